@@ -111,12 +111,13 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Transport: c.Upstream.Transport, PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
-	choose, origin, shared := p.chooser.Choose, "", router.FleetPins(nil)
+	var decider router.Decider = p.chooser
+	origin, shared := "", router.FleetPins(nil)
 	if p.peers != nil {
-		choose, origin, shared = p.peers.Frontend().Choose, p.peers.ID(), p.peers.Facts()
+		decider, origin, shared = p.peers.Frontend(), p.peers.ID(), p.peers.Facts()
 	}
 	p.router, err = router.New(c.Router, router.Params{
-		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: origin,
+		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, Decider: decider, Origin: origin,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),

@@ -39,7 +39,7 @@ func (c calls) question(ctx context.Context) *router.Question {
 	call, who := sent(ctx), c.senders.of(ctx)
 	return &router.Question{
 		Header: call.Header, RequestID: call.RequestID, Received: call.Received,
-		Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer), Options: chooser.Options{PinnedRank: -1},
+		Caller: router.Caller{Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer)}, Options: chooser.Options{PinnedRank: -1},
 	}
 }
 

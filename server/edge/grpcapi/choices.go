@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -53,12 +54,19 @@ func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
 	q.Explain = in.GetExplain()
 	q.ReturnIDs = in.GetReturnTokenIds()
-	q.DryRun, q.Reserve = in.GetDryRun(), in.Reserve == nil && !in.GetDryRun() || in.GetReserve()
-	q.Lease = in.GetLease().AsDuration()
-	q.EndOnly, q.FirstToken = in.GetReports() == kvpilotv1.Reports_REPORTS_END, in.GetReports() == kvpilotv1.Reports_REPORTS_ALL
-	if in.GetRequestId() != "" {
-		q.RequestID, q.Once = in.GetRequestId(), true
+	if in.GetDryRun() && in.GetReserve() {
+		return nil, invalid("reserve", "a dry run books nothing")
 	}
+	q.Booking = booking(in.GetDryRun(), in.Reserve == nil || in.GetReserve(), in.GetRequestId() != "")
+	q.Lease = in.GetLease().AsDuration()
+	switch in.GetReports() {
+	case kvpilotv1.Reports_REPORTS_END:
+		q.Reports = router.ReportsEnd
+	case kvpilotv1.Reports_REPORTS_ALL:
+		q.Reports = router.ReportsFirstToken
+	case kvpilotv1.Reports_REPORTS_UNSPECIFIED:
+	}
+	q.RequestID = cmp.Or(in.GetRequestId(), q.RequestID)
 	switch p := in.GetPrompt().(type) {
 	case *kvpilotv1.ChooseReplicaRequest_TokenIds:
 		q.IDs = p.TokenIds.GetIds()
@@ -67,10 +75,7 @@ func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	case *kvpilotv1.ChooseReplicaRequest_Body:
 		setBody(q, p.Body)
 	}
-	if q.DryRun && q.Reserve {
-		return nil, invalid("reserve", "a dry run books nothing")
-	}
-	if q.DryRun {
+	if q.Booking == router.DryRun {
 		if out, passed, err := asDecider(ctx, s.others, q.Model, in.GetBody().GetJson(), func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {
 			return c.ChooseReplica(ctx, in)
 		}); passed {
@@ -110,12 +115,15 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 			q.Route = openai.RouteAny
 		}
 	}
-	if q.DryRun, err = flag(h, headerDryRun, false); err != nil {
+	dry, err := flag(h, headerDryRun, false)
+	if err != nil {
 		return nil, err
 	}
-	if q.Reserve, err = flag(h, headerReserve, !q.DryRun); err != nil {
+	reserve, err := flag(h, headerReserve, !dry)
+	if err != nil {
 		return nil, err
 	}
+	q.Booking = booking(dry, reserve, false)
 	explain, err := flag(h, headerExplain, false)
 	if err != nil {
 		return nil, err
@@ -127,13 +135,13 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	switch first(h, headerReports) {
 	case "":
 	case "all":
-		q.FirstToken = true
+		q.Reports = router.ReportsFirstToken
 	case "end":
-		q.EndOnly = true
+		q.Reports = router.ReportsEnd
 	default:
 		return nil, invalid(headerReports, "must be all or end")
 	}
-	if q.DryRun {
+	if q.Booking == router.DryRun {
 		if out, passed, err := asDecider(ctx, s.others, "", q.Body, func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {
 			return c.RouteBody(ctx, in)
 		}); passed {
@@ -169,7 +177,7 @@ func fullSize(said []string) int64 {
 // answers: it is the one, it has booked the question already, or the other does not answer.
 func (s *choices) atHome(ctx context.Context, q *router.Question, in *kvpilotv1.ChooseReplicaRequest) (out *kvpilotv1.ChooseReplicaResponse, passed bool, err error) {
 	fleet := s.others.of(ctx)
-	if fleet == nil || !q.Once || !q.Reserve || s.router.Claimed(q.Tenant, q.RequestID) {
+	if fleet == nil || q.Booking != router.ReserveOnce || s.router.Claimed(q.Tenant, q.RequestID) {
 		return nil, false, nil
 	}
 	home := fleet.Home(q.Tenant, q.RequestID)
@@ -231,7 +239,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 	case q.RequestID != "":
 		out.RequestHeaders["x-request-id"] = q.RequestID
 	}
-	if !q.DryRun {
+	if q.Booking != router.DryRun {
 		handTrace(ctx, a.Decision, out.RequestHeaders)
 	}
 	if len(a.Replica.Slots) > 1 {
@@ -246,7 +254,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
 		out.PredictedTtftMs = pick.TTFT * 1000
 	}
-	if q.Reserve && !q.DryRun {
+	if q.Booking.Reserves() {
 		out.ReservationId, out.Attempt, out.LeaseMs = d.ID, uint32(d.Attempt), uint32(a.Lease.Milliseconds())
 		if out.Effect = kvpilotv1.Effect_EFFECT_APPLIED; a.Duplicate {
 			out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
@@ -258,7 +266,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 // ScoreOverlap makes a dry run and returns the overlaps it found.
 func (s *choices) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRequest) (*kvpilotv1.ScoreOverlapResponse, error) {
 	q := s.calls.question(ctx)
-	q.Model, q.Adapter, q.Salt, q.DryRun, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), true, true
+	q.Model, q.Adapter, q.Salt, q.Booking, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), router.DryRun, true
 	switch p := in.GetPrompt().(type) {
 	case *kvpilotv1.ScoreOverlapRequest_TokenIds:
 		q.IDs = p.TokenIds.GetIds()
@@ -359,4 +367,17 @@ func handTrace(ctx context.Context, d *decision.Decision, to map[string]string) 
 		here = here.WithSpanID(id)
 	}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(ctx, here), propagation.MapCarrier(to))
+}
+
+// booking is what a caller wants to be booked, under its request id if once.
+func booking(dry, reserve, once bool) router.Booking {
+	switch {
+	case dry:
+		return router.DryRun
+	case reserve && once:
+		return router.ReserveOnce
+	case reserve:
+		return router.Reserve
+	}
+	return router.BookNothing
 }

@@ -47,7 +47,7 @@ func TestChooseReplica(t *testing.T) {
 	}
 	q := r.router.questions[0]
 	if q.Model != "m" || !slices.Equal(q.IDs, []uint32{1, 2, 3}) || q.Session != "s" || q.Priority != 5 || q.ExpectedOutput != 100 ||
-		q.Adapter != "lora" || q.Salt != "salt" || q.Lease != time.Minute || q.RequestID != "req-1" || !q.Reserve || q.DryRun {
+		q.Adapter != "lora" || q.Salt != "salt" || q.Lease != time.Minute || q.RequestID != "req-1" || q.Booking != router.ReserveOnce {
 		t.Errorf("question %+v", q)
 	}
 	if o := q.Options; o.Policy != decision.OverlapLoad || o.Allowed[0] != "a" || o.Denied[0] != "b" || o.MinRank != 1 || o.MaxRank != 1 ||
@@ -74,13 +74,13 @@ func TestWaits13WhatACallerReports(t *testing.T) {
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
 	for i, c := range []struct {
-		reports             kvpilotv1.Reports
-		header              string
-		endOnly, firstToken bool
+		reports kvpilotv1.Reports
+		header  string
+		want    router.Reports
 	}{
-		{kvpilotv1.Reports_REPORTS_UNSPECIFIED, "", false, false},
-		{kvpilotv1.Reports_REPORTS_ALL, "all", false, true},
-		{kvpilotv1.Reports_REPORTS_END, "end", true, false},
+		{kvpilotv1.Reports_REPORTS_UNSPECIFIED, "", router.ReportsAny},
+		{kvpilotv1.Reports_REPORTS_ALL, "all", router.ReportsFirstToken},
+		{kvpilotv1.Reports_REPORTS_END, "end", router.ReportsEnd},
 	} {
 		if _, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Model: "m", Reports: c.reports}); err != nil {
 			t.Fatal(err)
@@ -93,8 +93,8 @@ func TestWaits13WhatACallerReports(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, q := range r.router.questions[2*i:] {
-			if q.EndOnly != c.endOnly || q.FirstToken != c.firstToken {
-				t.Errorf("%s: end only %v, first token %v", c.reports, q.EndOnly, q.FirstToken)
+			if q.Terms.Reports != c.want {
+				t.Errorf("%s: %v, want %v", c.reports, q.Terms.Reports, c.want)
 			}
 		}
 	}
@@ -216,13 +216,13 @@ func TestRouteBody(t *testing.T) {
 		return out, r.router.questions[len(r.router.questions)-1], err
 	}
 	out, q, err := ask(http.Header{"X-Body-Truncated": {"12/900"}, "X-Kvpilot-Lease-Ms": {"5000"}, "X-Kvpilot-Allow": {"a, b"}, "X-Kvpilot-Weights": {"cpu_credit=0.5"}, "X-Kvpilot-Path": {"/v1/completions"}})
-	if err != nil || !q.Truncated || q.FullSize != 900 || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || !q.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
+	if err != nil || !q.Truncated || q.FullSize != 900 || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || q.Booking != router.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
 		t.Errorf("question %+v, %v", q, err)
 	}
 	if out.GetReservationId() == "" || out.GetRequestHeaders()["x-request-id"] != "id" || out.GetRequestHeaders()["x-data-parallel-rank"] != "" {
 		t.Errorf("answer %v", out)
 	}
-	if out, q, err = ask(http.Header{"X-Kvpilot-Dry-Run": {"true"}, "X-Kvpilot-Explain": {"1"}}); err != nil || !q.DryRun || q.Reserve || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
+	if out, q, err = ask(http.Header{"X-Kvpilot-Dry-Run": {"true"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != router.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
 		t.Errorf("a dry run: %+v, %v, %v", q, out, err)
 	}
 	for name, h := range map[string]http.Header{

@@ -130,7 +130,7 @@ func TestObserversMakeDryRuns(t *testing.T) {
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "observe-key-0001")
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
-	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{DryRun: true, Explain: true}); err != nil || !r.router.questions[0].DryRun || !r.router.questions[0].ShowOverlap {
+	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{DryRun: true, Explain: true}); err != nil || r.router.questions[0].Booking != router.DryRun || !r.router.questions[0].ShowOverlap {
 		t.Errorf("a dry run: %v, %+v", err, r.router.questions)
 	}
 	no := false

@@ -65,37 +65,52 @@ type Texts func(lists [][]uint32) ([]string, bool)
 // the text, and the event that is not complete.
 type Follower struct {
 	// These are what the usual event needs, next to each other.
-	read   openai.Chunks
-	lost   Lost
-	held   []byte   // the event that is not complete
-	prompt []uint32 // the engine's; Known while they are the same
-	ids    []uint32 // of the answer, as far as the client has their events
-	shown  []byte   // the end of the text that the client has
-	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
-	promptTokens, answered int
-	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
-	safe int
-	sure bool
-	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
-	parsed, blind         bool
-	finished, usage, done bool
-	resumed               bool
-	raw                   bool   // not in events: passed on as it comes
-	stops                 *stops // nil without stop strings
+	read openai.Chunks
+	lost Lost
+	held []byte // the event that is not complete
+	tokens
+	shown []byte // the end of the text that the client has
+	end
+	raw   bool   // not in events: passed on as it comes
+	stops *stops // nil without stop strings
 
-	// offset is where the text of the last token with log probabilities ends, as they count it, and shift what the present continuation's
-	// offsets lack.
-	offset, shift int
-	// base is how many tokens of the answer came before the present continuation.
-	base  int
+	continuation
 	p     Params
 	head  []byte
 	out   []byte
 	chunk openai.Chunk // the event being parsed
 }
 
+// tokens are the ids of a stream, and how far the client has their text.
+type tokens struct {
+	prompt []uint32 // the engine's; Known while they are the same
+	ids    []uint32 // of the answer, as far as the client has their events
+	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
+	promptTokens, answered int
+	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
+	safe int
+	sure bool
+	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
+	parsed, blind bool
+}
+
+// end is what the client has of the end of a stream: the finish reason, the usage, and the last event.
+type end struct{ finished, usage, done bool }
+
+// continuation is the part of a stream that another engine sends.
+type continuation struct {
+	resumed bool
+	// base is how many tokens of the answer came before it.
+	base int
+	// offset is where the text of the last token with log probabilities ends, as they count it, and shift what the present continuation's
+	// offsets lack.
+	offset, shift int
+}
+
 // New makes a Follower.
-func New(p Params) *Follower { return &Follower{p: p, sure: true, stops: newStops(&p.Stops)} }
+func New(p Params) *Follower {
+	return &Follower{p: p, tokens: tokens{sure: true}, stops: newStops(&p.Stops)}
+}
 
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
@@ -124,10 +139,10 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 		f.held = append(f.held, piece...)
 		data = f.held
 	}
-	if f.foreign(piece) && len(f.held) == 0 && sse.IsComment(piece) && sse.EndsEvent(piece) {
+	if foreign(piece) && len(f.held) == 0 && sse.IsComment(piece) && sse.EndsEvent(piece) {
 		return piece, nil
 	}
-	if f.foreign(piece) || len(data) > maxEvent {
+	if foreign(piece) || len(data) > maxEvent {
 		return f.passThrough(data)
 	}
 	var err error
@@ -166,7 +181,7 @@ func (f *Follower) usual(piece []byte) []byte {
 		return nil
 	}
 	first := len(f.ids)
-	if !f.take(p.IDs) || len(f.prompt)+len(f.ids) > MaxTokens {
+	if !f.take(p.IDs) || f.tooMany() {
 		f.ids = f.ids[:first]
 		return nil
 	}
@@ -179,7 +194,7 @@ func (f *Follower) usual(piece []byte) []byte {
 }
 
 // foreign reports whether a piece has line ends that engines do not send.
-func (f *Follower) foreign(piece []byte) bool { return bytes.IndexByte(piece, '\r') >= 0 }
+func foreign(piece []byte) bool { return bytes.IndexByte(piece, '\r') >= 0 }
 
 // passThrough ends the following of a stream that does not come in vLLM's events.
 func (f *Follower) passThrough(data []byte) ([]byte, error) {
@@ -286,8 +301,11 @@ func (f *Follower) note(c *openai.Chunk) {
 	if f.head == nil {
 		f.head = bytes.Clone(c.Head)
 	}
-	if f.prompt == nil && c.PromptIDs != nil && !f.readPrompt(c.PromptIDs) {
-		return
+	if f.prompt == nil && c.PromptIDs != nil {
+		if why := f.readPrompt(c.PromptIDs, f.p.Known); why != NotLost {
+			f.Lose(why)
+			return
+		}
 	}
 	if c.IDs == nil {
 		if text || c.Finish != nil {
@@ -305,7 +323,7 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	f.answered = len(f.ids)
-	if len(f.prompt)+len(f.ids) > MaxTokens {
+	if f.tooMany() {
 		f.Lose(LostSize)
 		return
 	}
@@ -331,19 +349,22 @@ func (f *Follower) measure(c *openai.Chunk) bool {
 }
 
 // take remembers a raw list of ids; false when it is none, or too long.
-func (f *Follower) take(ids []byte) bool {
-	return openai.EachID(ids, func(id uint32) bool { f.ids = append(f.ids, id); return true })
+func (t *tokens) take(ids []byte) bool {
+	return openai.EachID(ids, func(id uint32) bool { t.ids = append(t.ids, id); return true })
 }
+
+// tooMany reports whether there are more tokens than are remembered.
+func (t *tokens) tooMany() bool { return len(t.prompt)+len(t.ids) > MaxTokens }
 
 // keptText is what is kept of the text: more than the tail of a Point.
 const keptText = 512
 
 // settle notes that text, raw JSON, came with so many ids: unless it is empty, nothing of the ids before is missing in it.
-func (f *Follower) settle(text []byte, ids int) bool {
+func (t *tokens) settle(text []byte, ids int) bool {
 	if len(text) <= len(`""`) {
 		return false
 	}
-	f.safe, f.sure = len(f.ids), ids == 1 && !f.parsed
+	t.safe, t.sure = len(t.ids), ids == 1 && !t.parsed
 	return true
 }
 
@@ -370,14 +391,14 @@ func lastBytes(text []byte, kept int) []byte {
 	return text
 }
 
-// readPrompt takes the engine's ids of the prompt.
-func (f *Follower) readPrompt(raw []byte) bool {
+// readPrompt takes the engine's ids of the prompt, and keeps those of known while they are the same. It returns why they cannot be taken.
+func (t *tokens) readPrompt(raw []byte, known []uint32) Lost {
 	n, same := 0, true
 	var own []uint32
 	ok := openai.EachID(raw, func(id uint32) bool {
-		if same && (n >= len(f.p.Known) || f.p.Known[n] != id) {
+		if same && (n >= len(known) || known[n] != id) {
 			same = false
-			own = append(make([]uint32, 0, max(n+1, len(raw)/6)), f.p.Known[:n]...)
+			own = append(make([]uint32, 0, max(n+1, len(raw)/6)), known[:n]...)
 		}
 		if !same {
 			own = append(own, id)
@@ -387,14 +408,12 @@ func (f *Follower) readPrompt(raw []byte) bool {
 	})
 	switch {
 	case !ok && n > MaxTokens:
-		f.Lose(LostSize)
-		return false
+		return LostSize
 	case !ok || n == 0:
-		f.Lose(LostIDs)
-		return false
+		return LostIDs
 	case same:
-		own = f.p.Known[:n:n]
+		own = known[:n:n]
 	}
-	f.prompt, f.promptTokens = own, n
-	return true
+	t.prompt, t.promptTokens = own, n
+	return NotLost
 }

@@ -95,9 +95,8 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 		}
 	}
 	f.ids, f.answered = f.ids[:f.safe], f.safe
-	f.base, f.shift = f.safe, f.offset
 	f.sure, f.parsed = true, false
-	f.resumed = true
+	f.continuation = continuation{resumed: true, base: f.safe, offset: f.offset, shift: f.offset}
 	f.held = f.held[:0]
 }
 
@@ -107,14 +106,14 @@ func (f *Follower) Ending() ([]byte, bool) {
 		return nil, false
 	}
 	f.out = f.out[:0]
-	if !f.end() {
+	if !f.writeEnd() {
 		return nil, false
 	}
 	return f.out, true
 }
 
-// end appends what ends a stream after its finish reason. It returns false when not all of it is known.
-func (f *Follower) end() bool {
+// writeEnd appends what ends a stream after its finish reason. It returns false when not all of it is known.
+func (f *Follower) writeEnd() bool {
 	if f.p.Usage && !f.usage {
 		if f.blind || f.head == nil || f.promptTokens == 0 {
 			return false
@@ -160,7 +159,7 @@ func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 	}
 	f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
 	if stopped {
-		if !f.end() {
+		if !f.writeEnd() {
 			return errStrange
 		}
 		return io.EOF

@@ -26,7 +26,13 @@ const adaptersAtOnce = 16
 // Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
 // that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
 func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapter(ctx, rq, d) })
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
+}
+
+// adapters loads LoRA adapters on all replicas of a pool, and unloads them.
+type adapters struct {
+	registry *registry.Registry
+	upstream *upstream.Client
 }
 
 // loaded is one replica's answer.
@@ -37,13 +43,13 @@ type loaded struct {
 	err    error
 }
 
-func (r *Router) adapter(ctx context.Context, rq *request, d *delivery) error {
+func (ad *adapters) serve(ctx context.Context, rq *request, d *delivery) error {
 	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: rq.call.Header, Body: rq.call.Body})
 	if err != nil {
 		return badRequest(err)
 	}
 	rq.parsed, rq.body = req, req.Body
-	targets, err := r.adapterTargets(rq, req)
+	targets, err := ad.targets(rq, req)
 	if err != nil {
 		return err
 	}
@@ -52,7 +58,7 @@ func (r *Router) adapter(ctx context.Context, rq *request, d *delivery) error {
 	g.SetLimit(adaptersAtOnce)
 	for i, rep := range targets {
 		g.Go(func() error {
-			answers[i] = r.askAdapter(ctx, rq, rep)
+			answers[i] = ad.ask(ctx, rq, rep)
 			return nil
 		})
 	}
@@ -61,15 +67,15 @@ func (r *Router) adapter(ctx context.Context, rq *request, d *delivery) error {
 		return apierror.From(cause(ctx, ctx.Err()))
 	}
 	for _, rep := range targets {
-		r.Registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no longer
+		ad.registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no longer
 	}
 	return joined(d, targets, answers)
 }
 
-// adapterTargets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
+// targets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
 // adapter, or of the only base model; of them the one that the call is pinned to.
-func (r *Router) adapterTargets(rq *request, req *openai.Request) ([]*replica.Replica, error) {
-	s := r.Registry.Snapshot()
+func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replica, error) {
+	s := ad.registry.Snapshot()
 	pinned := rq.call.Options.Pinned
 	var in []*replica.Replica
 	pool, known := s.Pool(req.Model)
@@ -120,10 +126,10 @@ func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
 	return base, base != nil
 }
 
-// askAdapter sends the call to one replica.
-func (r *Router) askAdapter(ctx context.Context, rq *request, rep *replica.Replica) loaded {
-	resp, err := r.Upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
-		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, ContentType: rq.call.ContentType,
+// ask sends the call to one replica.
+func (ad *adapters) ask(ctx context.Context, rq *request, rep *replica.Replica) loaded {
+	resp, err := ad.upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
+		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery, Header: rq.call.Header, ContentType: rq.call.ContentType,
 		RequestID: rq.engineID(), Steers: rq.call.Steers, Body: rq.body,
 	})
 	if err != nil {

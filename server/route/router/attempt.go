@@ -6,14 +6,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -25,30 +26,53 @@ type attempt struct {
 	chosen time.Time
 	// held and overhead are the time in the hold queue, and kvpilot's own time until the choice.
 	held, overhead time.Duration
-	// point is where a stream is resumed; nil for the whole answer.
+	admission
+	askedIDs
+	part
+	halt
+
+	resp *upstream.Response
+	kept []byte // of an answer that is forwarded as one piece
+	hop  *hop   // nil when the request is not recorded
+	// paused watches an answer of /v1/responses; nil for any other.
+	paused *pauseWatch
+	// reported counts the content events that the load book knows.
+	reported int
+	// broken is set when the answer ended early, ended when the reservation was released.
+	broken, ended bool
+}
+
+// admission is the breaker's: forced is set when the replica is used although its breaker is open.
+type admission struct {
+	pass   breaker.Pass
+	forced bool
+}
+
+// askedIDs is what the engine is asked in token ids.
+type askedIDs struct {
+	// asksIDs is set when it is asked for those of its answer, withoutIDs once it rejected the body for that.
+	asksIDs, withoutIDs bool
+	// handedOff is set when it is sent those of the prompt instead of the text.
+	handedOff bool
+}
+
+// part is the attempt's part of a stream that several replicas answer. The zero value is a whole answer.
+type part struct {
+	// point is where the stream is resumed; nil for the whole answer.
 	point *resume.Point
 	// follower follows a stream that another replica could resume; nil for most.
 	follower *resume.Follower
-	// asksIDs is set when the engine is asked for token ids, withoutIDs once it rejected the body for that.
-	asksIDs, withoutIDs bool
 	// begun is set once something of a continuation came, gave once the client got something of it.
 	begun, gave bool
-	// handedOff is set when the engine is sent the prompt's token ids instead of its text.
-	handedOff bool
-	// earlier counts the content events that other replicas sent to the client, reported those of this one that the load book knows.
-	earlier, reported int
+	// earlier counts the content events that other replicas sent to the client.
+	earlier int
+}
 
-	pass   breaker.Pass
-	resp   *upstream.Response
-	kept   []byte // of an answer that is forwarded as one piece
-	hop    *hop   // nil when the request is not recorded
+// halt stops an attempt.
+type halt struct {
 	cancel context.CancelFunc
-	// paused watches an answer of /v1/responses; nil for any other.
-	paused *pauseWatch
 	// stopped is set when the chooser stopped the attempt, moves when it did so because the replica is left.
 	stopped, moves atomic.Bool
-	// broken is set when the answer ended early, ended when the reservation was released, forced when the replica's breaker is open.
-	broken, ended, forced bool
 }
 
 // errStalled is why the answer of a stalled rank is not used.
@@ -58,14 +82,14 @@ var errStalled = errors.New("the replica has stalled")
 var errMoved = errors.New("the replica drains, and its requests move")
 
 // stop stops the attempt. Any goroutine may call it.
-func (a *attempt) stop(why chooser.Withdrawal) {
-	a.moves.Store(why == chooser.Leaving)
-	a.stopped.Store(true)
-	a.cancel()
+func (h *halt) stop(why chooser.Withdrawal) {
+	h.moves.Store(why == chooser.Leaving)
+	h.stopped.Store(true)
+	h.cancel()
 }
 
 // isStopped reports whether the attempt was stopped, by the chooser and not by the end of ctx.
-func (a *attempt) isStopped(ctx context.Context) bool { return a.stopped.Load() && ctx.Err() == nil }
+func (h *halt) isStopped(ctx context.Context) bool { return h.stopped.Load() && ctx.Err() == nil }
 
 // tries is what the attempts of a request share: the question to the chooser, and the results of the earlier attempts.
 type tries struct {
@@ -99,33 +123,54 @@ func (t *tries) next(a *attempt, f *failure) {
 	t.ask.Attempt++
 }
 
+// attempts makes the attempts of requests: it has a replica chosen, sends it the request, and releases the reservation at the end.
+type attempts struct {
+	picker    *picker
+	engines   *engines
+	refusals  refusals
+	blame     *blame
+	tokens    *tokenizer.Pool
+	responses *responses
+	pausable  pausable
+	// aborted counts answers that an engine aborted.
+	aborted metric.Int64Counter
+}
+
 // open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
 // replica was chosen.
-func (r *Router) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
+func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
 	actx, cancel := context.WithCancel(ctx)
-	a := &attempt{cancel: cancel, point: t.point}
-	t.ask.Abandon, t.ask.Movable = a.stop, r.mayMove(rq, t)
-	d.attempt = nil
-	d.attempts++
-	if err := r.pick(rq, t, a, func() error { return r.choose(ctx, rq, t, a) }); err != nil {
+	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point}}
+	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
+	if f := at.choose(ctx, rq, t, d, a); f != nil {
 		cancel()
-		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
-			err = rq.refusal()
-		}
-		return nil, &failure{unchosen: true, public: apierror.From(err)}
+		return nil, f
 	}
-	d.attempt, d.chosen = a, true
-	r.learnRouted(ctx, rq, t, a)
-	if f := r.send(ctx, actx, rq, d); f != nil {
-		r.end(ctx, rq, d, f, endOf(f.outcome))
+	at.picker.learnRouted(ctx, rq, t, a)
+	if f := at.send(ctx, actx, rq, d); f != nil {
+		at.end(ctx, rq, d, f, endOf(f.outcome))
 		return a, f
 	}
 	return a, nil
 }
 
+// choose has a replica chosen, and makes a the attempt under way.
+func (at *attempts) choose(ctx context.Context, rq *request, t *tries, d *delivery, a *attempt) *failure {
+	d.attempt = nil
+	d.attempts++
+	if err := at.picker.pick(ctx, rq, t, a); err != nil {
+		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
+			err = rq.refusal()
+		}
+		return &failure{unchosen: true, public: apierror.From(err)}
+	}
+	d.attempt, d.chosen = a, true
+	return nil
+}
+
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs
 // to its end: if every engine takes that long, another one does not help.
-func (r *Router) mayMove(rq *request, t *tries) bool {
+func (t *tries) mayMove(rq *request) bool {
 	tried := t.tried()
 	if t.point != nil {
 		tried = t.refusals
@@ -133,74 +178,21 @@ func (r *Router) mayMove(rq *request, t *tries) bool {
 	return rq.upload == nil && rq.call.Options.Pinned == "" && len(t.ask.Replicas) > 1 && tried+1 < rq.set.attempts
 }
 
-// choose makes the chooser decide and book the attempt.
-func (r *Router) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
-	began := time.Now()
-	id := rq.plan()
-	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
-	t.ask.Sampled = id.IsValid() && rq.span.SpanContext().IsSampled()
-	choice, err := r.chooseNow(ctx, rq, t)
-	a.chosen = time.Now()
-	rq.noteChoice(id, began, a.chosen, choice, err)
-	if err != nil {
-		return r.undecided(ctx, rq, t, err)
-	}
-	a.choice, a.held = choice, choice.Decision.Held
-	a.overhead = a.chosen.Sub(rq.received) - rq.tokenizing - a.held - t.before
-	r.whole(rq, choice)
-	return nil
-}
-
-// maxViews bounds how many views of the fleet one choice looks at.
-const maxViews = 3
-
-// chooseNow asks for a rank of the pool as it is now. When there is none and the view of the fleet has changed since, for example because
-// a replica's ranks were replaced by new ones, it asks again.
-func (r *Router) chooseNow(ctx context.Context, rq *request, t *tries) (choice *chooser.Choice, err error) {
-	for range maxViews {
-		view := r.Registry.Snapshot()
-		if pool, ok := view.Pool(rq.pool.Model); ok { // it may have changed since the last attempt
-			t.ask.Replicas = pool.Replicas
-		}
-		var none *chooser.NoReplica
-		if choice, err = r.ChooseRank(ctx, &t.ask); !errors.As(err, &none) || r.Registry.Snapshot() == view {
-			break
-		}
-	}
-	return choice, err
-}
-
-// learnRouted reports where a prompt went to the parts that learn from it.
-func (r *Router) learnRouted(ctx context.Context, rq *request, t *tries, a *attempt) {
-	r.noteKeyless(ctx, rq, a.choice.Decision)
-	pick := a.choice.Decision.Pick()
-	if pick == nil || rq.enc == nil || a.point != nil || a.choice.Decision.TooLong {
-		return
-	}
-	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.
-	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
-		r.Tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
-	}
-	if rq.enc.Known() == 0 && t.ask.Hashes != nil && r.Believe != nil {
-		r.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
-	}
-}
-
 // send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and
 // reads the head of the answer.
-func (r *Router) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
+func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
 	a := d.attempt
-	a.hop = rq.noteAttempt(a)
+	a.hop = rq.story.attempt(rq, a)
 	a.hop.follows(d)
 	if rq.parsed.Prompt.API == prompt.APIResponses {
-		a.paused = r.pausable.watch(actx, r.Upstream, a.choice.Replica)
+		a.paused = at.pausable.watch(actx, at.engines.upstream, a.choice.Replica)
 	}
-	resp, err := r.exchange(actx, rq, a)
+	resp, err := at.engines.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
 	a.hop.answered(resp, outcome)
 	if err != nil || outcome != retry.OK {
-		f := r.refusal(ctx, a, resp, err, outcome)
-		r.settle(rq, d, a, f.outcome)
+		f := at.refusals.refusal(ctx, a, resp, err, outcome)
+		at.blame.settle(rq, d, a, f.outcome)
 		return f
 	}
 	a.resp = resp
@@ -208,7 +200,7 @@ func (r *Router) send(ctx, actx context.Context, rq *request, d *delivery) *fail
 }
 
 // end ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
-func (r *Router) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
+func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
 	a := d.attempt
 	if a == nil || a.ended {
 		return
@@ -217,7 +209,7 @@ func (r *Router) end(ctx context.Context, rq *request, d *delivery, f *failure, 
 	result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 	if a.resp != nil {
 		a.resp.Close()
-		r.learnUsage(ctx, rq, d, &result)
+		at.learnUsage(ctx, rq, d, &result)
 	}
 	a.hop.over(rq, d, f)
 	a.choice.Release(result)
@@ -247,7 +239,7 @@ func endOf(o retry.Verdict) decision.End {
 
 // learnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the
 // router's own count is used, and marked.
-func (r *Router) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
+func (at *attempts) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
 	a := d.attempt
 	if u, ok := d.scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
@@ -256,15 +248,15 @@ func (r *Router) learnUsage(ctx context.Context, rq *request, d *delivery, to *c
 		}
 	}
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
-		r.observe(ctx, rq, a, to)
-		r.pin(rq, d)
+		at.observe(ctx, rq, a, to)
+		at.responses.pin(rq, d)
 	}
 	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()
 		to.OutputTokens, to.Counted = rq.tokensIn(n), true
 	}
 	if a.point == nil && rq.parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
-		r.Tokens.Answered(rq.pool.Served, rq.enc, a.choice.Slot, to.OutputTokens)
+		at.tokens.Answered(rq.pool.Served, rq.enc, a.choice.Slot, to.OutputTokens)
 	}
 }
 

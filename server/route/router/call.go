@@ -9,6 +9,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
+// Caller is the sender of a call or of a question, with its rights.
+type Caller struct {
+	// Tenant is the owner of the caller's key; empty when keys are not in use.
+	Tenant string
+	// ShowOverlap lets the caller see what replicas hold of its prompt, although other tenants may have sent it.
+	ShowOverlap bool
+	// Steers lets the caller say what steers engines' KV connectors.
+	Steers bool
+}
+
 // Call is one client's request for an engine's route, as a surface hands it over.
 type Call struct {
 	// Route is the API that the client asked for.
@@ -31,12 +41,7 @@ type Call struct {
 	RequestID string
 	// Client is the client's address, without a port; empty when it is not known.
 	Client string
-	// Tenant is the owner of the request's key; empty when keys are not in use.
-	Tenant string
-	// ShowOverlap lets the caller see what replicas hold of its prompt, although other tenants may have sent it.
-	ShowOverlap bool
-	// Steers lets the caller say what steers engines' KV connectors.
-	Steers bool
+	Caller
 	// Options constrain the choice.
 	Options chooser.Options
 	// Received is when the first byte of the request was seen.

@@ -17,7 +17,7 @@ func TestAViewThatChangedDuringTheChoiceLosesNoRequest(t *testing.T) {
 		var f *fleet
 		calls := 0
 		f = start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-			p.ChooseRank = func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+			p.Decider = decide(func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
 				if calls++; calls > 1 {
 					return f.chooser.Choose(ctx, req)
 				}
@@ -26,7 +26,7 @@ func TestAViewThatChangedDuringTheChoiceLosesNoRequest(t *testing.T) {
 					f.eventually("the view has changed", func() bool { return f.params.Registry.Snapshot() != before })
 				}
 				return nil, &chooser.NoReplica{Decision: &decision.Decision{Ranks: decision.Ranks{Chosen: -1}}}
-			}
+			})
 		})
 		err := f.router.Serve(context.Background(), chat(""), &client{})
 		if changes && (err != nil || calls != 2) {

@@ -31,7 +31,7 @@ func (m most) bound(u quota.Usage) quota.Usage {
 }
 
 // used is what the request has cost its tenant.
-func (r *Router) used(rq *request, d *delivery, err error) quota.Usage {
+func (rq *request) used(d *delivery, err error) quota.Usage {
 	if u, ok := d.scan.Usage(); ok {
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
 		if used.Prompt < 0 {
@@ -85,7 +85,7 @@ func (rq *request) mostPrompt(c *chooser.Choice) int {
 	}
 	p := &rq.parsed.Prompt
 	context := 0
-	if p.HasMedia || rq.upload != nil || rq.holder != "" || rq.truncated() {
+	if p.HasMedia || rq.upload != nil || rq.holder != "" || rq.question.truncated() {
 		context = longContext
 		if c != nil {
 			if n := contextOf(c.Replica, rq.pool.Served); n > 0 {

@@ -16,10 +16,32 @@ import (
 
 // Question asks for a replica without sending the request there.
 type Question struct {
+	Caller
+	Input
+	Terms
 	// Model names the pool; empty takes the body's, or the only model there is.
 	Model string
-	// Exactly one of Body, IDs and Text is the prompt; none asks for a replica by load.
-	// Body is a client's request, or a prefix of it when Truncated.
+
+	Header    map[string][]string
+	RequestID string
+	Adapter   string
+	Salt      string
+	Session   string
+	Priority  int
+	// ExpectedOutput is in tokens; 0 takes the body's hint or limit.
+	ExpectedOutput int
+	Options        chooser.Options
+	// Explain says that the caller is shown the whole decision.
+	Explain bool
+	// ReturnIDs says that the caller reads the ids of the answer's encoding.
+	ReturnIDs bool
+	// Received is when the question was seen.
+	Received time.Time
+}
+
+// Input is the prompt of a question: one of Body, IDs and Text. Without any, a replica is chosen by load.
+type Input struct {
+	// Body is a client's request to Route, or a prefix of it when Truncated.
 	Body      []byte
 	Route     openai.Route
 	Truncated bool
@@ -27,38 +49,45 @@ type Question struct {
 	FullSize int64
 	IDs      []uint32
 	Text     string
-
-	Header    map[string][]string
-	RequestID string
-	// Once says that RequestID names this question of the tenant: while the reservation that was made
-	// for it lives, asking again gives the same answer and books nothing.
-	Once   bool
-	Tenant string
-	// ShowOverlap lets the caller see what replicas hold of the prompt, although other tenants may have sent it.
-	ShowOverlap bool
-	// Steers lets the caller's request id name a connector's addresses.
-	Steers   bool
-	Adapter  string
-	Salt     string
-	Session  string
-	Priority int
-	// ExpectedOutput is in tokens; 0 takes the body's hint or limit.
-	ExpectedOutput int
-	Options        chooser.Options
-	// Explain says that the caller is shown the whole decision.
-	Explain bool
-	// Reserve books the choice for Lease (zero: the configured one). DryRun neither books nor waits.
-	Reserve bool
-	Lease   time.Duration
-	DryRun  bool
-	// ReturnIDs says that the caller reads the ids of the answer's encoding.
-	ReturnIDs bool
-	// EndOnly says that the caller will report the end and not the first token, FirstToken that it
-	// is sure to report that too. With neither it may.
-	EndOnly, FirstToken bool
-	// Received is when the question was seen.
-	Received time.Time
 }
+
+// Terms are what is booked for a question, and what its caller reports.
+type Terms struct {
+	Booking Booking
+	// Lease is the life of the reservation; zero takes the configured one.
+	Lease   time.Duration
+	Reports Reports
+}
+
+// Booking is what a choice books.
+type Booking uint8
+
+const (
+	// BookNothing makes a choice that waits for its turn and books nothing.
+	BookNothing Booking = iota
+	// Reserve books the choice.
+	Reserve
+	// ReserveOnce books the choice under the tenant's RequestID: while the reservation lives, the same question
+	// gets the same answer and books nothing.
+	ReserveOnce
+	// DryRun neither books nor waits.
+	DryRun
+)
+
+// Reserves reports whether the choice becomes a reservation.
+func (b Booking) Reserves() bool { return b == Reserve || b == ReserveOnce }
+
+// Reports is what the caller reports of a request.
+type Reports uint8
+
+const (
+	// ReportsAny may include the first token.
+	ReportsAny Reports = iota
+	// ReportsEnd has the end and not the first token.
+	ReportsEnd
+	// ReportsFirstToken is sure to include the first token.
+	ReportsFirstToken
+)
 
 // Answer is a choice handed to the caller.
 type Answer struct {
@@ -81,61 +110,80 @@ type Answer struct {
 	Duplicate bool
 }
 
-// Choose decides, and reserves when asked to, without sending anything. The caller reports the
-// rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
-func (r *Router) Choose(ctx context.Context, q *Question) (*Answer, error) {
-	if q.Explain && !r.showsOverlap(&Call{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap}) {
-		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
-	}
-	if q.Once && q.Reserve && !q.DryRun {
-		return r.chooseOnce(ctx, q)
-	}
-	return r.decide(ctx, q)
+// questions answers callers that send the request themselves.
+type questions struct {
+	intake  *intake
+	picker  *picker
+	limits  *limits
+	ends    *ends
+	metrics *metrics
+	chooser *chooser.Chooser
+	// lease is the life of a reservation that names none.
+	lease  time.Duration
+	claims claims
 }
 
-func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error) {
-	rq := r.newQuestion(ctx, q)
+// Choose decides, and reserves when asked to, without sending anything. The caller reports the
+// rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
+func (qs *questions) Choose(ctx context.Context, q *Question) (*Answer, error) {
+	if q.Explain && !qs.intake.set.Load().showsOverlap(q.Caller) {
+		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
+	}
+	if q.Booking == ReserveOnce {
+		return qs.chooseOnce(ctx, q)
+	}
+	return qs.account(ctx, qs.newQuestion(ctx, q), qs.decide)
+}
+
+// account has answer answer a question, and accounts for it, however it ends.
+func (qs *questions) account(ctx context.Context, rq *request, answer func(context.Context, *request) (*Answer, error)) (_ *Answer, err error) {
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
-		r.settleLimits(rq, d, err)
+		qs.limits.settle(rq, d, err)
 		rq.enc.Release()
-		if !q.DryRun {
-			r.countUnserved(d, public)
+		if !rq.onlyIDs && rq.question.Booking != DryRun {
+			qs.ends.countUnserved(d, public)
 		}
-		rq.leaveStory(d, public)
+		rq.story.leave(rq, d, public)
 	}()
-	if err := r.question(ctx, rq, q); err != nil {
+	if err := qs.question(ctx, rq, rq.question); err != nil {
 		return nil, err
 	}
-	if err := r.tokenize(ctx, rq); err != nil {
+	if err := qs.intake.tokenize(ctx, rq); err != nil {
 		return nil, err
 	}
-	t := r.newTries(rq)
+	return answer(ctx, rq)
+}
+
+// decide chooses, and books what the question asks for.
+func (qs *questions) decide(ctx context.Context, rq *request) (*Answer, error) {
+	q, t := rq.question, newTries(rq)
 	ask := &t.ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
-	if !q.DryRun {
-		if err := r.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Reserve); err != nil {
+	if q.Booking != DryRun {
+		if err := qs.limits.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
 			return nil, err
 		}
 	}
 	ask.Explain = q.Explain
-	switch {
-	case q.DryRun:
+	switch q.Booking {
+	case DryRun:
 		ask.Booking = chooser.DryRun
-	case !q.Reserve:
+	case BookNothing:
 		ask.Booking = chooser.Unbooked
+	case Reserve, ReserveOnce:
 	}
 	// The first token of an answer in one piece is not seen, unless the caller says that it will be.
-	ask.Unstreamed = q.EndOnly || !q.FirstToken && len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
-	ask.Reports = q.FirstToken
-	if q.Reserve {
+	ask.Unstreamed = q.Reports == ReportsEnd || q.Reports == ReportsAny && len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
+	ask.Reports = q.Reports == ReportsFirstToken
+	if q.Booking.Reserves() {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
-			ask.Lease = r.Lease
+			ask.Lease = qs.lease
 		}
 	}
 	chosen := new(attempt)
-	if err := r.choose(ctx, rq, t, chosen); err != nil {
+	if err := qs.picker.choose(ctx, rq, t, chosen); err != nil {
 		return nil, err
 	}
 	choice := chosen.choice
@@ -143,24 +191,24 @@ func (r *Router) decide(ctx context.Context, q *Question) (_ *Answer, err error)
 		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		return nil, tooLong(rq, choice, ask.Longest)
 	}
-	if q.Reserve && !q.Once && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
+	if q.Booking == Reserve && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
 		choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		return nil, apierror.From(cause(ctx, ctx.Err()))
 	}
-	if !q.DryRun {
-		r.learnRouted(ctx, rq, t, chosen)
+	if q.Booking != DryRun {
+		qs.picker.learnRouted(ctx, rq, t, chosen)
 	}
 	host, port := hostPort(choice.Replica.URL)
-	r.metrics.decided(rq, chosen)
+	qs.metrics.decided(rq, chosen)
 	a := &Answer{
 		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,
-		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !r.showsOverlap(rq.call),
+		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !rq.set.showsOverlap(q.Caller),
 	}
 	if rq.isolated {
 		a.Salt = rq.parsed.Salt
 	}
-	if q.Reserve && !q.DryRun {
-		r.reserved(rq, choice)
+	if q.Booking.Reserves() {
+		qs.limits.reserved(rq, choice)
 	}
 	return a, nil
 }
@@ -172,21 +220,21 @@ func tooLong(rq *request, c *chooser.Choice, tokens int) error {
 }
 
 // newQuestion makes the request of a question.
-func (r *Router) newQuestion(ctx context.Context, q *Question) *request {
-	rq := r.newRequest(ctx, &Call{
+func (qs *questions) newQuestion(ctx context.Context, q *Question) *request {
+	rq := qs.intake.newRequest(ctx, &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
-		Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true, Options: q.Options, Received: q.Received,
+		Caller: Caller{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true}, Options: q.Options, Received: q.Received,
 	})
 	rq.question = q
 	return rq
 }
 
-// question reads a question. Its caller must call settleLimits.
-func (r *Router) question(ctx context.Context, rq *request, q *Question) error {
-	if err := r.enter(rq); err != nil {
+// question reads a question. Its caller must call limits.settle.
+func (qs *questions) question(ctx context.Context, rq *request, q *Question) error {
+	if err := qs.limits.enter(rq); err != nil {
 		return err
 	}
-	if err := r.readQuestion(rq, q); err != nil {
+	if err := qs.readQuestion(rq, q); err != nil {
 		return err
 	}
 	if q.Model != "" {
@@ -201,41 +249,20 @@ func (r *Router) question(ctx context.Context, rq *request, q *Question) error {
 	if q.Priority != 0 {
 		rq.parsed.Priority = -q.Priority
 	}
-	r.capPriority(rq)
-	if err := r.isolate(rq); err != nil {
+	qs.limits.capPriority(rq)
+	if err := rq.set.isolation.apply(rq); err != nil {
 		return err
 	}
-	if err := r.findAdapter(rq, q.Adapter); err != nil {
+	if err := qs.intake.findAdapter(rq, q.Adapter); err != nil {
 		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
 			return errCutBeforeModel() // the caller's body may well name one
 		}
 		return err
 	}
-	if err := r.denyOld(rq); err != nil {
+	if err := rq.set.isolation.denyOld(rq); err != nil {
 		return err
 	}
-	return r.place(ctx, rq)
-}
-
-// findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
-// model's, if that is named too.
-func (r *Router) findAdapter(rq *request, adapter string) error {
-	if adapter == "" {
-		return r.findPool(rq)
-	}
-	snapshot := r.Registry.Snapshot()
-	pool, ok := snapshot.Pool(adapter)
-	if ok && rq.parsed.Model != "" && rq.parsed.Model != adapter {
-		if err := r.findPool(rq); err != nil {
-			return err
-		}
-		ok = pool == rq.pool || pool.AdapterOf(rq.pool)
-	}
-	if !ok || pool.Adapter == "" {
-		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
-	}
-	rq.usePool(pool)
-	return nil
+	return qs.intake.place(ctx, rq)
 }
 
 // errCutBeforeModel rejects a cut body that lacks its model where the model is needed.
@@ -244,10 +271,10 @@ func errCutBeforeModel() *apierror.Error {
 }
 
 // readQuestion finds the prompt in any of its forms.
-func (r *Router) readQuestion(rq *request, q *Question) error {
+func (qs *questions) readQuestion(rq *request, q *Question) error {
 	switch {
 	case len(q.Body) > 0:
-		if err := r.read(rq); err != nil {
+		if err := qs.intake.read(rq); err != nil {
 			return err
 		}
 		rq.call.Route = rq.parsed.Route
@@ -273,21 +300,14 @@ func (r *Router) readQuestion(rq *request, q *Question) error {
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
-func (r *Router) Encode(ctx context.Context, q *Question) (_ *Answer, err error) {
-	rq := r.newQuestion(ctx, q)
+func (qs *questions) Encode(ctx context.Context, q *Question) (*Answer, error) {
+	rq := qs.newQuestion(ctx, q)
 	rq.onlyIDs = true
-	d := &delivery{}
-	defer func() {
-		r.settleLimits(rq, d, err)
-		rq.enc.Release()
-		rq.leaveStory(d, apierror.From(err))
-	}()
-	if err := r.question(ctx, rq, q); err != nil {
-		return nil, err
-	}
-	if err := r.tokenize(ctx, rq); err != nil {
-		return nil, err
-	}
+	return qs.account(ctx, rq, ids)
+}
+
+// ids answers with the token ids of the prompt.
+func ids(_ context.Context, rq *request) (*Answer, error) {
 	if rq.enc.Reason == tokenizer.ReasonNoPrompt {
 		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
 	}

@@ -20,12 +20,12 @@ import (
 func TestChoosingWithoutSending(t *testing.T) {
 	f := start(t, 2, nil)
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":7}`)
-	dry, err := f.router.Choose(t.Context(), &router.Question{Body: body, Route: openai.RouteChat})
+	dry, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: body, Route: openai.RouteChat}})
 	must(t, err)
 	if f.book.Live() != 0 || dry.Replica == nil || dry.Port == 0 || dry.Host == "" || !slices.Equal(dry.Encoding.IDs, []uint32{1, 2, 3, 4}) {
 		t.Errorf("a question booked %d and answered %+v", f.book.Live(), dry)
 	}
-	booked, err := f.router.Choose(t.Context(), &router.Question{Body: body, Route: openai.RouteChat, Reserve: true})
+	booked, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: body, Route: openai.RouteChat}, Terms: router.Terms{Booking: router.Reserve}})
 	must(t, err)
 	if f.book.Live() != 1 || booked.Lease != time.Minute {
 		t.Errorf("%d reservations with a lease of %v, want one of a minute", f.book.Live(), booked.Lease)
@@ -33,17 +33,17 @@ func TestChoosingWithoutSending(t *testing.T) {
 	booked.Release(chooser.Result{})
 	f.settled()
 	for name, q := range map[string]*router.Question{
-		"ids":       {Model: "m", IDs: []uint32{9, 8, 7}},
-		"a text":    {Model: "m", Text: "once upon a time"},
+		"ids":       {Model: "m", Input: router.Input{IDs: []uint32{9, 8, 7}}},
+		"a text":    {Model: "m", Input: router.Input{Text: "once upon a time"}},
 		"by load":   {Model: "m"},
-		"a prefix":  {Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a body that was cut`), Route: openai.RouteChat, Truncated: true},
-		"any route": {Body: []byte(`{"model":"m","prompt":"x"}`)},
+		"a prefix":  {Input: router.Input{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a body that was cut`), Route: openai.RouteChat, Truncated: true}},
+		"any route": {Input: router.Input{Body: []byte(`{"model":"m","prompt":"x"}`)}},
 	} {
 		if a, err := f.router.Choose(t.Context(), q); err != nil || a.Replica == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := f.router.Choose(t.Context(), &router.Question{Body: []byte(`{"model":"m","input":"x"}`), Route: openai.RouteEmbeddings}); reasonOf(err) != apierror.NotSupported {
+	if _, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: []byte(`{"model":"m","input":"x"}`), Route: openai.RouteEmbeddings}}); reasonOf(err) != apierror.NotSupported {
 		t.Errorf("a body without a place in a cache: %v", err)
 	}
 	if n := f.requests(); n != 0 {
@@ -53,18 +53,18 @@ func TestChoosingWithoutSending(t *testing.T) {
 
 // A caller that has left while its question was decided gets no answer, so nothing stays booked for it.
 func TestAChoiceWhoseCallerHasLeftIsNotBooked(t *testing.T) {
-	for name, once := range map[string]bool{"without a name": false, "with a name, by which it may be asked again": true} {
+	for name, booking := range map[string]router.Booking{"without a name": router.Reserve, "with a name, by which it may be asked again": router.ReserveOnce} {
 		t.Run(name, func(t *testing.T) {
 			ctx, leave := context.WithCancel(t.Context())
 			var f *fleet
 			f = start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-				p.ChooseRank = func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+				p.Decider = decide(func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
 					defer leave()
 					return f.chooser.Choose(ctx, req)
-				}
+				})
 			})
-			a, err := f.router.Choose(ctx, &router.Question{Model: "m", IDs: []uint32{1, 2, 3}, Reserve: true, RequestID: "q", Once: once})
-			if once {
+			a, err := f.router.Choose(ctx, &router.Question{Model: "m", RequestID: "q", Input: router.Input{IDs: []uint32{1, 2, 3}}, Terms: router.Terms{Booking: booking}})
+			if booking == router.ReserveOnce {
 				must(t, err)
 				a.Release(chooser.Result{})
 			} else if reasonOf(err) != apierror.Cancelled {
@@ -82,17 +82,17 @@ func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 		q    router.Question
 		done bool
 	}{
-		"the end only":       {router.Question{Body: []byte(streamed), EndOnly: true}, true},
-		"not streamed":       {router.Question{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, true},
-		"nothing promised":   {router.Question{Body: []byte(streamed)}, true},
-		"everything is told": {router.Question{Body: []byte(streamed), FirstToken: true}, false},
-		"all of an answer":   {router.Question{Body: []byte(`{"model":"m","prompt":"a long text"}`), FirstToken: true}, false},
-		"cut off":            {router.Question{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true, FirstToken: true}, false},
+		"the end only":       {router.Question{Input: router.Input{Body: []byte(streamed)}, Terms: router.Terms{Reports: router.ReportsEnd}}, true},
+		"not streamed":       {router.Question{Input: router.Input{Body: []byte(`{"model":"m","prompt":"a long text"}`)}}, true},
+		"nothing promised":   {router.Question{Input: router.Input{Body: []byte(streamed)}}, true},
+		"everything is told": {router.Question{Input: router.Input{Body: []byte(streamed)}, Terms: router.Terms{Reports: router.ReportsFirstToken}}, false},
+		"all of an answer":   {router.Question{Input: router.Input{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, Terms: router.Terms{Reports: router.ReportsFirstToken}}, false},
+		"cut off":            {router.Question{Input: router.Input{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true}, Terms: router.Terms{Reports: router.ReportsFirstToken}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)
 			f.engines[0].tokenizes(text(200, `{"count":2000,"max_model_len":4096,"tokens":[`+strings.Repeat("5,", 1999)+`5]}`))
-			c.q.Route, c.q.Reserve = openai.RouteCompletions, true
+			c.q.Route, c.q.Booking = openai.RouteCompletions, router.Reserve
 			a, err := f.router.Choose(t.Context(), &c.q)
 			must(t, err)
 			defer a.Release(chooser.Result{})
@@ -107,7 +107,7 @@ func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 
 func TestEncodingGivesAllIDs(t *testing.T) {
 	f := start(t, 1, nil)
-	a, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Text: "once upon a time"})
+	a, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "once upon a time"}})
 	if err != nil || len(a.Encoding.IDs) != 4 || a.Encoding.Source != tokenizer.SourceTokenize {
 		t.Errorf("Encode() = %+v, %v", a, err)
 	}
@@ -115,7 +115,7 @@ func TestEncodingGivesAllIDs(t *testing.T) {
 		t.Errorf("without a prompt: %v, want invalid_body", err)
 	}
 	f.engines[0].tokenizes(text(500, "broken"))
-	if _, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Text: "another text"}); reasonOf(err) != apierror.UpstreamError {
+	if _, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "another text"}}); reasonOf(err) != apierror.UpstreamError {
 		t.Errorf("without a tokenizer: %v, want an upstream error", err)
 	}
 }
@@ -193,11 +193,11 @@ func TestTheChoiceExpectsWhatTheCallerDoes(t *testing.T) {
 		q    router.Question
 		want int
 	}{
-		"the limit":  {router.Question{Body: body(`,"max_completion_tokens":90`)}, 90},
-		"no hint":    {router.Question{Body: body("")}, 256},
-		"the body":   {router.Question{Body: body(`,"expected_output_tokens":20`)}, 20},
-		"the header": {router.Question{Body: body(`,"expected_output_tokens":20`), Header: http.Header{"X-Kvpilot-Expected-Output-Tokens": {"30"}}}, 30},
-		"the call":   {router.Question{Body: body(`,"expected_output_tokens":20`), ExpectedOutput: 40}, 40},
+		"the limit":  {router.Question{Input: router.Input{Body: body(`,"max_completion_tokens":90`)}}, 90},
+		"no hint":    {router.Question{Input: router.Input{Body: body("")}}, 256},
+		"the body":   {router.Question{Input: router.Input{Body: body(`,"expected_output_tokens":20`)}}, 20},
+		"the header": {router.Question{Header: http.Header{"X-Kvpilot-Expected-Output-Tokens": {"30"}}, Input: router.Input{Body: body(`,"expected_output_tokens":20`)}}, 30},
+		"the call":   {router.Question{ExpectedOutput: 40, Input: router.Input{Body: body(`,"expected_output_tokens":20`)}}, 40},
 	} {
 		a, err := f.router.Choose(t.Context(), &c.q)
 		if err != nil || a.Decision.ExpectedOutput != c.want {

@@ -1,6 +1,8 @@
 package router
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+)
 
 // closing looks for the message that closes a WebSocket (RFC 6455, section 5.2) among the bytes that pass, wherever the pieces
 // were cut. On other protocols its result has no meaning; the bytes pass either way.

@@ -78,7 +78,7 @@ func (p *reply) next(context.Context) ([]byte, error) {
 	switch {
 	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
 		return nil, io.EOF
-	case err == io.EOF && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete(): //nolint:errorlint // as below
+	case isEnd(err) && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete():
 		return nil, io.ErrUnexpectedEOF
 	}
 	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -101,25 +101,35 @@ func (p *reply) complete() bool {
 	return false
 }
 
+// answers gives clients the answers of attempts.
+type answers struct {
+	attempts  *attempts
+	blame     *blame
+	limits    *limits
+	responses *responses
+	resumer   *resumer
+	empties   *counter[string]
+}
+
 // deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
-func (r *Router) deliver(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
 	end := decision.EndFailed // of an attempt that a panic ends
-	defer func() { r.end(ctx, rq, d, f, end) }()
-	err := r.forward(ctx, rq, t, d)
+	defer func() { an.attempts.end(ctx, rq, d, f, end) }()
+	err := an.forward(ctx, rq, t, d)
 	if err == nil {
 		outcome := retry.Broken // only its end was missing, which the router wrote
 		if end = decision.EndCompleted; !d.attempt.broken {
 			outcome, end = d.outcome()
 		}
-		r.settle(rq, d, d.attempt, outcome)
-		r.compared(t, d)
+		an.blame.settle(rq, d, d.attempt, outcome)
+		an.compared(t, d)
 		return nil
 	}
-	if f = r.broke(ctx, d, err); d.attempt == nil || d.attempt.ended {
+	if f = an.attempts.broke(ctx, d, err); d.attempt == nil || d.attempt.ended {
 		return f
 	}
 	d.attempt.endedEarly()
-	r.settle(rq, d, d.attempt, f.outcome)
+	an.blame.settle(rq, d, d.attempt, f.outcome)
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
@@ -148,17 +158,17 @@ const maxKept = 1 << 20
 
 // forward gives the client the answer, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
-func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
+func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
 	first := newReply(rq, d)
 	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
 	d.open(rq, t, first.streamed)
-	from := r.resumable(rq, t, d, first)
+	from := an.resumer.source(rq, t, d, first)
 	a := d.attempt
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.
 	keeps := a.resp.ContentLength <= maxKept && mediaType(a.resp.Header) == "application/json"
 	for {
 		piece, err := from.next(ctx)
-		if err == io.EOF { //nolint:errorlint // a wrapped one is an answer that was cut off
+		if isEnd(err) {
 			break
 		}
 		if err != nil {
@@ -177,25 +187,25 @@ func (r *Router) forward(ctx context.Context, rq *request, t *tries, d *delivery
 		if piece == nil {
 			continue
 		}
-		if err := r.write(ctx, rq, d, piece, first.streamed); err != nil {
+		if err := an.write(ctx, rq, d, piece, first.streamed); err != nil {
 			return err
 		}
 	}
 	if len(a.kept) > 0 {
 		if piece := d.opening.take(a.kept); piece != nil {
-			return r.write(ctx, rq, d, piece, false)
+			return an.write(ctx, rq, d, piece, false)
 		}
 	}
 	if d.begun {
 		return nil
 	}
 	if d.opening.missing() {
-		return r.withhold(t, d)
+		return an.withhold(t, d)
 	}
 	if !d.attempt.choice.Begin() {
 		return errStalled
 	}
-	return r.begin(rq, d)
+	return an.begin(rq, d)
 }
 
 // keep adds a piece to an answer that is forwarded as one piece. It returns what to forward once that has come whole, or is
@@ -215,7 +225,7 @@ func (a *attempt) keep(piece []byte) (whole []byte, keeps bool) {
 }
 
 // write gives the client one piece, and reads it.
-func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []byte, streamed bool) error {
+func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []byte, streamed bool) error {
 	a := d.attempt
 	over := streamed && d.scan.Done() // before this piece: a client that left lacks nothing of the answer
 	first := d.scan.ContentEvents() == a.earlier
@@ -223,7 +233,7 @@ func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []by
 	d.scan.Feed(piece) // before the write: a client that reads nothing must not make the prefill look longer
 	whole := len(a.kept) > 0 || int64(len(piece)) == a.resp.ContentLength
 	if d.scan.Aborted(whole) || (whole || !over && d.scan.Done()) && a.paused.aborted(ctx) {
-		return r.aborted(rq, d, d.scan.BeforeAbort(piece, between), streamed)
+		return d.aborted(d.scan.BeforeAbort(piece, between), streamed)
 	}
 	if !d.begun && !a.choice.Begin() {
 		return errStalled // the answer came too late
@@ -232,7 +242,7 @@ func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []by
 		d.sawFirstToken()
 	}
 	if !d.begun {
-		if err := r.begin(rq, d); err != nil {
+		if err := an.begin(rq, d); err != nil {
 			return err
 		}
 	}
@@ -250,7 +260,7 @@ func (r *Router) write(ctx context.Context, rq *request, d *delivery, piece []by
 }
 
 // aborted gives the client of a stream that has begun the rest of the answer, up to the event that claims to end it.
-func (r *Router) aborted(rq *request, d *delivery, rest []byte, streamed bool) error {
+func (d *delivery) aborted(rest []byte, streamed bool) error {
 	if d.begun && streamed && len(rest) > 0 {
 		if err := d.to.Write(rest); err != nil {
 			return gone(err)
@@ -260,18 +270,18 @@ func (r *Router) aborted(rq *request, d *delivery, rest []byte, streamed bool) e
 }
 
 // begin gives the client the head of the answer.
-func (r *Router) begin(rq *request, d *delivery) error {
+func (an *answers) begin(rq *request, d *delivery) error {
 	resp := d.attempt.resp
 	d.begun, d.status = true, resp.Status
-	r.served(rq, d, false)
-	r.pin(rq, d) // before the client can continue the response
+	an.blame.served(rq, d, false)
+	an.responses.pin(rq, d) // before the client can continue the response
 	h := resp.Header
 	delete(h, headerRetryAfter) // of an answer that succeeded; errors have one of the router's own
 	if resp.ContentLength >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	}
-	r.explain(rq, d.attempt, h)
-	r.explainLimits(rq, h)
+	rq.explain(d.attempt, h)
+	an.limits.explain(rq, h)
 	if err := d.to.Begin(resp.Status, h); err != nil {
 		return gone(err)
 	}
@@ -297,4 +307,12 @@ func mediaType(h http.Header) string {
 		return ""
 	}
 	return kind
+}
+
+// try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
+func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+	if _, f = an.attempts.open(ctx, rq, t, d); f != nil {
+		return f
+	}
+	return an.deliver(ctx, rq, t, d)
 }

@@ -41,11 +41,11 @@ func (s *stretch) part(name string) span.Part {
 }
 
 func (st *story) drawRead(on *span.Canvas, t *recorder.Tracer) {
-	read := st.read.part(span.Read)
+	read := st.body.part(span.Read)
 	switch {
 	case read.From.IsZero(): // there was no body
 	case read.Failed != "":
-		on.Draw(t, read, span.ErrorType.String(st.read.fault))
+		on.Draw(t, read, span.ErrorType.String(st.body.fault))
 	case st.unbodied:
 		on.Draw(t, read, span.Model.String(st.model), span.PromptKind.String(st.kind.String()))
 	default:

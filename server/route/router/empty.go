@@ -156,45 +156,42 @@ func hasText(b []byte) bool {
 }
 
 // withhold keeps the answer under way, which has nothing in it, and has another replica asked.
-func (r *Router) withhold(t *tries, d *delivery) *failure {
+func (an *answers) withhold(t *tries, d *delivery) *failure {
 	a := d.attempt
 	t.blank = &blank{choice: a.choice, status: a.resp.Status, header: a.resp.Header, body: d.opening.kept}
 	return &failure{outcome: retry.Empty, public: apierror.New(apierror.UpstreamError, "the replica's answer was empty", nil)}
 }
 
 // compared judges an answer without a token by what another replica gave for the same request.
-func (r *Router) compared(t *tries, d *delivery) {
+func (an *answers) compared(t *tries, d *delivery) {
 	if t.blank == nil {
 		return
 	}
 	o := &d.opening
 	if o.streamed && (d.scan.Failed() || emptyStream(&d.scan, o.api, o.choices, nil)) || !o.streamed && o.empty {
-		r.metrics.emptied(emptyAgreed)
+		an.empties.add(emptyAgreed)
 		return
 	}
 	t.blank.choice.Emptied()
-	r.metrics.emptied(emptyRetried)
+	an.empties.add(emptyRetried)
 }
 
 // giveBlank gives the client the answer without a token that no other replica could better. It reports false when there is none.
-func (r *Router) giveBlank(ctx context.Context, rq *request, t *tries, d *delivery) (given bool, err error) {
+func (an *answers) giveBlank(ctx context.Context, rq *request, t *tries, d *delivery) (given bool, err error) {
 	b := t.blank
 	if b == nil || d.begun || ctx.Err() != nil {
 		return false, nil
 	}
-	r.metrics.emptied(emptyPassed)
+	an.empties.add(emptyPassed)
 	d.begun, d.status = true, b.status
-	r.explain(rq, &attempt{choice: b.choice}, b.header)
-	r.explainLimits(rq, b.header)
+	rq.explain(&attempt{choice: b.choice}, b.header)
+	an.limits.explain(rq, b.header)
 	b.header.Set("Content-Length", strconv.Itoa(len(b.body)))
-	if err := d.to.Begin(b.status, b.header); err != nil {
-		return true, gone(err)
+	if err = d.to.Begin(b.status, b.header); err == nil && len(b.body) > 0 {
+		err = d.to.Write(b.body)
 	}
-	if len(b.body) == 0 {
-		return true, nil
+	if err != nil {
+		err = gone(err)
 	}
-	if err := d.to.Write(b.body); err != nil {
-		return true, gone(err)
-	}
-	return true, nil
+	return true, err
 }

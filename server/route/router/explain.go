@@ -1,17 +1,12 @@
 package router
 
 import (
-	"context"
-	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // The response headers that explain a choice.
@@ -27,7 +22,7 @@ const (
 )
 
 // explain puts into h what the operator lets clients know about the choice.
-func (r *Router) explain(rq *request, a *attempt, h http.Header) {
+func (rq *request) explain(a *attempt, h http.Header) {
 	if rq.call.RequestID != "" {
 		h[headerRequestID] = []string{rq.call.RequestID}
 	}
@@ -42,7 +37,7 @@ func (r *Router) explain(rq *request, a *attempt, h http.Header) {
 	if show.Address {
 		h[headerAddress] = []string{c.Replica.URL}
 	}
-	overlap := r.showsOverlap(rq.call)
+	overlap := rq.set.showsOverlap(rq.call.Caller)
 	if show.Overlap && overlap {
 		h[headerOverlap] = []string{strconv.Itoa(c.Held())}
 	}
@@ -66,56 +61,6 @@ func overlap(d *decision.Decision) int {
 		return int(pick.Overlap.Tokens())
 	}
 	return 0
-}
-
-// finish is the one place where a request's end is counted, logged and put on its span.
-func (r *Router) finish(ctx context.Context, rq *request, d *delivery, err error) {
-	took := time.Since(rq.received)
-	public := apierror.From(err)
-	if public == nil && d.scan.Failed() { // the client knows it from the engine
-		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
-	}
-	r.metrics.end(ctx, rq, d, public, took)
-	r.countEnd(d, public)
-	rq.leaveStory(d, public)
-	level := slog.LevelInfo
-	if public != nil {
-		switch public.Fault() {
-		case apierror.FaultGone:
-			level = slog.LevelDebug
-		case apierror.FaultOurs:
-			level = slog.LevelError
-		case apierror.FaultCaller:
-		}
-	}
-	if !r.Log.Enabled(ctx, level) {
-		return
-	}
-	r.Log.LogAttrs(ctx, level, "request", r.logLine(rq, d, public, took)...)
-}
-
-// logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
-func (r *Router) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
-	line := append(make([]slog.Attr, 0, 16),
-		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
-	if rq.parsed != nil {
-		line = append(line, slog.String("model", clip(rq.parsed.Model, 128)), slog.Bool("stream", rq.parsed.Stream))
-	}
-	if d.attempt != nil {
-		c := d.attempt.choice
-		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
-	}
-	if !d.firstToken.IsZero() {
-		line = append(line, slog.Duration("ttft", d.firstToken.Sub(rq.received).Round(time.Microsecond)))
-	}
-	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.attempts)))
-	if public == nil {
-		return append(line, slog.Int("status", d.status))
-	}
-	if d.doubts.cause != retry.CauseNone {
-		line = append(line, slog.String("cause", d.doubts.cause.String()))
-	}
-	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
 }
 
 // hostPort splits a replica's base URL for callers that open their own connections.

@@ -1,8 +1,6 @@
 package router
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -10,34 +8,30 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// faults counts failures by cause and outcome.
-type faults struct {
-	counter metric.Int64Counter
-	labels  map[[2]uint8]metric.MeasurementOption
+// fault is a failure as the labels of metrics distinguish it.
+type fault struct {
+	verdict retry.Verdict
+	cause   retry.Cause
 }
+
+// faults counts failures.
+type faults struct{ counter[fault] }
+
+func (f *faults) found(one retry.Finding) { f.add(fault{one.Verdict, one.Cause}) }
 
 func newFaults(s *instruments.Set) faults {
-	f := faults{labels: map[[2]uint8]metric.MeasurementOption{}}
-	var all []metric.MeasurementOption
+	var all []fault
 	for _, v := range retry.Verdicts() {
 		for _, c := range retry.Causes() {
-			follows := v.Follows() && (c == retry.CauseRequest || c == retry.CauseTenant)
-			if v.Cause() != c && !follows {
-				continue
+			if v.Cause() == c || v.Follows() && (c == retry.CauseRequest || c == retry.CauseTenant) {
+				all = append(all, fault{v, c})
 			}
-			label := instruments.Labels(attribute.String("cause", c.String()), attribute.String("outcome", v.String()))
-			f.labels[[2]uint8{uint8(c), uint8(v)}] = label
-			all = append(all, label)
 		}
 	}
-	f.counter = s.CounterBy(ns+"faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all...)
-	return f
-}
-
-func (f *faults) add(found retry.Finding) {
-	if label, ok := f.labels[[2]uint8{uint8(found.Cause), uint8(found.Verdict)}]; ok {
-		f.counter.Add(context.Background(), 1, label)
-	}
+	return faults{newCounter(s, "faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
+		func(f fault) metric.MeasurementOption {
+			return instruments.Labels(attribute.String("cause", f.cause.String()), attribute.String("outcome", f.verdict.String()))
+		})}
 }
 
 // remembered adds the number of requests that are known to fail everywhere to the metrics.

@@ -216,6 +216,13 @@ func (f *fleet) Outcome(o decision.Outcome) {
 	f.outcomes = append(f.outcomes, o)
 }
 
+// decide is a decider.
+type decide func(context.Context, *chooser.Request) (*chooser.Choice, error)
+
+func (d decide) Choose(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+	return d(ctx, req)
+}
+
 // start makes a router before n engines that all answer "ok", and waits until it sees them.
 func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *registry.Config)) *fleet {
 	t.Helper()

@@ -1,15 +1,10 @@
 package router
 
 import (
-	"bytes"
-	"context"
-	"net/http"
 	"sync"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // idsAnswer is what is known of an engine about requests for token ids.
@@ -62,49 +57,4 @@ func (s *idsSupport) learn(r *replica.Replica, answer idsAnswer, view *registry.
 		}
 	}
 	s.of[r.ID] = engineIDs{life: r.Life, version: r.Version, answer: answer}
-}
-
-// exchange sends an attempt's request and reads the head of the answer. An engine that rejects a body for a member that the router
-// has added gets the body again, without it: the client MUST NOT see the difference.
-func (r *Router) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
-	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
-	resp, err := r.do(ctx, rq, a, to)
-	if err != nil || !a.asksIDs {
-		return resp, err
-	}
-	known := r.ids.known(to.Replica)
-	switch status := resp.Status; {
-	case status < 300 && known != idsAccepted:
-		r.ids.learn(to.Replica, idsAccepted, r.Registry.Snapshot())
-		return resp, nil
-	case status != http.StatusBadRequest && status != http.StatusUnprocessableEntity:
-		return resp, nil
-	}
-	body, err := resp.ReadAll(maxErrorBody)
-	resp.Close()
-	if err != nil {
-		return nil, err
-	}
-	if known == idsAccepted && !bytes.Contains(body, []byte(openai.IDsEdit().Name)) {
-		resp.Restore(body)
-		return resp, nil
-	}
-	a.withoutIDs = true
-	if resp, err = r.do(ctx, rq, a, to); err == nil && resp.Status < 300 {
-		r.Log.Info("an engine rejects return_token_ids: its streams are not resumed elsewhere", "replica", string(to.Replica.ID), "version", to.Replica.Version)
-		r.ids.learn(to.Replica, idsRefused, r.Registry.Snapshot())
-	}
-	return resp, err
-}
-
-// do sends an attempt's request once.
-func (r *Router) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
-	out := r.toEngine(ctx, rq, a)
-	a.hop.observe(out)
-	return r.Upstream.Do(ctx, to, out)
-}
-
-// mayAskIDs reports whether the attempt's engine can be asked for token ids.
-func (r *Router) mayAskIDs(a *attempt) bool {
-	return !a.withoutIDs && !a.choice.Replica.RustFrontend && r.ids.known(a.choice.Replica) != idsRefused
 }

@@ -96,16 +96,16 @@ func saltingOf(route openai.Route, path string) salting {
 	return saltTaken
 }
 
-// isolate gives the request its tenant's salt: in the body that engines get, and in the keys of its blocks here.
-func (r *Router) isolate(rq *request) error {
-	if rq.set.isolation == nil {
+// apply gives the request its tenant's salt: in the body that engines get, and in the keys of its blocks here.
+func (s *isolation) apply(rq *request) error {
+	if s == nil {
 		return nil
 	}
-	switch saltingOf(rq.call.Route, rq.path()) {
+	switch saltingOf(rq.call.Route, rq.call.path()) {
 	case saltNeedless:
 		return nil
 	case saltMissing:
-		if rq.set.isolation.pass {
+		if s.pass {
 			return nil
 		}
 		return apierror.New(apierror.NotSupported, "the route has no cache_salt, which this router needs to keep tenants apart (router.unsalted_routes)", nil)
@@ -114,19 +114,19 @@ func (r *Router) isolate(rq *request) error {
 	if raw := string(rq.parsed.Raw("cache_salt")); rq.parsed.Salt == "" && raw != "" && raw != "null" {
 		return apierror.New(apierror.InvalidBody, "cache_salt must be a non-empty string", nil, apierror.WithParam("cache_salt"))
 	}
-	salt := rq.set.isolation.salt(rq.call.Tenant, rq.parsed.Salt)
+	salt := s.salt(rq.call.Tenant, rq.parsed.Salt)
 	rq.parsed.Salt, rq.parsed.Prompt.Salt, rq.parsed.Prompt.Apart, rq.isolated = salt, salt, rq.call.Tenant, true
 	rq.parsed.Impose(openai.Edit{Name: "cache_salt", Value: append(append([]byte{'"'}, salt...), '"')})
 	return nil
 }
 
 // saltedSince is the first 0.x version of vLLM that is known to take a cache_salt on the route; 0 is any.
-func (rq *request) saltedSince() int {
-	switch rq.call.Route {
+func saltedSince(call *Call) int {
+	switch call.Route {
 	case openai.RouteAny, openai.RouteChat, openai.RouteCompletions, openai.RouteResponses:
 		return 0
 	default:
-		if strings.HasSuffix(rq.path(), "/generate") {
+		if strings.HasSuffix(call.path(), "/generate") {
 			return 0
 		}
 		return 32 // 0.12 has none on these, and one between did not have them all
@@ -134,11 +134,11 @@ func (rq *request) saltedSince() int {
 }
 
 // denyOld denies the replicas on which vLLM ignores a cache_salt on the request's route.
-func (r *Router) denyOld(rq *request) error {
-	if !rq.isolated || rq.set.isolation.pass {
+func (s *isolation) denyOld(rq *request) error {
+	if !rq.isolated || s.pass {
 		return nil
 	}
-	since := rq.saltedSince()
+	since := saltedSince(rq.call)
 	var old []replica.ID
 	for _, rep := range rq.pool.Replicas {
 		if olderThan(rep.Version, since) {
@@ -177,7 +177,6 @@ func (rq *request) apart(key string) string {
 
 // showsOverlap reports whether the caller may see what replicas hold of its prompt: it reveals what others have sent,
 // unless their blocks are kept apart.
-func (r *Router) showsOverlap(call *Call) bool {
-	set := r.set.Load()
-	return call.Tenant == "" || call.ShowOverlap || set.isolation != nil || set.ShowOverlap == ShowAlways
+func (s *settings) showsOverlap(c Caller) bool {
+	return c.Tenant == "" || c.ShowOverlap || s.isolation != nil || s.ShowOverlap == ShowAlways
 }

@@ -121,14 +121,14 @@ func TestAChoiceTellsTheSalt(t *testing.T) {
 	r := salted(t, f, saltKey, router.UnsaltedRefuse)
 	body := `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":"own"}`
 	sent := saltOf(t, f, r, "a", openai.RouteChat, "/v1/chat/completions", body)
-	a, err := r.Choose(t.Context(), &router.Question{Body: []byte(body), Route: openai.RouteChat, Tenant: "a"})
+	a, err := r.Choose(t.Context(), &router.Question{Caller: router.Caller{Tenant: "a"}, Input: router.Input{Body: []byte(body), Route: openai.RouteChat}})
 	must(t, err)
-	b, err := r.Choose(t.Context(), &router.Question{IDs: []uint32{1, 2}, Model: "m", Tenant: "a", Salt: "own"})
+	b, err := r.Choose(t.Context(), &router.Question{Model: "m", Salt: "own", Caller: router.Caller{Tenant: "a"}, Input: router.Input{IDs: []uint32{1, 2}}})
 	must(t, err)
 	if a.Salt != sent || b.Salt != sent || a.HideOverlap {
 		t.Errorf("salts %q and %q, want %q", a.Salt, b.Salt, sent)
 	}
-	plain, err := f.router.Choose(t.Context(), &router.Question{Body: []byte(body), Route: openai.RouteChat, Tenant: "a"})
+	plain, err := f.router.Choose(t.Context(), &router.Question{Caller: router.Caller{Tenant: "a"}, Input: router.Input{Body: []byte(body), Route: openai.RouteChat}})
 	must(t, err)
 	if plain.Salt != "" || !plain.HideOverlap {
 		t.Errorf("without tenant_salt the answer has the salt %q, and hides %v", plain.Salt, plain.HideOverlap)
@@ -165,7 +165,7 @@ func TestWhoSeesOverlap(t *testing.T) {
 		if _, told := to.header[http.CanonicalHeaderKey(router.HeaderReplica)]; !told {
 			t.Errorf("%s: the replica's name is gone too", name)
 		}
-		_, err := c.router.Choose(t.Context(), &router.Question{Model: "m", Text: "x", Tenant: c.tenant, ShowOverlap: c.may, Explain: true, DryRun: true})
+		_, err := c.router.Choose(t.Context(), &router.Question{Model: "m", Explain: true, Caller: router.Caller{Tenant: c.tenant, ShowOverlap: c.may}, Input: router.Input{Text: "x"}, Terms: router.Terms{Booking: router.DryRun}})
 		if got := reasonOf(err); (got == apierror.PermissionDenied) == c.want || c.want && err != nil {
 			t.Errorf("%s: a whole decision: %v", name, err)
 		}

@@ -26,20 +26,20 @@ type keyless struct {
 	counter metric.Int64Counter
 	reasons labels.Sets[string]
 	logged  sync.Map // reasons that were logged
+	log     *slog.Logger
 }
 
-// noteKeyless counts a decision that was made without a key.
-func (r *Router) noteKeyless(ctx context.Context, rq *request, d *decision.Decision) {
+// note counts a decision that was made without a key.
+func (k *keyless) note(ctx context.Context, rq *request, d *decision.Decision) {
 	if d.Reason != decision.ReasonNoKey || !rq.call.Route.Generates() { // prompts of other routes have no place in a cache
 		return
 	}
 	reason := rq.lacks(d.Policy)
-	k := &r.metrics.keyless
 	k.counter.Add(ctx, 1, k.reasons.Of(reason, func(reason string) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("reason", reason)}
 	}))
 	if _, again := k.logged.LoadOrStore(reason, true); !again {
-		r.Log.LogAttrs(ctx, slog.LevelWarn, "a request has no key for its policy and was placed by load; others like it are counted only",
+		k.log.LogAttrs(ctx, slog.LevelWarn, "a request has no key for its policy and was placed by load; others like it are counted only",
 			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", rq.call.RequestID), slog.String("advice", advice(reason)))
 	}
 }
@@ -49,7 +49,7 @@ func (rq *request) lacks(policy decision.Policy) string {
 	switch {
 	case policy == decision.ConsistentHash:
 		return lacksSession
-	case rq.parsed.Prompt.Kind == prompt.KindNone && (rq.truncated() || rq.parsed.Truncated):
+	case rq.parsed.Prompt.Kind == prompt.KindNone && (rq.question.truncated() || rq.parsed.Truncated):
 		return lacksRest
 	case rq.parsed.Prompt.Kind == prompt.KindNone || rq.enc == nil:
 		return lacksPrompt

@@ -18,13 +18,16 @@ const headerPriority = "X-Vllm-Priority"
 // bytesPerToken estimates the tokens of a prompt if only its size is known.
 const bytesPerToken = 4
 
-// enter counts a request against its tenant's limits, or refuses it. Its caller must call settleLimits.
-func (r *Router) enter(rq *request) error {
-	if r.Limits == nil || !r.Limits.Active() {
+// limits keeps tenants to their limits. Without an owner there are none.
+type limits struct{ owner quota.Owner }
+
+// enter counts a request against its tenant's limits, or refuses it. Its caller must call settle.
+func (l *limits) enter(rq *request) error {
+	if l.owner == nil || !l.owner.Active() {
 		return nil
 	}
 	g := new(quota.Grant)
-	if refusal := r.Limits.Admit(g, rq.call.Tenant); refusal != nil {
+	if refusal := l.owner.Admit(g, rq.call.Tenant); refusal != nil {
 		return overLimit(refusal)
 	}
 	rq.grant = g
@@ -38,13 +41,13 @@ func overLimit(refusal *quota.Refusal) *apierror.Error {
 }
 
 // book books the tokens that the request is predicted to take. limit bounds the output; 0 is none.
-func (r *Router) book(rq *request, limit int, reserve bool) error {
+func (l *limits) book(rq *request, limit int, reserve bool) error {
 	if !rq.grant.InUse() {
 		return nil
 	}
-	generates := rq.call.Route.Generates() || rq.call.Route == openai.RouteOther && strings.HasSuffix(rq.path(), "/generate")
+	generates := rq.call.Route.Generates() || rq.call.Route == openai.RouteOther && strings.HasSuffix(rq.call.path(), "/generate")
 	ask := quota.Ask{Prompt: rq.promptSize(), MaxOutput: limit, Answers: rq.parsed.N, Generates: generates, Reserve: reserve}
-	if refusal := r.Limits.Book(rq.grant, ask); refusal != nil {
+	if refusal := l.owner.Book(rq.grant, ask); refusal != nil {
 		return overLimit(refusal)
 	}
 	return nil
@@ -62,7 +65,7 @@ func (rq *request) promptSize() int {
 	case openai.RouteTokenize, openai.RouteDetokenize, openai.RouteCountTokens:
 		return 0 // nothing is computed
 	case openai.RouteOther:
-		if strings.HasSuffix(rq.path(), "render") {
+		if strings.HasSuffix(rq.call.path(), "render") {
 			return 0
 		}
 	default:
@@ -70,11 +73,11 @@ func (rq *request) promptSize() int {
 	return len(rq.body) / bytesPerToken
 }
 
-// settleLimits ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
+// settle ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
 // that the request can end.
-func (r *Router) settleLimits(rq *request, d *delivery, err error) {
+func (l *limits) settle(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
-		r.Limits.Settle(rq.grant, r.used(rq, d, err))
+		l.owner.Settle(rq.grant, rq.used(d, err))
 	}
 }
 
@@ -88,7 +91,7 @@ func left(err error) bool {
 }
 
 // reserved hands the grant to its reservation: the end of the reservation settles it.
-func (r *Router) reserved(rq *request, c *chooser.Choice) {
+func (l *limits) reserved(rq *request, c *chooser.Choice) {
 	g := rq.grant
 	if !g.InUse() {
 		return
@@ -96,15 +99,15 @@ func (r *Router) reserved(rq *request, c *chooser.Choice) {
 	rq.grant = nil
 	most := rq.mostOutside(c)
 	prompt := rq.promptSize()
-	c.OnEnd(func(result chooser.Result) { r.Limits.Settle(g, usedOutside(result, prompt, most)) })
+	c.OnEnd(func(result chooser.Result) { l.owner.Settle(g, usedOutside(result, prompt, most)) })
 }
 
 // capPriority lowers a request's priority to the highest that its tenant may claim.
-func (r *Router) capPriority(rq *request) {
-	if r.Limits == nil || rq.parsed == nil {
+func (l *limits) capPriority(rq *request) {
+	if l.owner == nil || rq.parsed == nil {
 		return
 	}
-	most, capped := r.Limits.MaxPriority(rq.call.Tenant)
+	most, capped := l.owner.MaxPriority(rq.call.Tenant)
 	if !capped || -rq.parsed.Priority <= most {
 		return
 	}
@@ -124,12 +127,12 @@ func (rq *request) header() http.Header {
 	return h
 }
 
-// explainLimits adds the tenant's account to an answer's headers.
-func (r *Router) explainLimits(rq *request, h http.Header) {
+// explain adds the tenant's account to an answer's headers.
+func (l *limits) explain(rq *request, h http.Header) {
 	if !rq.grant.InUse() {
 		return
 	}
-	if s, ok := r.Limits.State(rq.grant); ok {
+	if s, ok := l.owner.State(rq.grant); ok {
 		s.Set(h)
 	}
 }

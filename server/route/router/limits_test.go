@@ -186,13 +186,19 @@ func TestRandomLivesAreSettledOnce(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+pick(60))*time.Millisecond)
 				tenant := "t" + strconv.Itoa(pick(3))
 				if pick(3) == 0 {
-					q := &router.Question{Model: "m", Text: strings.Repeat("text ", 1+pick(50)), Tenant: tenant, Reserve: pick(4) > 0, ExpectedOutput: pick(200)}
+					booking := router.BookNothing
+					if pick(4) > 0 {
+						booking = router.Reserve
+					}
+					q := &router.Question{Model: "m", ExpectedOutput: pick(200), Caller: router.Caller{Tenant: tenant}, Input: router.Input{Text: strings.Repeat("text ", 1+pick(50))}, Terms: router.Terms{Booking: booking}}
 					if pick(2) == 0 {
-						q.Once, q.RequestID = true, "q"+strconv.Itoa(pick(5))
-						q.Text = q.RequestID
+						q.RequestID = "q" + strconv.Itoa(pick(5))
+						if q.Text = q.RequestID; q.Booking == router.Reserve {
+							q.Booking = router.ReserveOnce
+						}
 					}
 					answer, err := f.router.Choose(ctx, q)
-					if err == nil && q.Reserve && pick(3) > 0 {
+					if err == nil && q.Booking.Reserves() && pick(3) > 0 {
 						f.chooser.Finish(load.Key{Tenant: tenant, ID: answer.Decision.ID, Attempt: uint32(answer.Decision.Attempt)}, chooser.Result{End: decision.End(1 + pick(4)), PromptTokens: pick(20) - 1, OutputTokens: pick(20) - 1, CachedTokens: -1})
 					}
 				} else {
@@ -276,7 +282,7 @@ func TestAClaimedPriorityIsCapped(t *testing.T) {
 			t.Error("the client's header was changed")
 		}
 	}
-	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "x", Priority: 9})
+	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Priority: 9, Input: router.Input{Text: "x"}})
 	must(t, err)
 	if !answer.Lowered || answer.Priority != 0 {
 		t.Errorf("answer %+v, want it at priority 0", answer)
@@ -304,7 +310,7 @@ func TestARefusalSaysWhenThereIsRoom(t *testing.T) {
 func TestAReservationOfALostRankCostsNothing(t *testing.T) {
 	a := newAccount(t, plenty())
 	f := start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = a })
-	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "x", Reserve: true})
+	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "x"}, Terms: router.Terms{Booking: router.Reserve}})
 	must(t, err)
 	f.book.RemoveRank(answer.Slot)
 	f.chooser.Finish(load.Key{ID: answer.Decision.ID}, chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
@@ -338,10 +344,10 @@ func TestAReservationIsSettledWhenItEnds(t *testing.T) {
 			if c.result == nil {
 				lease = 50 * time.Millisecond
 			}
-			answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "x", Reserve: true, ExpectedOutput: 10, Lease: lease})
+			answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", ExpectedOutput: 10, Input: router.Input{Text: "x"}, Terms: router.Terms{Booking: router.Reserve, Lease: lease}})
 			must(t, err)
 			if c.result != nil {
-				if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "y", Reserve: true}); reasonOf(err) != apierror.RateLimitExceeded {
+				if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "y"}, Terms: router.Terms{Booking: router.Reserve}}); reasonOf(err) != apierror.RateLimitExceeded {
 					t.Errorf("while it lives, another one: %v", err)
 				}
 				f.chooser.Finish(load.Key{ID: answer.Decision.ID, Attempt: uint32(answer.Decision.Attempt)}, *c.result)
@@ -356,7 +362,7 @@ func TestAReservationIsSettledWhenItEnds(t *testing.T) {
 			if got := a.last(t); got != c.want {
 				t.Errorf("settled by %+v, want %+v", got, c.want)
 			}
-			if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Text: "z", DryRun: true}); err != nil {
+			if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "z"}, Terms: router.Terms{Booking: router.DryRun}}); err != nil {
 				t.Errorf("afterwards: %v", err)
 			}
 		})

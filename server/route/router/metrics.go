@@ -2,7 +2,7 @@ package router
 
 import (
 	"context"
-	"maps"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -22,38 +22,64 @@ const ns = "kvpilot.router."
 
 // metrics counts requests. Attribute sets are made once: a request adds no garbage.
 type metrics struct {
+	times
 	inFlight metric.Int64UpDownCounter
-	duration metric.Float64Histogram
-	ttft     metric.Float64Histogram
-	perToken metric.Float64Histogram
-	overhead metric.Float64Histogram
-	held     metric.Float64Histogram
-	encode   metric.Float64Histogram
 	tokens   metric.Int64Counter
-	retries  metric.Int64Counter
 	requests metric.Int64Counter
-	resumes  metric.Int64Counter
 	aborted  metric.Int64Counter
-	empties  metric.Int64Counter
+	retries  counter[retry.Verdict]
+	resumes  counter[string]
+	empties  counter[string]
 	keyless  keyless
 	faults   faults
 	steering steering
 	genai    *genai.Metrics
 
-	routes   [routes]metric.MeasurementOption
-	models   perModel
-	again    map[retry.Verdict]metric.MeasurementOption
-	ofResume map[string]metric.MeasurementOption
+	routes [routes]metric.MeasurementOption
+	models perModel
 }
 
-func newMetrics(p metric.MeterProvider) (*metrics, error) {
+// times are the histograms of a request's times.
+type times struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
+
+// counter counts by one label, the values of which are known.
+type counter[K comparable] struct {
+	of     metric.Int64Counter
+	labels map[K]metric.MeasurementOption
+}
+
+// newCounter makes a counter with a series for each key, under the label that name returns.
+func newCounter[K comparable](s *instruments.Set, name, unit, help string, keys []K, label func(K) metric.MeasurementOption) counter[K] {
+	c := counter[K]{labels: map[K]metric.MeasurementOption{}}
+	all := make([]metric.MeasurementOption, 0, len(keys))
+	for _, key := range keys {
+		c.labels[key] = label(key)
+		all = append(all, c.labels[key])
+	}
+	c.of = s.CounterBy(ns+name, unit, help, all...)
+	return c
+}
+
+// add counts one; a key without a label is not counted.
+func (c *counter[K]) add(key K) {
+	if label, ok := c.labels[key]; ok {
+		c.of.Add(context.Background(), 1, label)
+	}
+}
+
+// byResult labels a result.
+func byResult(name string) metric.MeasurementOption { return instruments.Label("result", name) }
+
+func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	s := instruments.New(p, "server/route/router")
-	m := &metrics{again: map[retry.Verdict]metric.MeasurementOption{}, ofResume: map[string]metric.MeasurementOption{}}
+	m := &metrics{keyless: keyless{log: log}}
 	var err error
 	if m.genai, err = genai.New(p); err != nil {
 		return nil, err
 	}
-	m.labels()
+	for route := range m.routes {
+		m.routes[route] = instruments.Label("route", openai.Route(route).String())
+	}
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
 	m.inFlight = s.UpDownCounter(ns+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
@@ -66,45 +92,16 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.held = s.Histogram(ns+"held", "s", "Time in the hold queue.", fast...)
 	m.encode = s.Histogram(ns+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
 	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
-	m.retries = s.CounterBy(ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", slices.Collect(maps.Values(m.again))...)
+	retryable := slices.DeleteFunc(retry.Verdicts(), func(v retry.Verdict) bool { return !v.Retryable() })
+	m.retries = newCounter(s, "retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
+		func(v retry.Verdict) metric.MeasurementOption { return instruments.Label("outcome", v.String()) })
 	m.faults = newFaults(s)
-	m.resumes = s.CounterBy(ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", slices.Collect(maps.Values(m.ofResume))...)
+	m.resumes = newCounter(s, "resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
-	var empties []metric.MeasurementOption
-	for _, name := range emptyResults() {
-		empties = append(empties, instruments.Label("result", name))
-	}
-	m.empties = s.CounterBy(ns+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", empties...)
+	m.empties = newCounter(s, "empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
-}
-
-// labels makes the labels of measurements.
-func (m *metrics) labels() {
-	for _, name := range resumeResults() {
-		m.ofResume[name] = instruments.Label("result", name)
-	}
-	for route := range m.routes {
-		m.routes[route] = instruments.Label("route", openai.Route(route).String())
-	}
-	for _, o := range retry.Verdicts() {
-		if o.Retryable() {
-			m.again[o] = instruments.Label("outcome", o.String())
-		}
-	}
-}
-
-func (m *metrics) begin() { m.inFlight.Add(context.Background(), 1) }
-
-func (m *metrics) retried(o retry.Verdict) { m.retries.Add(context.Background(), 1, m.again[o]) }
-
-func (m *metrics) emptied(result string) {
-	m.empties.Add(context.Background(), 1, instruments.Label("result", result))
-}
-
-func (m *metrics) resumed(result string) {
-	m.resumes.Add(context.Background(), 1, m.ofResume[result])
 }
 
 // notable is kvpilot's own time from which a trace is worth an exemplar.

@@ -100,3 +100,28 @@ func countsBy(t *testing.T, reader *sdk.ManualReader, name, label string) map[st
 	}
 	return got
 }
+
+func TestFaultsAreCountedByCauseAndOutcome(t *testing.T) {
+	reader := sdk.NewManualReader()
+	f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
+		p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+	})
+	f.script(text(429, "later"))
+	call := chat(`{"model":"m","messages":[]}`)
+	if err := f.router.Serve(t.Context(), call, &client{}); err == nil {
+		t.Error("an answer came of engines that refuse")
+	}
+	call.Method = "PO ST"
+	if err := f.router.Serve(t.Context(), call, &client{}); err == nil {
+		t.Error("a method with a space was sent")
+	}
+	f.settled()
+	for label, want := range map[string]map[string]int64{
+		"cause":   {"replica": 2, "request": 1},
+		"outcome": {"refused": 2, "unsendable": 1},
+	} {
+		if got := countsBy(t, reader, "kvpilot.router.faults", label); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("faults by %s: %v, want %v", label, got, want)
+		}
+	}
+}

@@ -1,19 +1,10 @@
 package router
 
 import (
-	"context"
 	"encoding/json"
-	"net/http"
-	"strings"
-	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/chooser"
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
 // modelCard is one entry of /v1/models, as vLLM writes it.
@@ -31,7 +22,7 @@ type modelCard struct {
 // Models answers GET /v1/models: every name that a replica serves or an alias defines.
 func (r *Router) Models() []byte {
 	cards := []modelCard{}
-	for _, pool := range r.Registry.Snapshot().Models() {
+	for _, pool := range r.registry.Snapshot().Models() {
 		cards = append(cards, card(pool))
 	}
 	return mustJSON(struct {
@@ -42,7 +33,7 @@ func (r *Router) Models() []byte {
 
 // Model answers GET /v1/models/{id}.
 func (r *Router) Model(id string) ([]byte, error) {
-	s := r.Registry.Snapshot()
+	s := r.registry.Snapshot()
 	pool, ok := s.Pool(id)
 	if !ok {
 		return nil, unknownModel(id, s)
@@ -76,65 +67,4 @@ func mustJSON(v any) []byte {
 		panic("router: " + err.Error())
 	}
 	return text
-}
-
-// Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
-// it can only be answered by the replica that has it. One of an unknown replica is looked for on
-// every replica that takes requests.
-func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
-		if err := r.enter(rq); err != nil {
-			return err
-		}
-		return r.stored(ctx, rq, id, d)
-	})
-}
-
-func (r *Router) stored(ctx context.Context, rq *request, id string, d *delivery) error {
-	rq.pool = &registry.Pool{}
-	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body
-	snapshot := r.Registry.Snapshot()
-	candidates := snapshot.Replicas
-	if !r.mayRead(ctx, rq.call.Tenant, id) {
-		return unknownResponse(id)
-	}
-	if at, owner := r.pinned(ctx, rq.call.Tenant, id); owner == pins.OwnerSelf {
-		if rep, ok := snapshot.Replica(at); ok {
-			candidates = []*replica.Replica{rep}
-		}
-	}
-	var last *failure
-	for _, rep := range candidates {
-		if rep.State != replica.StateReady && rep.State != replica.StateDraining || len(rep.Models) == 0 {
-			continue
-		}
-		last = r.direct(ctx, rq, rep, d)
-		if last == nil {
-			if rq.call.Tenant == "" {
-				r.keepPin("", id, rep.ID)
-			}
-			return nil
-		}
-		if d.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {
-			break
-		}
-	}
-	if last != nil {
-		return last.public
-	}
-	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil)
-}
-
-// direct sends the call to one replica without a choice or a reservation.
-func (r *Router) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
-	actx, cancel := context.WithCancel(ctx)
-	rq.noteDirect()
-	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}, chosen: time.Now(), cancel: cancel}
-	a.pass, _ = r.Breaker.Allow(rep.ID)
-	d.attempt, d.chosen = a, true
-	if f := r.send(ctx, actx, rq, d); f != nil {
-		r.end(ctx, rq, d, f, endOf(f.outcome))
-		return f
-	}
-	return r.deliver(ctx, rq, &tries{}, d)
 }

@@ -53,20 +53,20 @@ func (c *claims) drop(name claimName, gone *claim) {
 }
 
 // Claimed reports whether a question of this name has a live reservation, or is getting one.
-func (r *Router) Claimed(tenant, name string) bool {
-	r.claims.mu.Lock()
-	defer r.claims.mu.Unlock()
-	return r.claims.names[claimName{tenant, name}] != nil
+func (qs *questions) Claimed(tenant, name string) bool {
+	qs.claims.mu.Lock()
+	defer qs.claims.mu.Unlock()
+	return qs.claims.names[claimName{tenant, name}] != nil
 }
 
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
 // reservation lives by the same, with its lease renewed.
-func (r *Router) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
-	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(r.claims.seed)
+func (qs *questions) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
+	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(qs.claims.seed)
 	for {
-		c, mine := r.claims.take(name, digest)
+		c, mine := qs.claims.take(name, digest)
 		if mine {
-			return r.claim(ctx, q, name, c)
+			return qs.claim(ctx, q, name, c)
 		}
 		if c.digest != digest {
 			return nil, apierror.New(apierror.Conflict, "another request with this request_id is in progress", nil, apierror.WithParam("request_id"))
@@ -79,30 +79,30 @@ func (r *Router) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
 		if c.answer == nil {
 			continue // the first one failed: this may be the first now
 		}
-		if d := c.answer.Decision; r.Chooser.Renew(load.Key{Tenant: d.Tenant, ID: d.ID, Attempt: uint32(d.Attempt)}) == load.Applied {
+		if d := c.answer.Decision; qs.chooser.Renew(load.Key{Tenant: d.Tenant, ID: d.ID, Attempt: uint32(d.Attempt)}) == load.Applied {
 			again := *c.answer
 			again.Duplicate = true
 			return &again, nil
 		}
 		// It has ended, or its replica is gone.
 		c.answer.Release(chooser.Result{End: decision.EndRemoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-		r.claims.drop(name, c)
+		qs.claims.drop(name, c)
 	}
 }
 
 // claim makes the choice of a claim.
-func (r *Router) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
+func (qs *questions) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
 	defer func() {
 		if c.answer == nil {
-			r.claims.drop(name, c)
+			qs.claims.drop(name, c)
 		}
 		close(c.done)
 	}()
-	if a, err = r.decide(ctx, q); err != nil {
+	if a, err = qs.account(ctx, qs.newQuestion(ctx, q), qs.decide); err != nil {
 		return nil, err
 	}
 	c.answer = a
-	a.OnEnd(func(chooser.Result) { r.claims.drop(name, c) })
+	a.OnEnd(func(chooser.Result) { qs.claims.drop(name, c) })
 	return a, nil
 }
 

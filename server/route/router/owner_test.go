@@ -19,12 +19,12 @@ func TestStoredResponsesHaveOwners(t *testing.T) {
 	})
 	create := func(r *router.Router, tenant, members string) error {
 		return r.Serve(t.Context(), &router.Call{
-			Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"` + members + `}`), Header: http.Header{}, Tenant: tenant,
+			Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"` + members + `}`), Header: http.Header{}, Caller: router.Caller{Tenant: tenant},
 		}, &client{})
 	}
 	get := func(r *router.Router, tenant, id string) (string, error) {
 		to := &client{}
-		err := r.Stored(t.Context(), &router.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/" + id, Header: http.Header{}, Tenant: tenant}, id, to)
+		err := r.Stored(t.Context(), &router.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/" + id, Header: http.Header{}, Caller: router.Caller{Tenant: tenant}}, id, to)
 		return to.body.String(), err
 	}
 	must(t, create(f.router, "a", ""))

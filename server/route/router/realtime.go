@@ -32,42 +32,44 @@ type Upgrade interface {
 // first that can serve. An error is an *apierror.Error, as that of Serve.
 func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
 	return r.account(ctx, call, nil, func(rq *request, d *delivery) error {
-		rq.noteAdmission()
-		return r.realtime(ctx, rq, d, model, up)
+		rq.story.admit(call.Received)
+		return r.realtime.serve(ctx, rq, d, model, up)
 	})
 }
 
-func (r *Router) realtime(ctx context.Context, rq *request, d *delivery, model string, up Upgrade) error {
+// realtime connects clients and replicas by WebSockets.
+type realtime struct {
+	intake   *intake
+	retries  *retries
+	attempts *attempts
+	refusals refusals
+	blame    *blame
+	upstream *upstream.Client
+}
+
+func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model string, up Upgrade) error {
 	session, source := openai.SessionFrom(rq.call.Header, rq.set.sessions)
 	rq.parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
 	rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(rq.call.Header)
-	if err := r.findRealtimePool(rq); err != nil {
+	if err := rl.findPool(rq); err != nil {
 		return err
 	}
-	if err := r.place(ctx, rq); err != nil {
+	if err := rl.intake.place(ctx, rq); err != nil {
 		return err
 	}
-	r.Budget.Deposit()
-	t := r.newTries(rq)
+	t := newTries(rq)
 	// Only the two ends know when it computes, and it may be idle for hours.
 	t.ask.Unstreamed, t.ask.Quiet = true, true
-	for {
-		f := r.connect(ctx, rq, t, d, up)
-		switch r.judge(ctx, rq, t, d, f) {
-		case done:
-			return nil
-		case failed:
-			return f.public
-		case elsewhere:
-			t.next(d.attempt, f)
-		}
+	if f := rl.retries.attempt(ctx, rq, t, d, func() *failure { return rl.connect(ctx, rq, t, d, up) }); f != nil {
+		return f.public
 	}
+	return nil
 }
 
-// findRealtimePool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
+// findPool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
 // the first pool that can serve.
-func (r *Router) findRealtimePool(rq *request) error {
-	snapshot := r.Registry.Snapshot()
+func (rl *realtime) findPool(rq *request) error {
+	snapshot := rl.intake.registry.Snapshot()
 	pool, ok := snapshot.Pool(rq.parsed.Model)
 	switch {
 	case rq.parsed.Model == "":
@@ -105,35 +107,32 @@ func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
-func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
-	a := &attempt{cancel: func() {}}
-	d.attempt = nil
-	d.attempts++
-	if err := r.pick(rq, t, a, func() error { return r.choose(ctx, rq, t, a) }); err != nil {
-		return &failure{unchosen: true, public: apierror.From(err)}
+func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
+	a := &attempt{halt: halt{cancel: func() {}}}
+	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
+		return f
 	}
-	d.attempt, d.chosen = a, true
-	a.hop = rq.noteAttempt(a)
+	a.hop = rq.story.attempt(rq, a)
 	end := decision.EndFailed
-	defer func() { r.end(ctx, rq, d, f, end) }()
+	defer func() { rl.attempts.end(ctx, rq, d, f, end) }()
 	out := &upstream.Request{
-		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers,
+		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers,
 	}
 	a.hop.observe(out)
-	there, resp, err := r.Upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
+	there, resp, err := rl.upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
 		a.hop.answered(resp, outcome)
-		f := worded(r.refusal(ctx, a, resp, err, outcome))
-		r.settle(rq, d, a, f.outcome)
+		f := worded(rl.refusals.refusal(ctx, a, resp, err, outcome))
+		rl.blame.settle(rq, d, a, f.outcome)
 		end = endOf(f.outcome)
 		return f
 	}
 	defer there.Close() //nolint:errcheck // both ends are done
 	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	r.settle(rq, d, a, retry.OK)
+	rl.blame.settle(rq, d, a, retry.OK)
 	delete(there.Header, headerRetryAfter)
-	r.explain(rq, a, there.Header)
+	rq.explain(a, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {
 		end = decision.EndCanceled
@@ -141,14 +140,14 @@ func (r *Router) connect(ctx context.Context, rq *request, t *tries, d *delivery
 	}
 	defer here.Close() //nolint:errcheck // as above
 	d.begun, d.status = true, http.StatusSwitchingProtocols
-	if f = r.passBytes(ctx, a, here, there); f == nil {
+	if f = passBytes(ctx, rq.set.RealtimeIdle, a, here, there); f == nil {
 		end = decision.EndCompleted
 		return nil
 	}
 	a.endedEarly()
 	if f.outcome == retry.Broken {
 		// Its health is checked at once. The breaker does not count it: the engine may have closed the connection because of the client.
-		r.Registry.ReportFailure(a.choice.Replica.ID, errAnswer)
+		rl.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
 		return f
 	}
 	end = decision.EndCanceled
@@ -187,16 +186,16 @@ var (
 )
 
 // passBytes passes what the two send, until one of them leaves. It is nil when one of them had sent a close frame.
-func (r *Router) passBytes(ctx context.Context, a *attempt, here, there io.ReadWriteCloser) *failure {
+func passBytes(ctx context.Context, limit time.Duration, a *attempt, here, there io.ReadWriteCloser) *failure {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	stop := context.AfterFunc(ctx, func() { // wakes readers and writers
-		here.Close()  //nolint:errcheck // both ends are done
-		there.Close() //nolint:errcheck // as above
+		_ = here.Close() // both ends are done
+		_ = there.Close()
 	})
 	defer stop()
 	alive := func() {}
-	if limit := r.set.Load().RealtimeIdle; limit > 0 {
+	if limit > 0 {
 		idle := time.AfterFunc(limit, func() { end(errIdle) })
 		defer idle.Stop()
 		alive = func() { idle.Reset(limit) }

@@ -1,7 +1,6 @@
 package router
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"net/http"
@@ -47,7 +46,12 @@ type request struct {
 	adapter string
 	// holder is the replica that stores the response which the request continues; empty for none.
 	holder replica.ID
-	// enc is what is known of the prompt's ids; nil on routes with prompts that engines do not cache.
+	tokenized
+}
+
+// tokenized is what is known of the prompt's ids.
+type tokenized struct {
+	// enc is nil on routes with prompts that engines do not cache.
 	enc        *tokenizer.Encoding
 	tokenizing time.Duration
 	// refused is a tokenizer route's refusal of the prompt, which the request is sent without ids in spite of.
@@ -60,18 +64,6 @@ type changes struct {
 	lowered, isolated bool
 	// dropped is what would have steered the engine's KV connector.
 	dropped openai.Steering
-}
-
-func (r *Router) newRequest(ctx context.Context, call *Call) *request {
-	rq := &request{call: call, set: r.set.Load(), span: trace.SpanFromContext(ctx), id: newID(r.Origin), received: call.Received, policies: r.Chooser.Settings()}
-	if rq.received.IsZero() {
-		rq.received = time.Now()
-	}
-	r.checkID(rq)
-	if rq.span.IsRecording() {
-		rq.story = r.newStory(rq)
-	}
-	return rq
 }
 
 // newID makes a name that no other request of any router has. It begins with origin.
@@ -98,7 +90,7 @@ func (rq *request) usePool(p *registry.Pool) {
 }
 
 // newTries makes the question to the chooser for the first attempt.
-func (r *Router) newTries(rq *request) *tries {
+func newTries(rq *request) *tries {
 	t := &tries{ask: chooser.Request{
 		Settings: rq.policies, Bytes: rq.size(),
 		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter},
@@ -175,21 +167,21 @@ func (rq *request) tokens() int {
 	return rq.enc.Tokens
 }
 
-// truncated reports whether the body is the beginning of a longer one.
-func (rq *request) truncated() bool { return rq.question != nil && rq.question.Truncated }
+// truncated reports whether the body is the beginning of a longer one; nil asks nothing.
+func (q *Question) truncated() bool { return q != nil && q.Truncated }
 
 // path is where the engine serves the call.
-func (rq *request) path() string {
-	if rq.call.Path != "" {
-		return rq.call.Path
+func (c *Call) path() string {
+	if c.Path != "" {
+		return c.Path
 	}
-	return rq.call.Route.Path()
+	return c.Route.Path()
 }
 
 // method is POST unless the client said otherwise.
-func (rq *request) method() string {
-	if rq.call.Method != "" {
-		return rq.call.Method
+func (c *Call) method() string {
+	if c.Method != "" {
+		return c.Method
 	}
 	return http.MethodPost
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -14,10 +15,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // headerResume is "off" for a stream that must not be resumed on another replica.
@@ -44,38 +44,32 @@ func (rq *request) mayFollow() bool {
 		rq.call.Options.Pinned == "" && rq.parsed.Resumable() && !strings.EqualFold(rq.call.Header.Get(headerResume), "off")
 }
 
-// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
-// of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
-func (r *Router) follow(rq *request) *resume.Follower {
-	if rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens || !rq.mayFollow() || !rq.enc.Reserve() {
-		return nil
-	}
-	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
-	p.Stops, _ = rq.parsed.Stops()
-	p.Logprobs = rq.parsed.Logprobs()
-	if rq.enc.Exact && !rq.enc.Partial {
-		p.Known = rq.enc.IDs
-	}
-	return resume.New(p)
+// resumer has streams that break resumed on other replicas.
+type resumer struct {
+	attempts *attempts
+	retries  *retries
+	tokens   *tokenizer.Pool
+	results  *counter[string]
+	log      *slog.Logger
 }
 
-// resumable returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
-func (r *Router) resumable(rq *request, t *tries, d *delivery, first *reply) source {
+// source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
+func (rs *resumer) source(rq *request, t *tries, d *delivery, first *reply) source {
 	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
 		return first
 	}
 	if !first.streamed && first.a.follower != nil {
 		first.a.follower.Lose(resume.LostForm)
 	}
-	return &resumed{router: r, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
+	return &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
 }
 
 // resumed is a stream that another replica resumes when its own dies. Its reader gets one stream.
 type resumed struct {
-	router *Router
-	rq     *request
-	tries  *tries
-	d      *delivery
+	*resumer
+	rq    *request
+	tries *tries
+	d     *delivery
 	// reply is the one under way; follower is nil where the stream cannot be resumed.
 	reply    *reply
 	follower *resume.Follower
@@ -94,10 +88,10 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		switch {
 		case err == nil:
 			return piece, nil
-		case err == io.EOF, !s.d.begun: //nolint:errorlint // a wrapped one is an answer that was cut off
+		case isEnd(err), !s.d.begun:
 			return nil, err
 		}
-		f := s.router.broke(ctx, s.d, err)
+		f := s.attempts.broke(ctx, s.d, err)
 		if f.outcome != retry.Broken && f.outcome != retry.Moved {
 			return nil, s.worst(f)
 		}
@@ -167,7 +161,7 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	if ok {
 		s.fault = io.EOF
 		s.reply.a.endedEarly()
-		s.router.metrics.resumed(resultEnded)
+		s.results.add(resultEnded)
 	}
 	return end, ok
 }
@@ -182,23 +176,23 @@ func (s *resumed) worst(f *failure) *failure {
 
 // resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
-	r, a := s.router, s.reply.a
+	a := s.reply.a
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
 	moved := f.outcome == retry.Moved      // an operator's wish, for which no limit and no budget is
 	point, result := s.point(ctx, untouched, moved)
-	if result == resultResumed && s.resumes > 0 && !moved && !r.Budget.Withdraw() { // the first time is free: the replica is gone
+	if result == resultResumed && s.resumes > 0 && !moved && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
 	if result != resultResumed {
-		r.metrics.resumed(result)
+		s.results.add(result)
 		return s.worst(f)
 	}
 	if moved {
 		result = resultMoved
 	}
-	r.metrics.resumed(result)
+	s.results.add(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
-	r.Log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
+	s.log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
 	if s.first == nil || s.first.outcome == retry.Moved { // a move that went well is no reason for what comes later
 		s.first = f
 	}
@@ -212,9 +206,9 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 		s.tries.refusals = 0
 	}
 	a.endedEarly()
-	r.settle(s.rq, s.d, a, f.outcome)
-	r.end(ctx, s.rq, s.d, f, decision.EndResumed)
-	r.countRetry()
+	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
+	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
+	s.retries.again()
 	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
 	s.tries.continueAt(s.rq, point)
 	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
@@ -231,10 +225,9 @@ func (s *resumed) prepare(a *attempt) {
 
 // reopen asks replicas for the rest of the stream until one sends it.
 func (s *resumed) reopen(ctx context.Context) *failure {
-	r := s.router
 	for {
 		earlier := s.d.scan.ContentEvents()
-		a, f := r.open(ctx, s.rq, s.tries, s.d)
+		a, f := s.attempts.open(ctx, s.rq, s.tries, s.d)
 		switch {
 		case f == nil:
 			a.earlier, a.follower = earlier, s.follower
@@ -243,10 +236,10 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 		case f.unchosen && ctx.Err() != nil:
 			return f
 		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
-			!r.worthRetry(s.rq, s.tries, s.d, f), !r.withdraw(s.rq, s.d, f):
+			!s.retries.worth(s.rq, s.tries, s.d, f), !s.retries.withdraw(s.rq, s.d, f):
 			return s.worst(f)
 		}
-		r.noteRetry(ctx, f)
+		s.retries.note(ctx, f)
 		s.tries.refusals++
 		s.prepare(a)
 	}
@@ -260,7 +253,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	}
 	point, ok := s.follower.Point()
 	switch {
-	case !ok || s.router.rest(s.rq, &point, nil) < 1:
+	case !ok || s.rq.rest(&point, nil) < 1:
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
@@ -283,9 +276,9 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 	})
 	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
 	defer cancel()
-	texts, err := s.router.Tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
+	texts, err := s.tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
 	if err != nil {
-		s.router.Log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
+		s.log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
 	}
 	return texts, err == nil
 }
@@ -307,7 +300,7 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 
 // rest is how many tokens of the answer are left after the point: of the client's limit, or of the model's
 // context on the replica, or, with none, on any that reports it.
-func (r *Router) rest(rq *request, point *resume.Point, on *replica.Replica) int {
+func (rq *request) rest(point *resume.Point, on *replica.Replica) int {
 	if limit := rq.parsed.AnswerLimit(); limit > 0 {
 		return limit - point.Answer
 	}
@@ -321,12 +314,6 @@ func (r *Router) rest(rq *request, point *resume.Point, on *replica.Replica) int
 	return longest - len(point.IDs)
 }
 
-// least is how many tokens must follow the point.
-func (rq *request) least(point *resume.Point) int {
-	stops, _ := rq.parsed.Stops()
-	return max(0, stops.Least-point.Answer)
-}
-
 // contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
 // that of its base model.
 func contextOf(on *replica.Replica, served string) int {
@@ -335,25 +322,4 @@ func contextOf(on *replica.Replica, served string) int {
 	}
 	m, _ := on.Serves(served)
 	return selector.Context(on, m)
-}
-
-// toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
-func (r *Router) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
-	out := &upstream.Request{
-		Method: rq.method(), Path: rq.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
-	}
-	if a.point != nil {
-		out.Path, out.Query = openai.RouteCompletions.Path(), ""
-		a.asksIDs = r.mayAskIDs(a)
-		out.Body = rq.parsed.Continuation(openai.Rest{
-			Model: rq.pool.Served, IDs: a.point.IDs, Limit: r.rest(rq, a.point, a.choice.Replica), Least: rq.least(a.point), WithIDs: a.asksIDs,
-		})
-		return out
-	}
-	out.Body = r.outgoing(ctx, rq, a)
-	if rq.upload != nil {
-		rq.upload.into(out)
-	}
-	return out
 }

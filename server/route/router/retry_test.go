@@ -145,7 +145,7 @@ func TestRetriesAreBounded(t *testing.T) {
 			p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, nil)
 			p.Breaker = breaker.New(breaker.Config{}, nil)
 		})
-		for f.router.Budget.Withdraw() { // nothing is saved up
+		for f.params.Budget.Withdraw() { // nothing is saved up
 		}
 		f.script(cut)
 		if err := f.router.Serve(t.Context(), chat(""), &client{}); reasonOf(err) != apierror.UpstreamUnreachable || f.requests() != 2 {

@@ -71,7 +71,7 @@ func TestEveryRowShowsWhatBecameOfItsPrompt(t *testing.T) {
 			var err error
 			tree := k.tree(func(ctx context.Context) {
 				if r.cut {
-					_, err = k.router.Choose(ctx, &router.Question{Body: []byte(r.body), Route: r.route, Truncated: true, FullSize: 5000})
+					_, err = k.router.Choose(ctx, &router.Question{Input: router.Input{Body: []byte(r.body), Route: r.route, Truncated: true, FullSize: 5000}})
 					to.status = 200
 					return
 				}

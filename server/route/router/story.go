@@ -25,32 +25,39 @@ import (
 // recorded has no story, and noting costs it nothing.
 type story struct {
 	tracer trace.Tracer
+	span   trace.Span // the surface's
 
 	admitted time.Duration // since received; 0 when the surface did not say when it began
 	received time.Time
-	read     stretch
-	asked    tokens
+	body     stretch
+	asked    asking
 	hops     []hop
 	failed   bool // an attempt or the request, on our side: the trace is kept whatever the sampler chose
 
-	route      openai.Route
-	understood bool // the body was read
-	kind       prompt.Kind
-	streamed   bool
-	unbodied   bool // a question without the client's body: whether it streams is not known
-	maxTokens  int
-	model      string
-	session    string
-	requestID  string
-	decisionID string
-	answerID   string
-	finish     string
-	firstToken time.Time
-	usage      sse.Usage
-	counted    bool   // the engine reported its usage
-	fault      string // the kind of our own fault that ended it, and its public words
-	words      string
-	cause      string // whose fault the last failed attempt was
+	subject
+	ending
+}
+
+// subject is the request of a story.
+type subject struct {
+	route                 openai.Route
+	requestID, decisionID string
+	understood            bool // the body was read: what follows is known
+	kind                  prompt.Kind
+	streamed              bool
+	unbodied              bool // a question without the client's body: whether it streams is not known
+	maxTokens             int
+	model, session        string
+}
+
+// ending is how the request of a story ended.
+type ending struct {
+	answerID, finish string
+	firstToken       time.Time
+	usage            sse.Usage
+	counted          bool   // the engine reported its usage
+	fault, words     string // the kind of our own fault that ended it, and its public words
+	cause            string // whose fault the last failed attempt was
 }
 
 // stretch is a step's time, and why it failed.
@@ -59,8 +66,8 @@ type stretch struct {
 	fault, failed string
 }
 
-// tokens is how the prompt's ids were asked for.
-type tokens struct {
+// asking is how the prompt's ids were asked for.
+type asking struct {
 	stretch
 	id            trace.SpanID // valid when they were
 	source        string
@@ -72,9 +79,13 @@ type tokens struct {
 type hop struct {
 	choice stretch
 	id     trace.SpanID // of the choice's span; the decision names it
+	choosing
+	sending
+}
 
-	// What was decided; decided is false when nothing was.
-	decided            bool
+// choosing is what was decided.
+type choosing struct {
+	decided            bool // false: nothing was
 	held, took, scored time.Duration
 	// decidedBy is the router that chose, where it is another one; alone says why this one chose without the others.
 	decidedBy, alone            string
@@ -85,8 +96,10 @@ type hop struct {
 	best, overlap, rank         int
 	margin, ttft                float64
 	replica                     string
+}
 
-	// The attempt; proxy, its span's id, is not valid when there was none.
+// sending is the attempt; proxy, its span's id, is not valid when there was none.
+type sending struct {
 	proxy      trace.SpanID
 	times      upstream.Times
 	sent       stretch
@@ -106,9 +119,9 @@ type hop struct {
 var stories = sync.Pool{New: func() any { return &story{hops: make([]hop, 0, 2)} }}
 
 // newStory begins the story of a request if the surface's span is recorded.
-func (r *Router) newStory(rq *request) *story {
+func newStory(tracer trace.Tracer, rq *request) *story {
 	st := stories.Get().(*story)
-	st.tracer, st.received = r.tracer, rq.received
+	st.tracer, st.span, st.received = tracer, rq.span, rq.received
 	return st
 }
 
@@ -119,41 +132,39 @@ func (st *story) Free() {
 	stories.Put(st)
 }
 
-// noteAdmission notes what the surface did before the router was asked: letting the caller in and
+// admit notes what the surface did before the router was asked: letting the caller in and
 // reading the body.
-func (rq *request) noteAdmission() {
-	if st := rq.story; st != nil && !rq.call.Received.IsZero() {
-		st.admitted = time.Since(rq.received)
+func (st *story) admit(received time.Time) {
+	if st != nil && !received.IsZero() {
+		st.admitted = time.Since(received)
 	}
 }
 
-// noteRead notes that a body was read since began, or why it is not taken.
-func (rq *request) noteRead(began time.Time, refused *apierror.Error) {
-	st := rq.story
+// read notes that a body was read since began, or why it is not taken.
+func (st *story) read(began time.Time, refused *apierror.Error) {
 	if st == nil {
 		return
 	}
-	st.read = stretch{from: began, to: time.Now()}
+	st.body = stretch{from: began, to: time.Now()}
 	if refused != nil {
-		st.read.fault, st.read.failed = apierror.Name(refused.Reason), refused.Message
+		st.body.fault, st.body.failed = apierror.Name(refused.Reason), refused.Message
 	}
 }
 
 // plan makes the id of a span of the story that must be named before it is drawn.
-func (rq *request) plan() trace.SpanID {
-	if rq.story == nil {
+func (st *story) plan() trace.SpanID {
+	if st == nil {
 		return trace.SpanID{}
 	}
-	return span.Planned(rq.span)
+	return span.Planned(st.span)
 }
 
-// noteTokens notes how the prompt's ids were asked for.
-func (rq *request) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.Encoding, err error) {
-	st := rq.story
+// tokens notes how the prompt's ids were asked for.
+func (st *story) tokens(id trace.SpanID, began time.Time, took time.Duration, enc *tokenizer.Encoding, err error) {
 	if st == nil {
 		return
 	}
-	st.asked = tokens{id: id, stretch: stretch{from: began, to: began.Add(rq.tokenizing)}}
+	st.asked = asking{id: id, stretch: stretch{from: began, to: began.Add(took)}}
 	if err != nil {
 		if _, ok := errors.AsType[*tokenizer.ClientFault](err); ok {
 			st.asked.fault, st.asked.failed = apierror.Name(apierror.TokenizeRefused), "refused by the tokenizer"
@@ -166,15 +177,14 @@ func (rq *request) noteTokens(id trace.SpanID, began time.Time, enc *tokenizer.E
 	}
 }
 
-// noteChoice notes a choice that was begun at began and ended at ended.
-func (rq *request) noteChoice(id trace.SpanID, began, ended time.Time, choice *chooser.Choice, err error) {
-	st := rq.story
+// choice notes a choice that was begun at began and ended at ended.
+func (st *story) choice(id trace.SpanID, began, ended time.Time, made *chooser.Choice, err error) {
 	if st == nil {
 		return
 	}
 	st.hops = append(st.hops, hop{id: id, choice: stretch{from: began, to: ended}})
 	h := &st.hops[len(st.hops)-1]
-	d := decided(choice, err)
+	d := decided(made, err)
 	switch {
 	case d == nil:
 		h.choice.fault, h.choice.failed = "refused", "no decision"
@@ -191,27 +201,27 @@ func (rq *request) noteChoice(id trace.SpanID, began, ended time.Time, choice *c
 	}
 }
 
-// noteDirect notes that an attempt follows without a choice.
-func (rq *request) noteDirect() {
-	if st := rq.story; st != nil {
+// direct notes that an attempt follows without a choice.
+func (st *story) direct() {
+	if st != nil {
 		st.hops = append(st.hops, hop{})
 	}
 }
 
 // hop is the one under way; nil when nothing is recorded.
-func (rq *request) hop() *hop {
-	if rq.story == nil || len(rq.story.hops) == 0 {
+func (st *story) hop() *hop {
+	if st == nil || len(st.hops) == 0 {
 		return nil
 	}
-	return &rq.story.hops[len(rq.story.hops)-1]
+	return &st.hops[len(st.hops)-1]
 }
 
-// noteAttempt begins the notes of an attempt; nil when nothing is recorded. The methods of a hop take nil.
-func (rq *request) noteAttempt(a *attempt) *hop {
-	h := rq.hop()
+// attempt begins the notes of an attempt; nil when nothing is recorded. The methods of a hop take nil.
+func (st *story) attempt(rq *request, a *attempt) *hop {
+	h := st.hop()
 	if h != nil {
-		h.proxy, h.sent.from = rq.plan(), a.chosen
-		h.replica, h.rank, h.url, h.method = string(a.choice.Replica.ID), a.choice.Rank, a.choice.Replica.URL, rq.method()
+		h.proxy, h.sent.from = st.plan(), a.chosen
+		h.replica, h.rank, h.url, h.method = string(a.choice.Replica.ID), a.choice.Rank, a.choice.Replica.URL, rq.call.method()
 		h.overhead = a.overhead
 	}
 	return h
@@ -269,9 +279,8 @@ func (h *hop) released(end decision.End) {
 	}
 }
 
-// leaveStory hands the story to the surface's span; the request is over.
-func (rq *request) leaveStory(d *delivery, public *apierror.Error) {
-	st := rq.story
+// leave hands the story to the surface's span; the request is over.
+func (st *story) leave(rq *request, d *delivery, public *apierror.Error) {
 	if st == nil {
 		return
 	}
@@ -294,7 +303,7 @@ func (rq *request) leaveStory(d *delivery, public *apierror.Error) {
 	if public != nil && public.Fault() == apierror.FaultOurs {
 		st.fault, st.words, st.failed = apierror.Name(public.Reason), public.OwnWords(), true
 	}
-	span.Leave(rq.span, st, st.failed)
+	span.Leave(st.span, st, st.failed)
 }
 
 // decided is the decision behind a choice, or behind its refusal; nil when none was made.

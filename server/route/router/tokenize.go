@@ -10,14 +10,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
 // is down, slow or wrong, or a body without a prompt, leaves the request without ids, for a reason. So does a
 // refusal that the route which generates may not share, or may word otherwise: the engine decides.
-func (r *Router) tokenize(ctx context.Context, rq *request) error {
+func (in *intake) tokenize(ctx context.Context, rq *request) error {
 	if !rq.call.Route.Generates() {
 		return nil
 	}
@@ -26,9 +25,9 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 	defer cancel()
 	ask := rq.encodeRequest()
 	ask.Keep, ask.Namespace = rq.keepsIDs(), rq.namespace()
-	ask.Span = rq.plan()
+	ask.Span = rq.story.plan()
 	ask.SizeOnly = !rq.wantsIDs() && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
-	enc, err := r.Tokens.Encode(tctx, ask)
+	enc, err := in.tokens.Encode(tctx, ask)
 	rq.tokenizing = time.Since(began)
 	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {
 		rq.refused = fault
@@ -36,7 +35,7 @@ func (r *Router) tokenize(ctx context.Context, rq *request) error {
 			err = nil
 		}
 	}
-	rq.noteTokens(ask.Span, began, enc, err)
+	rq.story.tokens(ask.Span, began, rq.tokenizing, enc, err)
 	switch {
 	case err == nil:
 		rq.enc = enc
@@ -65,12 +64,14 @@ func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 }
 
 // refusal is the tokenizer route's answer as the client's.
-func (rq *request) refusal() *apierror.Error {
-	return apierror.Upstream(rq.refused.Status, rq.refused.ContentType, rq.refused.Body)
+func (t *tokenized) refusal() *apierror.Error {
+	return apierror.Upstream(t.refused.Status, t.refused.ContentType, t.refused.Body)
 }
 
 // wantsIDs reports whether the caller asks for ids or overlaps, whether the policy looks at them or not.
-func (rq *request) wantsIDs() bool { return rq.onlyIDs || rq.question != nil && rq.question.DryRun }
+func (rq *request) wantsIDs() bool {
+	return rq.onlyIDs || rq.question != nil && rq.question.Booking == DryRun
+}
 
 // keepsIDs is the length up to which the prompt's ids are read after they were found.
 func (rq *request) keepsIDs() int {
@@ -93,69 +94,12 @@ func (rq *request) encodeRequest() tokenizer.Request {
 	return tokenizer.Request{Prompt: &rq.parsed.Prompt, Pool: rq.pool.Served, Tenant: rq.call.Tenant, Replicas: rq.pool.Replicas, NeedFull: rq.onlyIDs}
 }
 
-// outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
-// asks for the ids, too, but not of the Rust front end, which then writes other bytes.
-func (r *Router) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
-	followed := false
-	if a.follower = r.follow(rq); a.follower != nil {
-		if followed = r.mayAskIDs(a); !followed {
-			a.follower.Lose(resume.LostIDs)
-		}
-	}
-	a.asksIDs = followed
-	if rq.enc == nil || len(rq.enc.IDs) == 0 {
-		return rq.plain(followed)
-	}
-	h := r.Tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
-	if h.Form == tokenizer.HandoffNone {
-		return rq.plain(followed)
-	}
-	edit, ok := rq.parsed.PromptIDsEdit(h.IDs)
-	if !ok {
-		return rq.plain(followed)
-	}
-	a.handedOff = true
-	if followed {
-		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
-	}
-	rq.enc.LetGo() // another attempt sends the text
-	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
-}
-
-// plain is the client's body; a stream that is followed asks for the ids.
-func (rq *request) plain(followed bool) []byte {
-	switch {
-	case !followed:
-		return rq.body
-	case rq.parsed.Model == "":
-		return rq.parsed.Edit(openai.IDsEdit())
-	}
-	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
-}
-
-// whole reports the whole prompt to a choice that was made with its beginning, when it is known in time.
-func (r *Router) whole(rq *request, c *chooser.Choice) {
-	if rq.enc == nil || !rq.enc.Partial {
-		return
-	}
-	enc, pool, ns := rq.enc, rq.pool.Served, rq.namespace()
-	enc.OnWhole(func(full *tokenizer.Encoding) {
-		if !full.Exact {
-			return
-		}
-		held, ok := c.Whole(full.Hashes(int(c.Decision.Pick().BlockSize), ns), full.Tokens)
-		if ok && enc.Answer.Known > 0 && enc.Answer.Slot == c.Slot {
-			r.Tokens.Repeated(pool, enc, held)
-		}
-	})
-}
-
 // observe lets the parity guard compare what was predicted with what the engine counted.
-func (r *Router) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
+func (at *attempts) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
 	if rq.enc == nil || res.PromptTokens < 0 {
 		return
 	}
-	r.Tokens.Observe(ctx, tokenizer.Observation{
+	at.tokens.Observe(ctx, tokenizer.Observation{
 		Pool: rq.pool.Served, Encoding: rq.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
 		PredictedOverlap: a.choice.Held(), HandedOff: a.handedOff,
 	})

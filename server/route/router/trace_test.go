@@ -57,10 +57,10 @@ func TestAQuestionsSpanClaimsNoStream(t *testing.T) {
 		question router.Question
 		want     []string
 	}{
-		"text":     {router.Question{Model: "m", Text: "a"}, nil},
-		"ids":      {router.Question{Model: "m", IDs: []uint32{1, 2}}, nil},
-		"a body":   {router.Question{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a"}]}`)}, []string{"false"}},
-		"a stream": {router.Question{Body: []byte(asking + "}")}, []string{"true"}},
+		"text":     {router.Question{Model: "m", Input: router.Input{Text: "a"}}, nil},
+		"ids":      {router.Question{Model: "m", Input: router.Input{IDs: []uint32{1, 2}}}, nil},
+		"a body":   {router.Question{Input: router.Input{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a"}]}`)}}, []string{"false"}},
+		"a stream": {router.Question{Input: router.Input{Body: []byte(asking + "}")}}, []string{"true"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := startTraced(t, 1, sdktrace.AlwaysSample(), nil)
@@ -86,14 +86,14 @@ func TestAQuestionsSpanClaimsNoStream(t *testing.T) {
 func TestTheQuestionToADeciderIsASpan(t *testing.T) {
 	sampled := false
 	k := startTraced(t, 1, sdktrace.AlwaysSample(), nil)
-	k.params.ChooseRank = func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+	k.params.Decider = decide(func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
 		sampled = req.Sampled
 		c, err := k.params.Chooser.Choose(ctx, req)
 		if err == nil {
 			c.Decision.DecidedBy = "b"
 		}
 		return c, err
-	}
+	})
 	k.resuming(0)
 	got, _ := k.attribute(span.Ask, string(span.DecidedBy), func(ctx context.Context) {
 		if err := k.router.Serve(ctx, chat(""), &client{}); err != nil {

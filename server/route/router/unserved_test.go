@@ -95,9 +95,9 @@ func TestRequestsWithoutAReplicaAreCounted(t *testing.T) {
 	}
 	must(t, f.params.Registry.Drain(ctx, "r0", registry.DrainOptions{Force: true}))
 	serve(chat(""))
-	question := &router.Question{Model: "m", Text: "a"}
+	question := &router.Question{Model: "m", Input: router.Input{Text: "a"}}
 	_, _ = f.router.Choose(ctx, question)
-	question.DryRun = true
+	question.Booking = router.DryRun
 	_, _ = f.router.Choose(ctx, question)
 	if want := (map[string]int{"RATE_LIMIT_EXCEEDED": 2, "NO_REPLICA": 2}); !maps.Equal(got, want) {
 		t.Errorf("counted %v, want %v", got, want)

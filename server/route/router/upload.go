@@ -37,7 +37,7 @@ type upload struct {
 }
 
 // readForm finds a form's model; what comes after it stays with the client.
-func (r *Router) readForm(rq *request) error {
+func (in *intake) readForm(rq *request) error {
 	began := time.Now()
 	contentType := rq.call.ContentType
 	if contentType == "" {
@@ -50,7 +50,7 @@ func (r *Router) readForm(rq *request) error {
 	form, err := openai.ReadForm(openai.Params{Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
-		rq.noteRead(began, refused)
+		rq.story.read(began, refused)
 		return refused
 	}
 	u := &upload{form: form, head: form.Head, left: -1}
@@ -64,7 +64,7 @@ func (r *Router) readForm(rq *request) error {
 		}
 	}
 	rq.parsed, rq.upload = form.Request, u
-	rq.noteRead(began, nil)
+	rq.story.read(began, nil)
 	return nil
 }
 
@@ -105,11 +105,14 @@ func (u *upload) Read(p []byte) (int, error) {
 		u.spent = true
 		u.rest.Pass()
 	}
-	if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a body that was cut off
+	if isEnd(err) {
 		u.left = 0
 	}
 	return n, err
 }
+
+// isEnd reports whether a body or an answer has come whole: a wrapped io.EOF is one that was cut off.
+func isEnd(err error) bool { return err == io.EOF } //nolint:errorlint // as above
 
 // bodyFault is the client's own end of an upload: too large, too slow, or gone.
 func bodyFault(err error) (*apierror.Error, bool) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -40,14 +41,17 @@ func gone(err error) error { return errors.Join(errClientGone, err) }
 // that rejects at once is idle, and every request would choose it.
 const refusedPause = time.Second
 
+// refusals pauses replicas that reject requests, and words their answers for the client.
+type refusals struct{ breaker *breaker.Breaker }
+
 // refusal is an attempt that ended before its answer began. resp is closed.
-func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
+func (rs *refusals) refusal(ctx context.Context, a *attempt, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
 	f := &failure{outcome: outcome}
 	if err != nil && outcome == retry.Canceled && a.isStopped(ctx) {
 		return a.stoppedBefore(err)
 	}
 	if err != nil {
-		f.public = r.unanswered(ctx, outcome, err)
+		f.public = unanswered(ctx, outcome, err)
 		return f
 	}
 	defer resp.Close()
@@ -63,7 +67,7 @@ func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Respons
 		wait, known = refusedPause, true
 	}
 	if known {
-		r.Breaker.Pause(a.choice.Replica.ID, wait)
+		rs.breaker.Pause(a.choice.Replica.ID, wait)
 	}
 	switch outcome {
 	case retry.Refused:
@@ -80,7 +84,7 @@ func (r *Router) refusal(ctx context.Context, a *attempt, resp *upstream.Respons
 }
 
 // unanswered names a failure without an answer; no address is in its text.
-func (r *Router) unanswered(ctx context.Context, outcome retry.Verdict, err error) *apierror.Error {
+func unanswered(ctx context.Context, outcome retry.Verdict, err error) *apierror.Error {
 	switch outcome {
 	case retry.Canceled:
 		if fault, ok := bodyFault(err); ok {
@@ -110,17 +114,17 @@ func unsendable(err error) *apierror.Error {
 }
 
 // stoppedBefore is the failure of an attempt that was stopped before the client's first byte.
-func (a *attempt) stoppedBefore(err error) *failure {
-	if a.moves.Load() {
+func (h *halt) stoppedBefore(err error) *failure {
+	if h.moves.Load() {
 		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamError, "the replica drains, and no other one takes the request", err)}
 	}
 	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}
 }
 
 // broke is broken, and counts.
-func (r *Router) broke(ctx context.Context, d *delivery, err error) *failure {
+func (at *attempts) broke(ctx context.Context, d *delivery, err error) *failure {
 	if errors.Is(err, resume.ErrAborted) {
-		r.metrics.aborted.Add(context.Background(), 1)
+		at.aborted.Add(context.Background(), 1)
 	}
 	return broken(ctx, d, err)
 }

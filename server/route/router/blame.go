@@ -1,0 +1,95 @@
+package router
+
+import (
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+)
+
+// doubts are what a request's attempts leave open about its faults. The zero value has none.
+type doubts struct {
+	poison.Doubts
+	origin retry.Origin // zero until it is needed
+	// cause is that of the last failure, as far as it is known.
+	cause retry.Cause
+}
+
+// blame finds the party at fault for the failures of attempts, and reports it to breaker and registry.
+type blame struct {
+	registry *registry.Registry
+	breaker  *breaker.Breaker
+	poison   *poison.Memory
+	faults   *faults
+}
+
+// settle reports the outcome of an attempt to breaker and registry.
+func (b *blame) settle(rq *request, d *delivery, a *attempt, outcome retry.Verdict) {
+	id := a.choice.Replica.ID
+	switch outcome {
+	case retry.Unreachable, retry.Reset, retry.Broken, retry.Malformed, retry.Stalled:
+		b.registry.ReportFailure(id, errAnswer)
+	case retry.OK:
+		b.registry.Alive(id)
+	default: // says nothing about whether the replica is there
+	}
+	if outcome.Follows() {
+		d.doubts.cause = outcome.Cause()
+		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: a.pass, Verdict: outcome, Begun: d.begun}, b.reporter(d))
+		return
+	}
+	f := retry.Find(outcome, retry.Origin{Tenant: b.poison.Tenant(rq.call.Tenant)})
+	b.report(d, poison.Doubt{Replica: id, Pass: a.pass}, f)
+	switch {
+	case !d.doubts.Open():
+	case outcome == retry.OK:
+		b.served(rq, d, true)
+	case outcome == retry.ClientFault:
+		d.doubts.Refused(b.origin(rq, d), b.reporter(d))
+	}
+}
+
+// served notes that a replica serves the request, up to the end of its answer when whole is set.
+func (b *blame) served(rq *request, d *delivery, whole bool) {
+	if d.doubts.Open() {
+		d.doubts.Served(b.poison, b.origin(rq, d), whole, b.reporter(d))
+	}
+}
+
+// conclude settles the failures that no other replica was compared for.
+func (b *blame) conclude(rq *request, d *delivery) {
+	if d.doubts.Open() {
+		d.doubts.Conclude(b.poison, b.origin(rq, d), b.reporter(d))
+	}
+}
+
+// report reports a finding to the breaker, and counts it.
+func (b *blame) report(d *delivery, one poison.Doubt, f retry.Finding) {
+	b.breaker.Report(one.Replica, one.Pass, f)
+	if f.Cause != retry.CauseNone {
+		d.doubts.cause = f.Cause
+		b.faults.found(f)
+	}
+}
+
+func (b *blame) reporter(d *delivery) poison.Report {
+	return func(one poison.Doubt, f retry.Finding) { b.report(d, one, f) }
+}
+
+// origin names the request. A body that is still coming counts as far as it has come.
+func (b *blame) origin(rq *request, d *delivery) retry.Origin {
+	if d.doubts.origin == (retry.Origin{}) {
+		body := rq.body
+		if rq.upload != nil {
+			body = rq.upload.head
+		}
+		d.doubts.origin = b.poison.Origin(rq.call.Tenant, body, rq.call.method(), rq.call.path(), rq.call.RawQuery)
+	}
+	return d.doubts.origin
+}
+
+// times is how often two replicas have failed the request before.
+func (b *blame) times(rq *request, d *delivery) int { return b.poison.Times(b.origin(rq, d)) }
+
+// suspects reports whether requests of the tenant fail on several replicas.
+func (b *blame) suspects(rq *request, d *delivery) bool { return b.poison.Suspect(b.origin(rq, d)) }

@@ -1,0 +1,103 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+)
+
+// ends accounts for the ends of requests.
+type ends struct {
+	metrics *metrics
+	count   Counter
+	log     *slog.Logger
+}
+
+// finish is the one place where a request's end is counted, logged and put on its span.
+func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) {
+	took := time.Since(rq.received)
+	public := apierror.From(err)
+	if public == nil && d.scan.Failed() { // the client knows it from the engine
+		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
+	}
+	e.metrics.end(ctx, rq, d, public, took)
+	e.countEnd(d, public)
+	rq.story.leave(rq, d, public)
+	level := slog.LevelInfo
+	if public != nil {
+		switch public.Fault() {
+		case apierror.FaultGone:
+			level = slog.LevelDebug
+		case apierror.FaultOurs:
+			level = slog.LevelError
+		case apierror.FaultCaller:
+		}
+	}
+	if !e.log.Enabled(ctx, level) {
+		return
+	}
+	e.log.LogAttrs(ctx, level, "request", e.logLine(rq, d, public, took)...)
+}
+
+// logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
+func (e *ends) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
+	line := append(make([]slog.Attr, 0, 16),
+		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
+	if rq.parsed != nil {
+		line = append(line, slog.String("model", clip(rq.parsed.Model, 128)), slog.Bool("stream", rq.parsed.Stream))
+	}
+	if d.attempt != nil {
+		c := d.attempt.choice
+		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
+	}
+	if !d.firstToken.IsZero() {
+		line = append(line, slog.Duration("ttft", d.firstToken.Sub(rq.received).Round(time.Microsecond)))
+	}
+	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.attempts)))
+	if public == nil {
+		return append(line, slog.Int("status", d.status))
+	}
+	if d.doubts.cause != retry.CauseNone {
+		line = append(line, slog.String("cause", d.doubts.cause.String()))
+	}
+	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
+}
+
+// Counter counts requests as their clients see them, each once, whatever number of replicas is tried for it. It must not block.
+type Counter interface {
+	// Served counts a request that ended after a replica was chosen for it; failed says that its client got a failure.
+	Served(failed bool)
+	// Unserved counts a request that was answered with 429 or a server error before any replica was chosen, by the error's reason.
+	Unserved(reason string)
+	// Retried counts an attempt that is repeated or continued on another replica.
+	Retried()
+}
+
+// countEnd counts a request that this router sent; public is its error, nil when it has none.
+func (e *ends) countEnd(d *delivery, public *apierror.Error) {
+	if e.count != nil && d.chosen {
+		e.count.Served(isFailure(public))
+		return
+	}
+	e.countUnserved(d, public)
+}
+
+// countUnserved counts a request that no replica was chosen for, by a fault that is not its own.
+func (e *ends) countUnserved(d *delivery, public *apierror.Error) {
+	if e.count != nil && !d.chosen && isFailure(public) {
+		e.count.Unserved(apierror.Name(public.Reason))
+	}
+}
+
+// isFailure reports whether e is a failure that the request is not to blame for: 429 or a server error.
+func isFailure(e *apierror.Error) bool {
+	if e == nil || e.Fault() == apierror.FaultGone {
+		return false
+	}
+	status := e.HTTPStatus()
+	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
+}

@@ -1,0 +1,145 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// engines sends attempts to replicas.
+type engines struct {
+	upstream *upstream.Client
+	registry *registry.Registry
+	tokens   *tokenizer.Pool
+	ids      idsSupport
+	log      *slog.Logger
+}
+
+// exchange sends an attempt's request and reads the head of the answer. An engine that rejects a body for a member that the router
+// has added gets the body again, without it: the client MUST NOT see the difference.
+func (e *engines) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
+	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
+	resp, err := e.do(ctx, rq, a, to)
+	if err != nil || !a.asksIDs {
+		return resp, err
+	}
+	known := e.ids.known(to.Replica)
+	switch status := resp.Status; {
+	case status < 300 && known != idsAccepted:
+		e.ids.learn(to.Replica, idsAccepted, e.registry.Snapshot())
+		return resp, nil
+	case status != http.StatusBadRequest && status != http.StatusUnprocessableEntity:
+		return resp, nil
+	}
+	body, err := resp.ReadAll(maxErrorBody)
+	resp.Close()
+	if err != nil {
+		return nil, err
+	}
+	if known == idsAccepted && !bytes.Contains(body, []byte(openai.IDsEdit().Name)) {
+		resp.Restore(body)
+		return resp, nil
+	}
+	a.withoutIDs = true
+	if resp, err = e.do(ctx, rq, a, to); err == nil && resp.Status < 300 {
+		e.log.Info("an engine rejects return_token_ids: its streams are not resumed elsewhere", "replica", string(to.Replica.ID), "version", to.Replica.Version)
+		e.ids.learn(to.Replica, idsRefused, e.registry.Snapshot())
+	}
+	return resp, err
+}
+
+// do sends an attempt's request once.
+func (e *engines) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
+	out := e.toEngine(ctx, rq, a)
+	a.hop.observe(out)
+	return e.upstream.Do(ctx, to, out)
+}
+
+// mayAskIDs reports whether the attempt's engine can be asked for token ids.
+func (e *engines) mayAskIDs(a *attempt) bool {
+	return !a.withoutIDs && !a.choice.Replica.RustFrontend && e.ids.known(a.choice.Replica) != idsRefused
+}
+
+// toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
+func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
+	out := &upstream.Request{
+		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
+		Header: rq.header(), Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
+	}
+	if a.point != nil {
+		out.Path, out.Query = openai.RouteCompletions.Path(), ""
+		a.asksIDs = e.mayAskIDs(a)
+		stops, _ := rq.parsed.Stops()
+		out.Body = rq.parsed.Continuation(openai.Rest{
+			Model: rq.pool.Served, IDs: a.point.IDs, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
+		})
+		return out
+	}
+	out.Body = e.outgoing(ctx, rq, a)
+	if rq.upload != nil {
+		rq.upload.into(out)
+	}
+	return out
+}
+
+// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
+// of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
+func (e *engines) follow(rq *request) *resume.Follower {
+	if rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens || !rq.mayFollow() || !rq.enc.Reserve() {
+		return nil
+	}
+	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
+	p.Stops, _ = rq.parsed.Stops()
+	p.Logprobs = rq.parsed.Logprobs()
+	if rq.enc.Exact && !rq.enc.Partial {
+		p.Known = rq.enc.IDs
+	}
+	return resume.New(p)
+}
+
+// outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
+// asks for the ids, too, but not of the Rust front end, which then writes other bytes.
+func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
+	followed := false
+	if a.follower = e.follow(rq); a.follower != nil {
+		if followed = e.mayAskIDs(a); !followed {
+			a.follower.Lose(resume.LostIDs)
+		}
+	}
+	a.asksIDs = followed
+	if rq.enc == nil || len(rq.enc.IDs) == 0 {
+		return rq.plain(followed)
+	}
+	h := e.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
+	if h.Form == tokenizer.HandoffNone {
+		return rq.plain(followed)
+	}
+	edit, ok := rq.parsed.PromptIDsEdit(h.IDs)
+	if !ok {
+		return rq.plain(followed)
+	}
+	a.handedOff = true
+	if followed {
+		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
+	}
+	rq.enc.LetGo() // another attempt sends the text
+	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
+}
+
+// plain is the client's body; a stream that is followed asks for the ids.
+func (rq *request) plain(followed bool) []byte {
+	switch {
+	case !followed:
+		return rq.body
+	case rq.parsed.Model == "":
+		return rq.parsed.Edit(openai.IDsEdit())
+	}
+	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
+}

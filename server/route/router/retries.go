@@ -1,0 +1,90 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+)
+
+// retries decides whether a request is tried on another replica after an attempt.
+type retries struct {
+	blame   *blame
+	budget  *retry.Budget
+	retried *counter[retry.Verdict]
+	count   Counter
+	log     *slog.Logger
+}
+
+// attempt makes attempts, one after the other, until one has answered or the request must end. The failure is the client's.
+func (rt *retries) attempt(ctx context.Context, rq *request, t *tries, d *delivery, once func() *failure) *failure {
+	rt.budget.Deposit()
+	for {
+		f := once()
+		if f == nil || !rt.elsewhere(ctx, rq, t, d, f) {
+			return f
+		}
+		t.next(d.attempt, f)
+	}
+}
+
+// elsewhere reports whether another replica is tried after f. Another replica is tried only before the client's first byte, only after faults that
+// another replica may not have, within the attempts and the budget. The budget keeps a fleet in trouble from being asked
+// twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
+func (rt *retries) elsewhere(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
+	switch {
+	case f.unchosen, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
+		return false
+	case rq.call.Options.Pinned != "", rq.holder != "", rq.upload != nil && rq.upload.spent: // no other replica can serve it
+		return false
+	case !rt.worth(rq, t, d, f):
+		return false
+	case t.tried() == 0 && (f.outcome.Gone() || d.attempt.forced):
+	case !rt.withdraw(rq, d, f):
+		return false
+	}
+	rt.note(ctx, f)
+	rt.log.Info("retrying on another replica", "request", rq.call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "cause", d.doubts.cause.String(), "error", f.public)
+	return true
+}
+
+// note counts a retry after f, and leaves it on the request's span.
+func (rt *retries) note(ctx context.Context, f *failure) {
+	rt.retried.add(f.outcome)
+	rt.again()
+	span.Note(ctx, span.EventRetry, span.Reason.String(f.outcome.String()))
+}
+
+// knownPoison is how often two replicas must have failed a request before it is tried on two replicas at most, where
+// the failures may be those of a fleet in trouble.
+const knownPoison = 5
+
+// worth reports whether another replica may do better, as far as the request is known. An engine's error is compared with one
+// other replica, unless the tenant is suspected, where a repetition changes nothing.
+func (rt *retries) worth(rq *request, t *tries, d *delivery, f *failure) bool {
+	if !f.outcome.Follows() {
+		return true
+	}
+	times := rt.blame.times(rq, d)
+	if f.outcome == retry.EngineError {
+		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !rt.blame.suspects(rq, d)
+	}
+	return times < knownPoison || t.tried() == 0
+}
+
+// withdraw takes a retry from the budget. A tenant whose requests fail on several replicas leaves half of it to the others.
+func (rt *retries) withdraw(rq *request, d *delivery, f *failure) bool {
+	if f.outcome.Follows() && rt.blame.suspects(rq, d) {
+		return rt.budget.WithdrawSpare()
+	}
+	return rt.budget.Withdraw()
+}
+
+// again counts an attempt that is repeated or continued on another replica.
+func (rt *retries) again() {
+	if rt.count != nil {
+		rt.count.Retried()
+	}
+}

@@ -1,0 +1,88 @@
+package router
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+)
+
+// stored answers calls about stored responses.
+type stored struct {
+	registry  *registry.Registry
+	breaker   *breaker.Breaker
+	responses *responses
+	limits    *limits
+	attempts  *attempts
+	answers   *answers
+}
+
+// Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
+// it can only be answered by the replica that has it. One of an unknown replica is looked for on
+// every replica that takes requests.
+func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
+		if err := r.limits.enter(rq); err != nil {
+			return err
+		}
+		return r.stored.serve(ctx, rq, id, d)
+	})
+}
+
+func (st *stored) serve(ctx context.Context, rq *request, id string, d *delivery) error {
+	rq.pool = &registry.Pool{}
+	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body
+	snapshot := st.registry.Snapshot()
+	candidates := snapshot.Replicas
+	if !st.responses.mayRead(ctx, rq, id) {
+		return unknownResponse(id)
+	}
+	if at, owner := st.responses.pinned(ctx, rq.call.Tenant, id); owner == pins.OwnerSelf {
+		if rep, ok := snapshot.Replica(at); ok {
+			candidates = []*replica.Replica{rep}
+		}
+	}
+	var last *failure
+	for _, rep := range candidates {
+		if rep.State != replica.StateReady && rep.State != replica.StateDraining || len(rep.Models) == 0 {
+			continue
+		}
+		last = st.direct(ctx, rq, rep, d)
+		if last == nil {
+			if rq.call.Tenant == "" {
+				st.responses.keepPin("", id, rep.ID)
+			}
+			return nil
+		}
+		if d.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {
+			break
+		}
+	}
+	if last != nil {
+		return last.public
+	}
+	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil)
+}
+
+// direct sends the call to one replica without a choice or a reservation.
+func (st *stored) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
+	actx, cancel := context.WithCancel(ctx)
+	rq.story.direct()
+	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}, chosen: time.Now(), halt: halt{cancel: cancel}}
+	a.pass, _ = st.breaker.Allow(rep.ID)
+	d.attempt, d.chosen = a, true
+	if f := st.attempts.send(ctx, actx, rq, d); f != nil {
+		st.attempts.end(ctx, rq, d, f, endOf(f.outcome))
+		return f
+	}
+	return st.answers.deliver(ctx, rq, &tries{}, d)
+}
