@@ -43,9 +43,8 @@ func (r *Rank) Emptied(now time.Time) {
 	a.empties++
 	a.full = 0
 	if r.suspicions&Empty != 0 {
-		r.good = 0
-		r.interval = min(2*r.interval, lastProbe)
-		r.probeAt.Store(now.Add(r.interval).UnixNano())
+		r.probes.failed()
+		r.probes.next(now)
 	}
 }
 

@@ -384,8 +384,8 @@ func TestStreamsLeaveNothingBehind(t *testing.T) {
 	}
 	wait.Wait()
 	for _, r := range b.ranks {
-		if r.waiting != 0 || r.prefill != 0 || r.streams != nil {
-			t.Errorf("%d streams wait with %v tokens, %v runs", r.waiting, r.prefill, r.streams)
+		if r.meter.waiting != 0 || r.meter.prefill != 0 || r.streams != nil {
+			t.Errorf("%d streams wait with %v tokens, %v runs", r.meter.waiting, r.meter.prefill, r.streams)
 		}
 		b.fleet.Remove(r)
 	}

@@ -194,8 +194,7 @@ func (r *Rank) judge(group, wider *tally, now time.Time) (before, after Suspicio
 		after |= Unproven
 	}
 	if after&(Slow|Empty) != 0 && before&(Slow|Empty) == 0 {
-		r.interval, r.good = firstProbe, 0
-		r.probeAt.Store(now.Add(firstProbe).UnixNano())
+		r.probes.begin(now)
 	}
 	r.suspicions = after
 	r.publish(known, trust)
@@ -252,9 +251,9 @@ func (r *Rank) suspect(before Suspicion, known bool, blanks float64, now time.Ti
 			slow = false
 		}
 	}
-	if slow && before&Slow != 0 && r.good >= cleared {
+	if slow && before&Slow != 0 && r.probes.good >= cleared {
 		slow = false
-		r.added = 0 // from before
+		r.samples.added = 0 // from before
 	}
 	if slow {
 		after |= Slow
@@ -289,7 +288,7 @@ func (r *Rank) trust(group, wider *tally) float64 {
 
 // publish makes what is known readable. r.mu is held.
 func (r *Rank) publish(known bool, trust float64) {
-	e, old := &r.now, r.avoided.Load()
+	e, old := &r.now, r.published.avoided.Load()
 	rec := Record{Suspicions: r.suspicions, EmptyShare: r.answers.empty, Trust: trust}
 	if known {
 		rec.Token = e.own.token
@@ -311,16 +310,5 @@ func (r *Rank) publish(known bool, trust float64) {
 	if r.suspicions&Empty != 0 {
 		rec.fixed = max(rec.fixed, emptyDrag)
 	}
-	if about := r.about.Load(); about == nil && rec == (Record{Trust: 1}) || about != nil && *about == rec {
-		return // as nearly always in a fleet at rest
-	}
-	r.about.Store(&rec)
-	avoided := &rec
-	if r.suspicions == 0 {
-		avoided = nil
-	}
-	r.avoided.Store(avoided)
-	if r.mirror != nil {
-		r.mirror.Store(avoided)
-	}
+	r.published.set(&rec)
 }

@@ -16,15 +16,15 @@ func TestTheMirrorShowsWhatIsAvoided(t *testing.T) {
 	}
 	publish(Empty)
 	r.Mirror(&mirror)
-	if about := mirror.Load(); about == nil || about != r.avoided.Load() || about.Suspicions != Empty {
+	if about := mirror.Load(); about == nil || about != r.published.avoided.Load() || about.Suspicions != Empty {
 		t.Errorf("the mirror shows %v of a rank that is avoided", about)
 	}
 	publish(0)
-	if about := mirror.Load(); about != nil || r.avoided.Load() != nil {
+	if about := mirror.Load(); about != nil || r.published.avoided.Load() != nil {
 		t.Errorf("the mirror shows %v of a rank that is cleared", about)
 	}
 	publish(Unproven)
-	if about := mirror.Load(); about == nil || about != r.avoided.Load() {
+	if about := mirror.Load(); about == nil || about != r.published.avoided.Load() {
 		t.Errorf("the mirror shows %v of a rank that is avoided again", about)
 	}
 }

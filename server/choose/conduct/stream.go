@@ -20,6 +20,53 @@ func (c clock) since(from clock) clock {
 	return clock{c.likely - from.likely, c.least - from.least, c.most - from.most, c.seconds - from.seconds}
 }
 
+// meter runs the clock of a rank by the load that it has. The rank's mu guards it.
+type meter struct {
+	clock clock
+	at    time.Time
+	// step and token are what a decode step takes under the rank's load, and each token of prefill in it, relative to a decode step under a
+	// small load; budget is the tokens of a full step.
+	step, token, budget float64
+	waiting             int     // streams without a first token
+	prefill             float64 // their uncached tokens
+}
+
+// advance brings the clock up to now.
+func (m *meter) advance(now time.Time) {
+	passed := now.Sub(m.at).Seconds()
+	if m.at.IsZero() || passed <= 0 || m.step <= 0 {
+		if passed > 0 {
+			m.at = now
+		}
+		return
+	}
+	m.at = now
+	c := &m.clock
+	c.seconds += passed
+	c.most += passed / m.step
+	if m.waiting == 0 {
+		c.least += passed / m.step
+		c.likely += passed / m.step
+		return
+	}
+	c.likely += passed / (m.step + min(m.prefill, m.budget)*m.token)
+}
+
+// wait counts a prompt that is to be computed.
+func (m *meter) wait(tokens float64) {
+	m.waiting++
+	m.prefill += tokens
+}
+
+// computed counts it as computed.
+func (m *meter) computed(tokens float64) {
+	if m.waiting--; m.waiting == 0 {
+		m.prefill = 0 // no rounding stays
+		return
+	}
+	m.prefill -= tokens
+}
+
 // Stream is one streamed answer of a rank. The zero value is not entered. It must not be copied or moved once it is.
 type Stream struct {
 	rank    *Rank
@@ -48,9 +95,10 @@ func (s *Stream) Begin(now time.Time) {
 	if !s.waits {
 		return
 	}
-	r.advance(now)
-	r.unwait(s)
-	s.runs, s.mark, s.marked = true, r.clock, s.tokens.Load()
+	r.meter.advance(now)
+	s.waits = false
+	r.meter.computed(s.prefill)
+	s.runs, s.mark, s.marked = true, r.meter.clock, s.tokens.Load()
 	if s.next = r.streams; s.next != nil {
 		s.next.prev = s
 	}
@@ -80,9 +128,10 @@ func (s *Stream) End(now time.Time, tokens int, whole bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.advance(now)
+	r.meter.advance(now)
 	if s.waits {
-		r.unwait(s)
+		s.waits = false
+		r.meter.computed(s.prefill)
 	}
 	if !s.runs {
 		return
@@ -101,19 +150,9 @@ func (s *Stream) End(now time.Time, tokens int, whole bool) {
 	if whole && int64(tokens) >= made {
 		made, slack = int64(tokens), 0
 	}
-	p, n := r.clock.since(s.mark), float64(made-s.marked)
+	p, n := r.meter.clock.since(s.mark), float64(made-s.marked)
 	if s.uneven && !whole || s.writing.Load() || n < leastTokens && p.seconds < leastTime {
 		return
 	}
 	r.take(s, paceOf(p, n/s.parallel, slack/s.parallel), now)
-}
-
-// unwait counts the prompt of s as computed. r.mu is held.
-func (r *Rank) unwait(s *Stream) {
-	s.waits = false
-	if r.waiting--; r.waiting == 0 {
-		r.prefill = 0 // no rounding stays
-		return
-	}
-	r.prefill -= s.prefill
 }

@@ -4,7 +4,9 @@
 // engine's busy time: the work that was finished, and the time that it took. Work and time are
 // summed over everything that the engine computes in between, so that first tokens which leave one
 // engine step together, or overtake each other on their way, change no sum. Each piece of the
-// account is a sample; a robust fit of the last samples gives the Model.
+// account is a sample. Samples are evidence, with the counts of the engine, the reports of callers outside
+// of the fleet and the Model of another router; a robust fit of the evidence gives the Model, and trust says
+// how far that is shown.
 //
 // Ranks of one kind (the same model on the same hardware) share what they learned: a rank that has
 // seen little is taken to be like its equals, and one that disagrees with them by more than a

@@ -31,7 +31,7 @@ const (
 
 // newRank adds a rank to the kind.
 func (k *kind) newRank() *Rank {
-	r := &Rank{kind: k, budget: defaultBudget}
+	r := &Rank{kind: k, account: account{budget: defaultBudget}}
 	k.add(r)
 	r.mu.Lock()
 	r.update()
@@ -117,6 +117,47 @@ func (k *kind) typical(r *Rank) (m *Model, of int) {
 		m, _ = k.early.median(r)
 	}
 	return m, of
+}
+
+// equals is what a rank's kind shows of it.
+type equals struct {
+	typical  *Model // nil when no other rank knows anything
+	of       int    // the experienced ranks that it is the median of
+	excluded bool   // the rank is no example for its kind
+}
+
+// equals returns what the kind shows of r.
+func (k *kind) equals(r *Rank) (e equals) {
+	e.typical, e.of = k.typical(r)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	e.excluded = r.excluded
+	return e
+}
+
+// plausible leaves out what a few samples of one equal show if it is faster than a guess. That a guess is too slow shows soon enough by
+// itself, and an engine that is slower than its equals must not have all the requests until then.
+func (e equals) plausible() equals {
+	if e.of == 0 && e.typical != nil && e.typical.Token < priorToken {
+		e.typical = nil
+	}
+	return e
+}
+
+// implausible is the factor by which a rank may be faster than the median of its kind: a larger one is a mistake, or a lie.
+const implausible = 4
+
+// fastest is the factor by which the rank may be faster than the median of its kind.
+func (e equals) fastest() float64 {
+	if e.excluded {
+		return 1
+	}
+	return implausible
+}
+
+// slow reports whether a rank seems so much slower than experienced equals that it should be tried again.
+func (e equals) slow(m *Model) bool {
+	return e.of > 0 && !e.excluded && m.Token >= slowBy*e.typical.Token
 }
 
 // learned has ranks that know little follow what r has learned. r.mu is held, so that others are

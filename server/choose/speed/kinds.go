@@ -39,19 +39,6 @@ func (r *Rank) Kind() (kind any, model string) {
 	return k, k.key.model
 }
 
-// implausible is the factor by which a rank may be faster than the median of its kind: a larger one is a mistake, or a lie.
-const implausible = 4
-
-// fastest is the factor by which the rank may be faster than the median of its kind.
-func (r *Rank) fastest() float64 {
-	r.kind.mu.Lock()
-	defer r.kind.mu.Unlock()
-	if r.excluded {
-		return 1
-	}
-	return implausible
-}
-
 // Exclude sets whether the rank is an example for its kind. One that is not is taken to be no faster than the others.
 func (r *Rank) Exclude(yes bool) {
 	k := r.currentKind()

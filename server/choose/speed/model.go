@@ -80,4 +80,11 @@ func (m *Model) ofKind() Model {
 	return k
 }
 
+// distrusted is m, the typical equal's, in place of own.
+func (m *Model) distrusted(own *Model) Model {
+	d := *m
+	d.Source, d.Samples, d.Spread = decision.SpeedDistrusted, own.Samples, max(own.Spread, 1)
+	return d
+}
+
 func boundToken(token float64) float64 { return min(max(token, 1/fastest), 1.0/slowest) }

@@ -23,13 +23,9 @@ func (r *Rank) Import(m Model, now time.Time) {
 	m.Samples = min(m.Samples, maxPeerSamples)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.peer != nil && *r.peer == m || (r.prefill.count > 0 || r.whole != nil) && now.Sub(r.taught) < ownFor {
-		return
+	if r.evidence.imported(&m, now) {
+		r.refit(now)
 	}
-	r.peer = &m
-	r.prefill.forget() // the peer's samples are newer
-	r.steps, r.whole = stepFit{}, nil
-	r.refit(now)
 }
 
 // Learned returns the Model and whether this router's own samples made it.
@@ -37,17 +33,8 @@ func (r *Rank) Learned() (Model, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := *r.Model()
-	return m, (r.prefill.count > 0 || r.whole != nil) && m.Source == decision.SpeedLearned
+	return m, r.evidence.own() && m.Source == decision.SpeedLearned
 }
 
 // weight is how many samples a peer's Model counts for.
 func (m *Model) weight() float64 { return min(max(float64(m.Samples)/4, peerWeightMin), peerWeightMax) }
-
-// follow sets what m says of decoding: as own steps show it, else as the peer's did, else as it follows from prefill.
-func (r *Rank) follow(m *Model) {
-	if r.steps.count() == 0 && r.peer != nil && r.peer.Steps > 0 {
-		m.Base, m.Load, m.Steps = r.peer.Base, r.peer.Load, r.peer.Steps
-		return
-	}
-	m.follow(&r.steps)
-}

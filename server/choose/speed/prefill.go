@@ -70,10 +70,13 @@ func (f *prefillFit) add(s sample) {
 	f.count++
 }
 
+// latest is the last sample.
+func (f *prefillFit) latest() *sample { return &f.ring[(f.count+kept-1)%kept] }
+
 // changed takes in how the last sample differs from what m predicts. When the last ones show that the engine became faster or slower, it
 // forgets the others and returns true.
 func (f *prefillFit) changed(m *Model, now time.Time) bool {
-	s := &f.ring[(f.count-1)%kept]
+	s := f.latest()
 	if s.weight()*s.tokens/(s.tokens+tokensOfHalf) < leastEvidence {
 		return false
 	}

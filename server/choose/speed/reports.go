@@ -28,22 +28,10 @@ type stepReport struct {
 	d              Decodes
 }
 
-// reporting returns the rank's reports, which few ranks have. r.mu is held.
-func (r *Rank) reporting() *reports {
-	if r.reports == nil {
-		r.reports = &reports{}
-	}
-	return r.reports
-}
-
-// reported takes in a sample that callers reported a part of. r.mu is held.
-func (r *Rank) reported(s sample) {
-	p := r.reporting()
+// add takes in a sample that callers reported a part of.
+func (p *reports) add(s sample) {
 	p.all.add(s)
 	p.agree()
-	if r.prefill.count == 0 {
-		r.update()
-	}
 }
 
 // agree selects the reports that are not far from their median.
@@ -67,43 +55,24 @@ func (p *reports) agree() {
 	}
 }
 
-// teachers are the samples that the Model is made of, nil for none, and the weight of what is believed without them. r.mu is held.
-func (r *Rank) teachers(weight float64) (*prefillFit, float64) {
-	switch {
-	case r.prefill.count > 0:
-		return &r.prefill, weight
-	case r.reports != nil && r.reports.agreeing.count >= worth:
-		return &r.reports.agreeing, weight * worth
-	}
-	return nil, 0
-}
-
 // temper makes the Model that reports taught count as little as they do.
 func (m *Model) temper(prior *Model) {
 	m.Samples /= worth
 	m.Spread = max(m.Spread, min(prior.Spread, 0.5))
 }
 
-// SteppedBy is Stepped for what a caller outside of the fleet reported of its request. Several requests must show it.
-func (r *Rank) SteppedBy(e *Entry, seconds, steps float64, d Decodes) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p := r.reporting()
-	if seconds <= 0 || steps <= 0 || r.prefill.count > 0 || r.steps.count() > 0 && !p.taught {
-		return
-	}
+// stepped takes in one request's steps, in place of the same one's before. Once several requests have reported theirs it returns them all.
+func (p *reports) stepped(one stepReport) []stepReport {
 	for i := range p.steps {
-		if one := &p.steps[i]; one.by == e {
-			one.seconds, one.steps, one.d = seconds, steps, d
-			return
+		if p.steps[i].by == one.by {
+			p.steps[i] = one
+			return nil
 		}
 	}
-	if p.steps = append(p.steps, stepReport{e, seconds, steps, d}); len(p.steps) < worth {
-		return
+	if p.steps = append(p.steps, one); len(p.steps) < worth {
+		return nil
 	}
-	p.taught = true
-	for _, s := range p.steps {
-		r.stepped(s.seconds, s.steps/worth, s.d, r.taught)
-	}
-	p.steps = nil
+	all := p.steps
+	p.taught, p.steps = true, nil
+	return all
 }

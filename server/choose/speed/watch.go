@@ -49,22 +49,5 @@ func (w *watch) see(predicted, actual float64, now time.Time) bool {
 	return true
 }
 
-// Predicted compares how long a first token took with what was predicted, in seconds, to notice
-// a rank whose predictions are wrong. It reports whether the rank's Model is now trusted, and
-// whether that changed.
-func (r *Rank) Predicted(predicted, actual float64, now time.Time) (trusted, changed bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	changed = r.watch.see(predicted, actual, now)
-	if changed {
-		r.update()
-	}
-	return !r.watch.distrusted, changed
-}
-
-// Error is the mean of predicted ÷ actual of late; 1 while nothing was predicted.
-func (r *Rank) Error() float64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return math.Exp(r.watch.mean)
-}
+// error is the mean of predicted ÷ actual.
+func (w *watch) error() float64 { return math.Exp(w.mean) }

@@ -18,6 +18,15 @@ type Belief struct {
 	live   bool // guarded by rank.mu
 }
 
+// believed are the live beliefs of a rank. The rank's mu guards them.
+type believed struct {
+	plane  *plane  // the index's
+	writer *writer // the rank's
+	live   []*Belief
+	counts revmap // beliefs per block
+	warm   uint64 // as in holdings
+}
+
 // Predict makes Match count hashes as held by slot, beyond what the rank holds by its own
 // account, until the time given (zero: for Config.BeliefTTL from now), until End, or until an
 // event announces the last one, whichever comes first. It returns nil when there is nothing to
@@ -34,14 +43,7 @@ func (ix *Index) Predict(slot replica.Slot, hashes []blockhash.Hash, until time.
 	var b *Belief
 	ix.locked(slot, func(r *rank) {
 		b = &Belief{rank: r, hashes: slices.Clone(hashes), until: until, live: true}
-		r.beliefs = append(r.beliefs, b)
-		r.believed.room(len(hashes))
-		r.inRuns(hashes, func(h blockhash.Hash) {
-			_, fresh := r.believed.add(revID(kvblock.EngineHash(h)), h)
-			if fresh && ix.beliefs.add(spread(h), &r.writer) == addNew {
-				ix.beliefs.held.Add(1)
-			}
-		})
+		r.believed.add(b)
 	})
 	return b
 }
@@ -54,8 +56,7 @@ func (b *Belief) End() {
 	b.rank.mu.Lock()
 	defer b.rank.mu.Unlock()
 	if b.live {
-		b.rank.beliefs = slices.DeleteFunc(b.rank.beliefs, func(o *Belief) bool { return o == b })
-		b.rank.end(b)
+		b.rank.believed.endIf(func(o *Belief) bool { return o == b })
 	}
 }
 
@@ -77,45 +78,57 @@ func (ix *Index) expire(now time.Time) {
 			continue
 		}
 		r.mu.Lock()
-		r.endBeliefsIf(func(b *Belief) bool { return !b.until.After(now) })
+		r.believed.endIf(func(b *Belief) bool { return !b.until.After(now) })
 		r.mu.Unlock()
 	}
 }
 
-// confirm ends the beliefs that an event has made facts: key is the last block that it announced.
-func (r *rank) confirm(key blockhash.Hash) {
-	r.endBeliefsIf(func(b *Belief) bool { return b.hashes[len(b.hashes)-1] == key })
+// add makes b a live belief.
+func (v *believed) add(b *Belief) {
+	v.live = append(v.live, b)
+	v.counts.room(len(b.hashes))
+	v.inRuns(b.hashes, func(h blockhash.Hash) {
+		_, fresh := v.counts.add(revID(kvblock.EngineHash(h)), h)
+		if fresh && v.plane.add(spread(h), v.writer) == addNew {
+			v.plane.held.Add(1)
+		}
+	})
 }
 
-func (r *rank) endBeliefs() { r.endBeliefsIf(func(*Belief) bool { return true }) }
+// confirm ends the beliefs that an event has made facts: key is the last block that it announced.
+func (v *believed) confirm(key blockhash.Hash) {
+	v.endIf(func(b *Belief) bool { return b.hashes[len(b.hashes)-1] == key })
+}
 
-func (r *rank) endBeliefsIf(over func(*Belief) bool) {
-	r.beliefs = slices.DeleteFunc(r.beliefs, func(b *Belief) bool {
+func (v *believed) endAll() { v.endIf(func(*Belief) bool { return true }) }
+
+func (v *believed) endIf(over func(*Belief) bool) {
+	v.live = slices.DeleteFunc(v.live, func(b *Belief) bool {
 		if !over(b) {
 			return false
 		}
-		r.end(b)
+		v.end(b)
 		return true
 	})
 }
 
 // end removes a belief's blocks; others that believe the same keep theirs.
-func (r *rank) end(b *Belief) {
+func (v *believed) end(b *Belief) {
 	b.live = false
-	r.inRuns(b.hashes, func(h blockhash.Hash) {
-		if _, last, _ := r.believed.drop(revID(kvblock.EngineHash(h))); last && r.ix.beliefs.remove(spread(h), &r.writer) {
-			r.ix.beliefs.held.Add(-1)
+	v.inRuns(b.hashes, func(h blockhash.Hash) {
+		if _, last, _ := v.counts.drop(revID(kvblock.EngineHash(h))); last && v.plane.remove(spread(h), v.writer) {
+			v.plane.held.Add(-1)
 		}
 	})
 	b.hashes = nil
 }
 
 // inRuns calls f for each hash after what it will need of the belief tables was touched.
-func (r *rank) inRuns(hashes []blockhash.Hash, f func(blockhash.Hash)) {
+func (v *believed) inRuns(hashes []blockhash.Hash, f func(blockhash.Hash)) {
 	for len(hashes) > 0 {
 		run := hashes[:min(runKeys, len(hashes))]
 		for _, h := range run {
-			r.warm += r.believed.touch(revID(kvblock.EngineHash(h))) + r.ix.beliefs.touch(spread(h))
+			v.warm += v.counts.touch(revID(kvblock.EngineHash(h))) + v.plane.touch(spread(h))
 		}
 		for _, h := range run {
 			f(h)

@@ -48,7 +48,7 @@ func (ix *Index) continued(from *rank) (n Loaded) {
 		return ix.park(from)
 	}
 	to.mu.Lock()
-	larger := from.entries() > to.entries()
+	larger := from.size() > to.size()
 	to.mu.Unlock()
 	switch ix.feeds.Continue(to.writer.slot, from.position, larger, func() { n = to.replace(from) }) {
 	case ContinuedNone:
@@ -58,7 +58,7 @@ func (ix *Index) continued(from *rank) (n Loaded) {
 	case ContinuedThere:
 	}
 	if n.Ranks == 0 {
-		ix.entries.Add(-from.entries())
+		ix.entries.Add(-from.size())
 	}
 	return n
 }

@@ -84,6 +84,7 @@ func (ix *Index) Began(id replica.ID, began time.Time) {
 		}
 		r.mu.Lock()
 		if r.loaded && !r.gone && began.After(r.taken) {
+			r.loaded = false
 			r.dropGuesses()
 		}
 		r.mu.Unlock()

@@ -129,13 +129,13 @@ func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	if r != nil && info.Rank != (replica.Rank{}) && r.position == nil { // else Claim takes it
 		delete(ix.parked, info.Rank)
 	} else {
-		r = &rank{}
+		r = newRank(ix)
 	}
 	r.mu.Lock()
 	if info.BlockSize == 0 {
 		info.BlockSize = r.info.BlockSize // a snapshot's
 	}
-	r.ix, r.info, r.face = ix, info, &ix.faces[slot]
+	r.info, r.face = info, &ix.faces[slot]
 	r.reported.Store(int32(info.BlockSize))
 	r.writer.slot = slot
 	r.publishAll()
@@ -245,6 +245,7 @@ func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 			r.dropGuessed()
 		}
 		if s == kvblock.FeedExact && r.loaded {
+			r.loaded = false
 			r.dropGuesses()
 		}
 		r.state = s

@@ -178,7 +178,8 @@ func appendWords(words []uint64, body []byte) []uint64 {
 }
 
 func newLoaded(ix *Index, body []byte) *rank {
-	r := &rank{face: new(face), ix: ix, loaded: true, state: kvblock.FeedCold}
+	r := newRank(ix)
+	r.face, r.loaded, r.state = new(face), true, kvblock.FeedCold
 	r.info.Rank = replica.Rank{
 		Replica: replica.ID(body[8:]),
 		Index:   int(binary.LittleEndian.Uint32(body)),
@@ -271,7 +272,7 @@ func (ix *Index) adopt(from *rank) Loaded {
 	to.mu.Lock()
 	defer to.mu.Unlock()
 	if to.gone || len(to.parts) > 0 {
-		ix.entries.Add(-from.entries())
+		ix.entries.Add(-from.size())
 		return Loaded{Skipped: 1}
 	}
 	to.loaded = true
@@ -288,14 +289,6 @@ func (ix *Index) named(name replica.Rank) *rank {
 	return nil
 }
 
-// entries counts the reverse entries of a rank.
-func (r *rank) entries() (n int64) {
-	for _, p := range r.parts {
-		n += int64(p.rev.live)
-	}
-	return n
-}
-
 // take makes r hold what a loaded rank brings; r.mu is held, and r holds nothing.
 func (r *rank) take(from *rank) Loaded {
 	r.dropGuessed()
@@ -306,7 +299,7 @@ func (r *rank) take(from *rank) Loaded {
 	}
 	r.totals.Cut += from.totals.Cut
 	r.publishAll()
-	return Loaded{Ranks: 1, Blocks: from.entries()}
+	return Loaded{Ranks: 1, Blocks: from.size()}
 }
 
 // park keeps a loaded rank until its replica is found. A position makes it worth more than one without.
@@ -318,11 +311,11 @@ func (ix *Index) park(from *rank) Loaded {
 	}
 	if old := ix.parked[from.info.Rank].rank; old != nil {
 		if from.position == nil {
-			ix.entries.Add(-from.entries())
+			ix.entries.Add(-from.size())
 			return Loaded{Skipped: 1}
 		}
-		ix.entries.Add(-old.entries())
+		ix.entries.Add(-old.size())
 	}
 	ix.parked[from.info.Rank] = parked{from, time.Now().Add(parkFor)}
-	return Loaded{Ranks: 1, Parked: 1, Blocks: from.entries()}
+	return Loaded{Ranks: 1, Parked: 1, Blocks: from.size()}
 }

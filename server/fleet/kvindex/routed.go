@@ -28,7 +28,7 @@ func (r *rank) routed(hashes []blockhash.Hash) {
 	}
 	r.guessed = true
 	more := r.ix.guesses.routed(&r.writer, hashes, capacity)
-	r.ix.entries.Add(int64(more))
+	r.entries.Add(int64(more))
 }
 
 // dropGuessed forgets what was only routed.
@@ -37,5 +37,5 @@ func (r *rank) dropGuessed() {
 		return
 	}
 	r.guessed = false
-	r.ix.entries.Add(int64(-r.ix.guesses.drop(&r.writer)))
+	r.entries.Add(int64(-r.ix.guesses.drop(&r.writer)))
 }

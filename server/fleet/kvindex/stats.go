@@ -116,7 +116,7 @@ func (r *rank) stats() RankStats {
 	defer r.mu.Unlock()
 	s := RankStats{
 		Rank: r.info.Rank, State: r.state, BlockSize: int(r.blockSize.Load()), Capacity: r.info.Capacity,
-		FromSnapshot: r.loaded, Totals: r.totals, Bytes: r.salts.bytes() + r.believed.bytes(),
+		FromSnapshot: r.loaded, Totals: r.totals, Bytes: r.salts.bytes() + r.believed.counts.bytes(),
 	}
 	if r.guessed {
 		var bytes int64

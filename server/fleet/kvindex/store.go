@@ -1,7 +1,6 @@
 package kvindex
 
 import (
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
@@ -29,13 +28,13 @@ func (r *rank) store(ev *kvblock.Stored) {
 		if ev.Lookahead > 0 {
 			r.lookahead.Store(int32(ev.Lookahead))
 		}
-		if r.keys[0] != 0 {
-			r.recent.add(r.keys[0])
+		if r.keys.list[0] != 0 {
+			r.recent.add(r.keys.list[0])
 		}
 		r.nameWaiting(p, ev, salt)
 	}
-	if len(r.beliefs) > 0 && p == r.chains[kvblock.TierGPU] {
-		r.confirm(r.keys[n-1])
+	if len(r.believed.live) > 0 && p == r.chains[kvblock.TierGPU] {
+		r.believed.confirm(r.keys.list[n-1])
 	}
 }
 
@@ -48,13 +47,13 @@ func (r *rank) storeAll(p *part, ev *kvblock.Stored, salt uint64) {
 	for from := 0; from < n; from += runKeys {
 		run := ev.Hashes[from:min(from+runKeys, n)]
 		for i, h := range run {
-			r.warm += p.rev.touch(revID(h)) + plane.touch(p.cell(r.keys[from+i]))
+			r.warm += p.rev.touch(revID(h)) + plane.touch(p.cell(r.keys.list[from+i]))
 		}
 		for i, h := range run {
-			r.storeOne(p, revID(h), r.keys[from+i], salt)
+			r.storeOne(p, revID(h), r.keys.list[from+i], salt)
 		}
 	}
-	r.ix.entries.Add(int64(p.rev.live - before))
+	r.entries.Add(int64(p.rev.live - before))
 }
 
 // storeKnown applies the event when the budget is used up: further copies of known blocks are
@@ -62,24 +61,10 @@ func (r *rank) storeAll(p *part, ev *kvblock.Stored, salt uint64) {
 func (r *rank) storeKnown(p *part, ev *kvblock.Stored, salt uint64) {
 	for i, h := range ev.Hashes {
 		if _, known := p.rev.get(revID(h)); known {
-			r.storeOne(p, revID(h), r.keys[i], salt)
+			r.storeOne(p, revID(h), r.keys.list[i], salt)
 		} else {
 			r.totals.Cut++
 		}
-	}
-}
-
-func (r *rank) storeOne(p *part, id uint64, key blockhash.Hash, salt uint64) {
-	at, fresh := p.rev.add(id, key)
-	switch {
-	case fresh && key != 0:
-		r.hold(p, key, salt)
-	case fresh:
-		p.unkeyed++
-	case key != 0 && *at == 0:
-		*at = uint64(key)
-		p.unkeyed--
-		r.hold(p, key, salt)
 	}
 }
 
@@ -91,13 +76,13 @@ func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
 			continue
 		}
 		for i, h := range ev.Hashes {
-			if r.keys[i] == 0 {
+			if r.keys.list[i] == 0 {
 				continue
 			}
 			if _, at := p.rev.find(revID(h)); at != nil && *at == 0 {
-				*at = uint64(r.keys[i])
+				*at = uint64(r.keys.list[i])
 				p.unkeyed--
-				r.hold(p, r.keys[i], salt)
+				r.hold(p, r.keys.list[i], salt)
 			}
 		}
 		r.settle(p)
@@ -108,25 +93,28 @@ func (r *rank) nameWaiting(chain *part, ev *kvblock.Stored, salt uint64) {
 // salt's seed term; it is zero when there is none or the blocks are known already.
 func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 	n := len(ev.Hashes)
-	r.keys = r.keys[:0]
+	r.keys.list = r.keys.list[:0]
 	whole := ev.BlockSize > 0 && len(ev.Tokens) == n*ev.BlockSize
 	partial := whole && r.learnSize(p, ev)
 	switch {
 	case ev.Ambiguous || ev.AdapterID != 0 && ev.Adapter == "":
 		r.totals.Ambiguous += int64(n)
-		r.keys = append(r.keys, make([]blockhash.Hash, n)...)
+		r.keys.none(n)
 		return 0
 	case partial:
 		r.totals.Partial += int64(n)
-		r.keys = append(r.keys, make([]blockhash.Hash, n)...)
+		r.keys.none(n)
 		return 0
 	}
 	if unit := r.unit(p, ev); whole && unit > 0 && ev.BlockSize%unit == 0 {
 		if parent, ok := r.parent(p, ev); ok {
-			if salt = r.saltOf(parent, ev); ev.BlockSize == unit {
-				r.extend(parent, ev, salt)
-			} else {
-				r.extendCoarse(parent, ev, unit, salt)
+			switch salt = r.saltOf(parent, ev); {
+			case ev.BlockSize == unit:
+				r.keys.extend(parent, ev, salt)
+			case ev.Items != nil:
+				r.nameAll(nil, ev)
+			default:
+				r.keys.extendCoarse(parent, ev, unit, salt)
 			}
 			return salt
 		}
@@ -134,10 +122,15 @@ func (r *rank) key(p *part, ev *kvblock.Stored) (salt uint64) {
 	} else if p.role == roleChain && len(ev.Tokens) > 0 {
 		r.totals.Misshapen += int64(n)
 	}
-	for _, h := range ev.Hashes {
-		r.keys = append(r.keys, r.named(p, h))
-	}
+	r.nameAll(p, ev)
 	return 0
+}
+
+// nameAll gives the event's blocks the keys under which other parts than p know them.
+func (r *rank) nameAll(p *part, ev *kvblock.Stored) {
+	for _, h := range ev.Hashes {
+		r.keys.list = append(r.keys.list, r.named(p, h))
+	}
 }
 
 // learnSize learns the part's block size and reports whether the event is a partial block: a
@@ -240,86 +233,6 @@ func (r *rank) unit(p *part, ev *kvblock.Stored) int {
 	return ev.BlockSize
 }
 
-// parent returns the key that the event's first block continues, zero for a root, and false
-// when that is not known.
-func (r *rank) parent(p *part, ev *kvblock.Stored) (blockhash.Hash, bool) {
-	if !ev.HasParent {
-		return 0, true
-	}
-	key, _ := p.rev.get(revID(ev.Parent))
-	if key == 0 {
-		key = r.named(p, ev.Parent)
-	}
-	return key, key != 0
-}
-
-// named returns the key under which another part's chain knows the block, or zero.
-func (r *rank) named(p *part, h kvblock.EngineHash) blockhash.Hash {
-	for _, c := range r.chains {
-		if c == nil || c == p {
-			continue
-		}
-		if key, _ := c.rev.get(revID(h)); key != 0 {
-			return key
-		}
-	}
-	return 0
-}
-
-// saltOf returns the salt's seed term: a root names its salt, others inherit it.
-func (r *rank) saltOf(parent blockhash.Hash, ev *kvblock.Stored) uint64 {
-	if ev.Salt != "" {
-		return blockhash.SaltTerm(ev.Salt)
-	}
-	if parent == 0 || r.salts.live == 0 {
-		return 0
-	}
-	term, _ := r.salts.get(revID(kvblock.EngineHash(parent)))
-	return uint64(term)
-}
-
-// extend appends the keys of the event's blocks.
-func (r *rank) extend(parent blockhash.Hash, ev *kvblock.Stored, salt uint64) {
-	seed := blockhash.Namespace{Adapter: ev.Adapter}.Seed() + salt
-	if ev.Items == nil {
-		r.keys = blockhash.Extend(r.keys, parent, ev.Tokens, ev.BlockSize, seed)
-		return
-	}
-	for i := range ev.Hashes {
-		r.ids = r.ids[:0]
-		if i < len(ev.Items) {
-			for _, item := range ev.Items[i] {
-				r.ids = append(r.ids, item.ID)
-			}
-		}
-		tokens := ev.Tokens[i*ev.BlockSize : (i+1)*ev.BlockSize]
-		parent = blockhash.Next(parent, blockhash.LocalWith(tokens, seed, r.ids))
-		r.keys = append(r.keys, parent)
-	}
-}
-
-// extendCoarse appends the keys at the ends of blocks that are several chain blocks long. With
-// multimodal items the chain blocks' own items are unknown, so that such blocks stay unkeyed
-// unless the chain names them.
-func (r *rank) extendCoarse(parent blockhash.Hash, ev *kvblock.Stored, unit int, salt uint64) {
-	seed := blockhash.Namespace{Adapter: ev.Adapter}.Seed() + salt
-	if ev.Items != nil {
-		for _, h := range ev.Hashes {
-			r.keys = append(r.keys, r.named(nil, h))
-		}
-		return
-	}
-	var fine [1]blockhash.Hash
-	for i := range ev.Hashes {
-		tokens := ev.Tokens[i*ev.BlockSize : (i+1)*ev.BlockSize]
-		for len(tokens) > 0 {
-			parent = blockhash.Extend(fine[:0], parent, tokens[:unit], unit, seed)[0]
-			tokens = tokens[unit:]
-		}
-		r.keys = append(r.keys, parent)
-	}
-}
-
 // remove applies a removed event: one copy less of each block.
 func (r *rank) remove(ev *kvblock.Removed) {
 	if ev.Remote {
@@ -339,35 +252,7 @@ func (r *rank) remove(ev *kvblock.Removed) {
 		hashes = hashes[len(run):]
 	}
 	r.settle(p)
-	r.ix.entries.Add(int64(p.rev.live - before))
-}
-
-// removeRun takes a copy of each block. The searches in each table wait for memory together.
-func (r *rank) removeRun(p *part, run []kvblock.EngineHash) {
-	if len(run) > 1 {
-		for _, h := range run {
-			r.warm += p.rev.touch(revID(h))
-		}
-	}
-	var gone [runKeys]blockhash.Hash
-	n := 0
-	plane := r.plane(p)
-	for _, h := range run {
-		key, last, known := p.rev.drop(revID(h))
-		switch {
-		case !known:
-			r.totals.UnknownRemoved++
-		case last && key != 0:
-			gone[n] = key
-			n++
-			r.warm += plane.touch(p.cell(key))
-		case last:
-			p.unkeyed--
-		}
-	}
-	for _, key := range gone[:n] {
-		r.release(p, key)
-	}
+	r.entries.Add(int64(p.rev.live - before))
 }
 
 // over reports whether n more blocks of r would break the budget. The last tenth is kept for

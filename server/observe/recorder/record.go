@@ -22,9 +22,17 @@ type record struct {
 	ended   []*Span     // guarded by mu: spans below the first one
 	stories []leftStory // guarded by mu
 	failed  bool        // guarded by mu
-	over    bool        // guarded by mu: the first span has ended
-	kept    bool        // guarded by mu; set with over
+	fate    fate        // guarded by mu
 }
+
+// fate is what became of a trace when its first span ended.
+type fate uint8
+
+const (
+	fateOpen    fate = iota // it has not ended
+	fateDropped             // it is not kept
+	fateKept
+)
 
 // leftStory is a story and the span that it was left with.
 type leftStory struct {
@@ -58,8 +66,8 @@ func (r *record) end(s *Span, at time.Time) {
 	s.stop = r.moment(at)
 	r.failed = r.failed || s.Status().Code == codes.Error
 	if s != &r.first {
-		late := r.over && r.kept
-		if !r.over {
+		late := r.fate == fateKept
+		if r.fate == fateOpen {
 			r.ended = append(r.ended, s)
 		}
 		r.mu.Unlock()
@@ -74,7 +82,10 @@ func (r *record) end(s *Span, at time.Time) {
 	}
 	kept := r.chosen || r.failed || slow > 0 && s.stop.Sub(s.StartTime()) >= slow
 	whole := &Trace{ended: append(r.ended, s), stories: r.stories, left: maxSpansPerTrace - r.begun}
-	r.over, r.kept, r.ended, r.stories = true, kept, nil, nil
+	if r.fate = fateDropped; kept {
+		r.fate = fateKept
+	}
+	r.ended, r.stories = nil, nil
 	r.mu.Unlock()
 	r.recorder.open.Add(-1)
 	if r.shown {

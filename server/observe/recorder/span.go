@@ -89,7 +89,7 @@ func (s *Span) RecordError(err error, options ...trace.EventOption) {
 func (s *Span) Leave(st Story, failed bool) {
 	r := s.record
 	r.mu.Lock()
-	late := s.over.Load() || r.over || len(r.stories) == maxSpansPerTrace
+	late := s.over.Load() || r.fate != fateOpen || len(r.stories) == maxSpansPerTrace
 	if !late {
 		r.failed = r.failed || failed
 		r.stories = append(r.stories, leftStory{s, st})
