@@ -23,8 +23,6 @@ type Params struct {
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
 	Tracer trace.Tracer
-	// Transport is package upstream's way to speak HTTP with replicas; empty is its default.
-	Transport string
 	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
 	PlainSockets bool
 	// Sender replaces the connections to the replicas; nil makes them.
@@ -76,7 +74,7 @@ func New(cfg Config, params Params) *Pool {
 	if p.tracer == nil {
 		p.tracer = noop.NewTracerProvider().Tracer("")
 	}
-	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, Transport: params.Transport, PlainSockets: params.PlainSockets, Sender: params.Sender})
+	p.remote = remote.New(cfg.Remote, remote.Params{Log: p.log, Meter: params.Meter, PlainSockets: params.PlainSockets, Sender: params.Sender})
 	p.metrics = newMetrics(params.Meter, p.cache.Stats, p.held.now)
 	return p
 }

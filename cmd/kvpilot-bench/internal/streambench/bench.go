@@ -24,7 +24,6 @@ const (
 	Followed   = "kvpilot-followed"
 	Unfollowed = "kvpilot-unfollowed"
 	RelayLean  = "relay-lean"
-	RelayStd   = "relay-std"
 	Nginx      = "nginx"
 	HAProxy    = "haproxy"
 )
@@ -144,7 +143,7 @@ func (b *bench) startSubject(ctx context.Context, name string) (*process, error)
 	switch name {
 	case Direct:
 		return &process{name: Direct, address: b.upstream.address}, nil
-	case ReverseProxy, RelayLean, RelayStd:
+	case ReverseProxy, RelayLean:
 		return b.role(ctx, name, b.upstream.address)
 	case Kvpilot:
 		return b.startRouter(ctx, Kvpilot)
