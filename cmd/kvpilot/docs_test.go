@@ -239,3 +239,32 @@ func TestEveryErrorReasonHasAdvice(t *testing.T) {
 		}
 	}
 }
+
+// namedTest finds the names of tests in a page.
+var namedTest = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]+)`")
+
+func TestTestsThatTheDocumentsNameExist(t *testing.T) {
+	named := 0
+	var code strings.Builder
+	for _, root := range []string{"../../server", "../../test", "../../client", "../../cmd", "../../sim", "../../deploy", "../../tools"} {
+		err := filepath.WalkDir(root, func(file string, _ os.DirEntry, err error) error {
+			if err == nil && strings.HasSuffix(file, "_test.go") {
+				code.WriteString(read(t, file))
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for file, page := range pages(t) {
+		for _, m := range namedTest.FindAllStringSubmatch(page, -1) {
+			if named++; !strings.Contains(code.String(), "\nfunc "+m[1]+"(") && !strings.HasSuffix(file, "docs/history.md") {
+				t.Errorf("%s names %s, which does not exist", file, m[1])
+			}
+		}
+	}
+	if named < 15 {
+		t.Errorf("only %d names of tests were found", named)
+	}
+}

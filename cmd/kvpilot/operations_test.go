@@ -175,6 +175,7 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 }
 
 func TestAnExemplarLeadsFromALatencyToItsTrace(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 1, args: args})
 	streamed, header := newTrace(400)

@@ -358,6 +358,7 @@ func TestRealtimeNeedsAKey(t *testing.T) {
 
 // A WebSocket without a word for long ends; a long silence says nothing about the rank.
 func TestRealtimeThatRests(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 2, yaml: "router: {realtime_idle: 4s}\nchooser: {stall: {after: 100ms}}\nenginestats: {interval: 100ms}\n"})
 	for _, at := range []string{"r0", "r1"} { // whose counters are seen to move, and then stand still
 		before := f.metric("kvpilot_enginestats_polls_total")

@@ -53,6 +53,7 @@ func (f *fleet) cli(args ...string) (string, error) {
 // Valid, invalid and cut settings, two at once, by RPC and by the watch, while clients stream, and until the router has ended:
 // no request is lost, and what is in force in the end is the last that was good.
 func TestAStormOfReloadsLosesNoRequest(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{yaml: "chooser: {policy: round-robin}\n"})
 	good := func(i int) string {
 		policy := []string{"predicted-ttft", "least-requests", "overlap-load", "round-robin"}[i%4]
@@ -319,6 +320,7 @@ func get(t *testing.T, url string) []byte {
 
 // Kubernetes mounts a ConfigMap as links to links and swaps the middle one.
 func TestTheWatchFollowsKubernetes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	mount := func(version, settings, keys string) {
 		t.Helper()

@@ -7,10 +7,11 @@ import (
 	"testing"
 )
 
-// FB 6.10: reports are cumulative, numbered by their token count and answered one by one. A caller that loses some, repeats some
+// Reports are cumulative, numbered by their token count and answered one by one. A caller that loses some, repeats some
 // and sends some late leaves the same load as one whose reports all arrive; what was not applied is counted; and a release that
 // is lost is made up for by the lease.
 func TestLostReportsOfACallerLeaveNothing(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 2, noEvents: true, yaml: "chooser: {policy: round-robin, stall: {after: 0s}}\n"})
 	type reservation struct {
 		ReservationID string `json:"reservation_id"`

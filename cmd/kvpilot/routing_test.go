@@ -193,7 +193,7 @@ func TestChooseReplicaTwiceBooksOnce(t *testing.T) {
 	}
 }
 
-// FB 13.7, 13.9, 13.10: prefix-affinity goes by the text of a chat, as by that of a completion.
+// Prefix-affinity goes by the text of a chat, as by that of a completion.
 func TestPrefixAffinityKeepsAChatTogether(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 3, noEvents: true, yaml: "chooser: {policy: prefix-affinity}\n"})
 	shapes := map[string]func(text string) (path, body string){
@@ -233,7 +233,7 @@ func TestPrefixAffinityKeepsAChatTogether(t *testing.T) {
 	}
 }
 
-// S-2, FB 3.5: a request without what its policy goes by is served by load; it is told, counted, and logged once per reason.
+// A request without what its policy goes by is served by load; it is told, counted, and logged once per reason.
 func TestNoKeyIsToldCountedAndLoggedOnce(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2, yaml: "chooser: {policy: predicted-ttft}\ntokenizer: {enabled: false}\n"})
 	reason := func(path, body string, header ...string) string {
@@ -358,7 +358,7 @@ func TestOverlapNeverExceedsThePrompt(t *testing.T) {
 	}
 }
 
-// S-7: a body without a model is for the engines' own, whatever adapters hang on it.
+// A body without a model is for the engines' own, whatever adapters hang on it.
 func TestMissingModelIsTheFirstOne(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2, engine: func(i int, c *enginesim.Config) {
 		c.Models, c.Adapters = []string{"sim", "another-name"}, []string{"tuned"}[i:]

@@ -82,7 +82,7 @@ func (f *fleet) askAt(replica, body string) answer {
 	return a
 }
 
-func TestS18WhatAReplicaHoldsIsItsOwnAndDecides(t *testing.T) {
+func TestWhatAReplicaHoldsIsItsOwnAndDecides(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2})
 	long, short := conversation("shared", 3, ""), conversation("shared", 1, "")
 	f.askAt("r0", short)
@@ -104,7 +104,7 @@ func TestS18WhatAReplicaHoldsIsItsOwnAndDecides(t *testing.T) {
 	}
 }
 
-func TestS20AResetTakesTheCacheOfThatReplicaOnly(t *testing.T) {
+func TestAResetTakesTheCacheOfThatReplicaOnly(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2})
 	body := conversation("kept", 3, "")
 	f.askAt("r0", body)
@@ -130,7 +130,7 @@ func TestS20AResetTakesTheCacheOfThatReplicaOnly(t *testing.T) {
 	}
 }
 
-func TestS27WhatIsRecordedIsWhatTheEngineCounted(t *testing.T) {
+func TestWhatIsRecordedIsWhatTheEngineCounted(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2})
 	for i, more := range []string{"", `,"stream":true,"stream_options":{"include_usage":true}`} {
 		for turn := 1; turn <= 3; turn += 2 {

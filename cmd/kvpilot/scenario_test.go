@@ -17,7 +17,7 @@ import (
 
 // The founding scenarios that only a whole router can show; those of one part are in its package.
 
-func TestS3FailuresKeepTheirStatusAndSayWhy(t *testing.T) {
+func TestFailuresKeepTheirStatusAndSayWhy(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
 	refuse := enginesim.Faults{Status: 503, Paths: []string{"/v1/completions"}}
 	cases := []struct {
@@ -42,7 +42,7 @@ func TestS3FailuresKeepTheirStatusAndSayWhy(t *testing.T) {
 	f.settled()
 }
 
-func TestS7TheModelNamesThePool(t *testing.T) {
+func TestTheModelNamesThePool(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2, engine: func(i int, c *enginesim.Config) {
 		c.Models = []string{fmt.Sprint("model-", i)}
 		c.Adapters = []string{fmt.Sprintf("model-%d:tuned", i)}
@@ -87,14 +87,14 @@ func TestS7TheModelNamesThePool(t *testing.T) {
 	}
 }
 
-func TestS7ASoleModelNeedsNoName(t *testing.T) {
+func TestASoleModelNeedsNoName(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2})
 	if a := f.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); a.status != 200 {
 		t.Errorf("got %d %s", a.status, a.body)
 	}
 }
 
-func TestS9StreamedAndNotGiveTheSameText(t *testing.T) {
+func TestStreamedAndNotGiveTheSameText(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1, engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 200 }})
 	long := `"max_tokens":1000,"min_tokens":1000,"ignore_eos":true,"temperature":0,"seed":7`
 	history := `"messages":[{"role":"user","content":"Weather?"},{"role":"assistant","content":null,"tool_calls":[{"id":"c1","type":"function",` +
@@ -142,7 +142,7 @@ func textOf(t *testing.T, body []byte) string {
 	return b.String()
 }
 
-func TestS13OnlyPoliciesThatLookAtCachesTokenize(t *testing.T) {
+func TestOnlyPoliciesThatLookAtCachesTokenize(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2})
 	asked := func() int {
 		n := 0
@@ -173,7 +173,7 @@ func TestS13OnlyPoliciesThatLookAtCachesTokenize(t *testing.T) {
 	}
 }
 
-func TestS28SessionsStayAndSpread(t *testing.T) {
+func TestSessionsStayAndSpread(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 3, engine: func(_ int, c *enginesim.Config) { c.Adapters = []string{"tuned"} }})
 	at := func(session string, n int) string {
 		a := f.post("/v1/chat/completions", conversation(fmt.Sprint(session, n), 1, ""), "X-Session-Id", session, "X-Kvpilot-Policy", "consistent-hash")
@@ -202,7 +202,7 @@ func TestS28SessionsStayAndSpread(t *testing.T) {
 	}
 }
 
-func TestS32EveryWayOutFreesTheLoad(t *testing.T) {
+func TestEveryWayOutFreesTheLoad(t *testing.T) {
 	slow := func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 1 }
 	endless := strings.Replace(conversation("x", 1, `,"stream":true,"ignore_eos":true`), `"max_tokens":4`, `"max_tokens":4000`, 1)
 	generation := []string{"/v1/chat/completions"}

@@ -15,7 +15,7 @@ api:
 
 // Item 6: with the engines' own events, what kvpilot predicts of a tenant's prompt is what the engine finds, of the
 // tenant alone: in each format, with a salt of the caller's own, and for callers that send requests themselves.
-func TestItem6PredictionsOfSaltedPromptsAreExact(t *testing.T) {
+func TestPredictionsOfSaltedPromptsAreExact(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1, yaml: twoTenants + "router: {tenant_salt: \"on\", tenant_salt_secret: a secret of the fleet}\n"})
 	text := strings.Repeat("clause by clause of a long contract, ", 60)
 	for name, c := range map[string]struct{ path, body string }{
@@ -65,7 +65,7 @@ func TestItem6PredictionsOfSaltedPromptsAreExact(t *testing.T) {
 }
 
 // Item 6: the RPC that tells what each replica holds tells it to those alone who may know.
-func TestItem6OverlapRPCIsForThoseWhoMayKnow(t *testing.T) {
+func TestOverlapRPCIsForThoseWhoMayKnow(t *testing.T) {
 	question, err := json.Marshal(map[string]any{"model": "sim", "text": "what does anybody else ask"})
 	if err != nil {
 		t.Fatal(err)

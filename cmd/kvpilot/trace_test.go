@@ -157,6 +157,7 @@ func event(s *tracepb.Span, name string) (map[string]string, bool) {
 }
 
 func TestATraceHoldsEveryHop(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 2, args: args})
 	id, header := newTrace(1)
@@ -230,6 +231,7 @@ func TestATraceHoldsEveryHop(t *testing.T) {
 }
 
 func TestTheReplicaIsBelowTheSpanOfItsAttempt(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 1, args: args})
 	id, header := newTrace(2)
@@ -250,6 +252,7 @@ func TestTheReplicaIsBelowTheSpanOfItsAttempt(t *testing.T) {
 }
 
 func TestAttemptsStandSideBySide(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 2, args: args})
 	f.engines[0].SetFaults(enginesim.Faults{Status: http.StatusServiceUnavailable, Paths: []string{"/v1/completions"}})
@@ -285,6 +288,7 @@ func TestAttemptsStandSideBySide(t *testing.T) {
 }
 
 func TestWhatWasDoneInALesserWayIsNoted(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 2, args: args})
 	tokenizers := []string{"/tokenize", "/v1/completions/render", "/v1/chat/completions/render"}
@@ -325,6 +329,7 @@ func TestWhatWasDoneInALesserWayIsNoted(t *testing.T) {
 }
 
 func TestReportsLeadToTheDecision(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 1, args: args})
 	router, err := client.Dial(f.grpc)
@@ -419,6 +424,7 @@ func TestReportsLeadToTheDecision(t *testing.T) {
 }
 
 func TestNoTraceShowsWhatWasSaid(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 1, args: append(args, "--set", "telemetry.log_level=debug")})
 	const secret = "the heron sleeps at noon"

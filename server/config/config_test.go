@@ -138,7 +138,7 @@ func TestLinksToFurtherServicesOfKvpilotAreNotSettings(t *testing.T) {
 	}
 }
 
-func TestDurationsMeanWhatTheySay(t *testing.T) { // S-35
+func TestDurationsMeanWhatTheySay(t *testing.T) {
 	for text, want := range map[string]time.Duration{"30s": 30 * time.Second, "5m": 5 * time.Minute, "0": 0, "0s": 0} {
 		c, err := config.Load(config.Source{Set: []string{"telemetry.traces.slow=" + text}})
 		if err != nil || c.Telemetry.Traces.Slow != want {

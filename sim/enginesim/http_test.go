@@ -376,9 +376,9 @@ func TestDetokenizeGivesTheTextBack(t *testing.T) {
 	}
 }
 
-// TestItem17RendersOfOtherFormats: from 0.32 on, /v1/messages/render and /v1/responses/render give the prompt that
+// TestRendersOfOtherFormats: from 0.32 on, /v1/messages/render and /v1/responses/render give the prompt that
 // generating uses, and /kv_event_sources tells where events are.
-func TestItem17RendersOfOtherFormats(t *testing.T) {
+func TestRendersOfOtherFormats(t *testing.T) {
 	for version, there := range map[string]bool{"0.31.0": false, "0.33.0": true} {
 		cfg := fast()
 		cfg.Version = version

@@ -70,7 +70,7 @@ func playTenants(t *testing.T, trace *Trace, replicas int, share func(string) fl
 // four replicas can, and a third sends a prompt now and then. What the third waits longer than alone is bounded by
 // what an engine cannot stop: the step that it is in, the full step that waits behind it, and that its own last step
 // is filled up with others' prompts.
-func TestItem9TenantsShareAFleetByWeight(t *testing.T) {
+func TestTenantsShareAFleetByWeight(t *testing.T) {
 	plays(t)
 	const replicas, prompt = 4, 4096
 	flood := map[string]int{"a": 40 * replicas, "b": 40 * replicas}

@@ -73,7 +73,7 @@ func two(t *testing.T, more ...string) (replicas []*process, router *process) {
 	return replicas, serve(t, replicas, more...)
 }
 
-// Issue 14, item 12: a replica hangs behind a healthy /health, as a paused vLLM or a hung NCCL does.
+// A replica hangs behind a healthy /health, as a paused vLLM or a hung NCCL does.
 func TestWaits12HangBehindHealth(t *testing.T) {
 	for name, fault := range map[string]string{
 		"the engine computes nothing":           `{"stall":true}`,
@@ -92,7 +92,7 @@ func TestWaits12HangBehindHealth(t *testing.T) {
 	}
 }
 
-// Issue 14, item 12: a replica that is stopped is avoided within two seconds, and a new request waits three at most.
+// A replica that is stopped is avoided within two seconds, and a new request waits three at most.
 func TestWaits12Stopped(t *testing.T) {
 	const stop = 5 * time.Second
 	for _, stream := range []bool{false, true} {
@@ -114,7 +114,7 @@ func TestWaits12Stopped(t *testing.T) {
 	}
 }
 
-// Issue 14, item 12: an engine that dies and comes back takes requests within a second of its first healthy answer.
+// An engine that dies and comes back takes requests within a second of its first healthy answer.
 func TestWaits12Killed(t *testing.T) {
 	port := freePort(t)
 	_, number, _ := net.SplitHostPort(port)
@@ -145,7 +145,7 @@ func TestWaits12Killed(t *testing.T) {
 	}
 }
 
-// Issue 14, item 12: when all of a fleet misses its probes at once, nobody is refused: what was sent is answered when it goes on.
+// When all of a fleet misses its probes at once, nobody is refused: what was sent is answered when it goes on.
 func TestWaits12AllStopped(t *testing.T) {
 	replicas, router := two(t)
 	all := load(router, 5, 12*time.Second, 3*time.Second, true, func() {
@@ -164,7 +164,7 @@ func TestWaits12AllStopped(t *testing.T) {
 	}
 }
 
-// Issue 14, item 16: a router with few file descriptors refuses what it has no room for, and blames nobody.
+// A router with few file descriptors refuses what it has no room for, and blames nobody.
 func TestWaits16FewDescriptors(t *testing.T) {
 	replicas := []*process{simulate(t, "0", "--step-time", "100ms"), simulate(t, "0", "--step-time", "100ms")}
 	t.Setenv("CHAOS_LIMIT", "60")
@@ -193,7 +193,7 @@ func TestWaits16FewDescriptors(t *testing.T) {
 	}
 }
 
-// Issue 14, items 13 and 14: choices that nobody sends or releases make nobody wait, be they small or large, and a
+// Choices that nobody sends or releases make nobody wait, be they small or large, and a
 // caller that reports nothing gets one choice after the other.
 func TestWaits14ChoicesNeverSent(t *testing.T) {
 	for name, tokens := range map[string]int{"three tokens": 3, "a hundred thousand tokens": 100_000} {

@@ -97,7 +97,7 @@ func faulty(t *testing.T, command []string, mode, fault string, want map[string]
 	})
 }
 
-// usages has an Anthropic client talk for some turns (item 5), and streams without usage (item 21): the tokenization is
+// usages has an Anthropic client talk for some turns, and streams without usage: the tokenization is
 // not suspect, no more is cached than there is, and the router counts what it is not told.
 func usages(t *testing.T, command ...string) {
 	t.Helper()

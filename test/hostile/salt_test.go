@@ -101,7 +101,7 @@ func secrets(number int) map[string]string {
 
 // Item 6: a tenant cannot find out what another one has sent, neither from kvpilot's headers and decisions nor from
 // what the engine had in its cache.
-func TestItem6CacheOracle(t *testing.T) {
+func TestCacheOracle(t *testing.T) {
 	s := stack.Start(t, oneReplica(func(c *config.Config) {
 		addTenants(c, "victim", "thief")
 		c.Router.TenantSalt, c.Router.TenantSaltSecret = router.SwitchOn, secret.New("a secret of the fleet")
@@ -135,7 +135,7 @@ func TestItem6CacheOracle(t *testing.T) {
 }
 
 // Item 6: without the salt, kvpilot itself does not tell.
-func TestItem6OverlapIsNotTold(t *testing.T) {
+func TestOverlapIsNotTold(t *testing.T) {
 	s := stack.Start(t, oneReplica(func(c *config.Config) { addTenants(c, "victim", "thief") }))
 	asked, told := 0, 0
 	for path, body := range secrets(1) {
@@ -170,7 +170,7 @@ func TestItem6OverlapIsNotTold(t *testing.T) {
 }
 
 // Item 9: a tenant over its limits is told so in the words of the API that it calls, and another one is served.
-func TestItem9LimitsInTheWordsOfEachAPI(t *testing.T) {
+func TestLimitsInTheWordsOfEachAPI(t *testing.T) {
 	s := stack.Start(t, oneReplica(func(c *config.Config) {
 		addTenants(c, "limited", "tokens", "free")
 		c.Tenants = quota.Config{"limited": {RequestsPerSecond: 0.05}, "tokens": {TokensPerMinute: 60}}

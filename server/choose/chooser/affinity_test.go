@@ -58,7 +58,7 @@ func collected(t *testing.T, reader sdkmetric.Reader, name string) map[string]fl
 	return values
 }
 
-// FB 13.5: the affinity rate starts at 1, falls when the owner of a session cannot serve, and
+// The affinity rate starts at 1, falls when the owner of a session cannot serve, and
 // recovers; the busiest sessions are counted without their names.
 func TestConsistentHashShowsItsAffinity(t *testing.T) {
 	reader := sdkmetric.NewManualReader()

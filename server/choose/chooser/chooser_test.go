@@ -611,7 +611,7 @@ func TestPolicyPerModel(t *testing.T) {
 	req := f.request(1, 100)
 	req.Session = "s"
 	home := f.choose(req).Replica.ID
-	for range 9 { // S-28: one session pins ten of ten
+	for range 9 { // one session pins ten of ten
 		req := f.request(1, 100)
 		req.Session = "s"
 		if c := f.choose(req); c.Replica.ID != home || c.Decision.Policy != decision.ConsistentHash {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Issue 14, item 14: bookings whose requests the engine does not show lose their weight in about a second, and
+// Bookings whose requests the engine does not show lose their weight in about a second, and
 // nobody waits for them; a report books them again.
 func TestWaits14PhantomsLoseTheirWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestWaits14PhantomsLoseTheirWeight(t *testing.T) {
 	})
 }
 
-// Issue 14, item 14: what the engine shows keeps its weight, and so does what it cannot show yet.
+// What the engine shows keeps its weight, and so does what it cannot show yet.
 func TestWaits14RequestsThatTheEngineHasKeepTheirWeight(t *testing.T) {
 	for name, c := range map[string]struct {
 		engine    engineState

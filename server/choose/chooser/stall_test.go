@@ -96,7 +96,7 @@ func (f *fleet) whither(number int) (replica.ID, decision.Veto) {
 	return c.Replica.ID, c.Decision.List()[0].Veto
 }
 
-// Issue 14, item 12: an engine whose counters stand still with work on them is avoided, its requests without a byte are taken back,
+// An engine whose counters stand still with work on them is avoided, its requests without a byte are taken back,
 // it is tried again with one request at a time, and it is used again once it shows life.
 func TestWaits12CountersThatStandStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestWaits12CountersThatStandStill(t *testing.T) {
 	})
 }
 
-// Issue 14, item 12: slow is not stalled. Nobody's request is taken back from an engine that works.
+// Slow is not stalled. Nobody's request is taken back from an engine that works.
 func TestWaits12SlowIsNotStalled(t *testing.T) {
 	for name, c := range map[string]struct {
 		engine engineState
@@ -185,7 +185,7 @@ func TestWaits12SlowIsNotStalled(t *testing.T) {
 	}
 }
 
-// Issue 14, item 12: a rank that was silent for long and then went on has more time the next time.
+// A rank that was silent for long and then went on has more time the next time.
 func TestWaits12ARankIsComparedWithItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngines(2)
@@ -210,7 +210,7 @@ func TestWaits12ARankIsComparedWithItself(t *testing.T) {
 	})
 }
 
-// Issue 14, item 12: a replica that does not answer its health question either is avoided within two seconds of its stop, and its
+// A replica that does not answer its health question either is avoided within two seconds of its stop, and its
 // requests leave it soon after; when no replica answers, this machine may be at fault and all are used.
 func TestWaits12StoppedIsAvoidedAtOnce(t *testing.T) {
 	for _, all := range []bool{false, true} {
@@ -238,7 +238,7 @@ func TestWaits12StoppedIsAvoidedAtOnce(t *testing.T) {
 	}
 }
 
-// Issue 14, item 12: a stream on a replica that is called unhealthy does not wait for ever.
+// A stream on a replica that is called unhealthy does not wait for ever.
 func TestWaits12AStreamOnAnUnhealthyReplicaEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngines(2)
@@ -268,7 +268,7 @@ func TestWaits12AStreamOnAnUnhealthyReplicaEnds(t *testing.T) {
 	})
 }
 
-// Issue 14, item 12: replicas that nothing comes back from stay in use for a while when they are most of a pool.
+// Replicas that nothing comes back from stay in use for a while when they are most of a pool.
 func TestWaits12MostOfAFleetAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 4, nil)

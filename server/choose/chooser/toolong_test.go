@@ -70,7 +70,7 @@ func TestTooLongAPromptGoesToTheLongestContext(t *testing.T) {
 	}
 }
 
-// FB 13.10 and 2.16: what remembers where prompts went learns of a choice that books nothing, and of no dry run.
+// What remembers where prompts went learns of a choice that books nothing, and of no dry run.
 func TestAnUnbookedChoiceTeaches(t *testing.T) {
 	f := newFleet(t, 3, func(c *chooser.Config, _ *chooser.Params) { c.Policy = decision.PrefixAffinity })
 	for _, r := range f.replicas {

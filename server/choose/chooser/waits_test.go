@@ -28,7 +28,7 @@ func (f *fleet) running(ctx context.Context) (stop func()) {
 	}
 }
 
-// Issue 14, item 11: room that comes by time alone wakes the first waiter of a queue that was idle.
+// Room that comes by time alone wakes the first waiter of a queue that was idle.
 func TestWaits11TheFirstWaiterIsWokenByTimeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil)
@@ -49,7 +49,7 @@ func TestWaits11TheFirstWaiterIsWokenByTimeAlone(t *testing.T) {
 	})
 }
 
-// Issue 14, item 11: max_wait ends a wait when it says, not with the next look.
+// The bound max_wait ends a wait when it says, not with the next look.
 func TestWaits11MaxWaitEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 1, func(c *chooser.Config, _ *chooser.Params) { c.Queue.MaxWait = time.Second })
@@ -69,7 +69,7 @@ func TestWaits11MaxWaitEndsInTime(t *testing.T) {
 	})
 }
 
-// Issue 14, item 13: of a caller that need report nothing but the end, a prefill ends as predicted: two
+// Of a caller that need report nothing but the end, a prefill ends as predicted: two
 // small choices that nobody releases are no reason for anybody to wait.
 func TestWaits13ChoicesThatNobodyReportsFreezeNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestWaits13ChoicesThatNobodyReportsFreezeNobody(t *testing.T) {
 	})
 }
 
-// Issue 14, item 13: "only release is a must", and so a caller without other reports gets its choices at once.
+// Only the release is a must: a caller without other reports gets its choices at once.
 func TestWaits13TheMinimalCallerGetsItsChoices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, 2, nil)
@@ -111,7 +111,7 @@ func TestWaits13TheMinimalCallerGetsItsChoices(t *testing.T) {
 	})
 }
 
-// Issue 14, item 13: who says that it reports the first token is believed, and that token still counts
+// Who says that it reports the first token is believed, and that token still counts
 // when it comes after the predicted time, as far as reports count.
 func TestWaits13APromisedFirstTokenKeepsThePrefillBooked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

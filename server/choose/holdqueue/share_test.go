@@ -32,7 +32,7 @@ func pop(l *holdqueue.Line, now time.Time) *holdqueue.Ticket {
 
 // Item 9: two tenants of weights 1 and 3 flood the queue, a third sends now and then. Rooms open at the same moments
 // with and without the two: what the third waits, it waits for a room.
-func TestItem9FloodingTenantsShareByWeightAndAThirdHardlyWaits(t *testing.T) {
+func TestFloodingTenantsShareByWeightAndAThirdHardlyWaits(t *testing.T) {
 	const hour = 3600.0
 	run := func(flood bool) (tokens map[string]float64, p99 float64) {
 		_, l := weighted(t, map[string]float64{"a": 1, "b": 3, "c": 1}, nil)

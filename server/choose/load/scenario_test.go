@@ -40,7 +40,7 @@ func wantIdle(t *testing.T, b *load.Book, slot replica.Slot) {
 	}
 }
 
-func TestS19EqualOverlapLowerLoad(t *testing.T) {
+func TestEqualOverlapLowerLoad(t *testing.T) {
 	b := newBook(t, 2)
 	var held []*load.Reservation
 	for i := range 8 {
@@ -55,7 +55,7 @@ func TestS19EqualOverlapLowerLoad(t *testing.T) {
 	wantIdle(t, b, 0)
 }
 
-func TestS22ReleasedOnceOnEveryWayOut(t *testing.T) {
+func TestReleasedOnceOnEveryWayOut(t *testing.T) {
 	ways := map[string]func(r *load.Reservation){
 		"normal end":      func(r *load.Reservation) { r.PrefillDone(); r.Progress(40) },
 		"early close":     func(r *load.Reservation) { r.PrefillDone() },
@@ -80,7 +80,7 @@ func TestS22ReleasedOnceOnEveryWayOut(t *testing.T) {
 	}
 }
 
-func TestS23BlockBoundaries(t *testing.T) {
+func TestBlockBoundaries(t *testing.T) {
 	steps := []struct {
 		name                        string
 		blockSize, prompt, expected int
@@ -114,7 +114,7 @@ func TestS23BlockBoundaries(t *testing.T) {
 	}
 }
 
-func TestS23SharedBlocksKeepFullWeight(t *testing.T) {
+func TestSharedBlocksKeepFullWeight(t *testing.T) {
 	b := newBook(t, 1)
 	prompt := []blockhash.Hash{11, 12, 13, 14}
 	long := mustReserve(t, b, load.Request{ID: "long", PromptTokens: 16, BlockSize: 4, Hashes: prompt, ExpectedTokens: 8})
@@ -134,7 +134,7 @@ func TestS23SharedBlocksKeepFullWeight(t *testing.T) {
 	wantIdle(t, b, 0)
 }
 
-func TestS24ChurnLeavesNothing(t *testing.T) {
+func TestChurnLeavesNothing(t *testing.T) {
 	b := newBook(t, 3)
 	var held []*load.Reservation
 	for i := range 400 {
@@ -165,7 +165,7 @@ func TestS24ChurnLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestS24ARemovedRankFreesItsLoad(t *testing.T) {
+func TestARemovedRankFreesItsLoad(t *testing.T) {
 	b := newBook(t, 2)
 	r := mustReserve(t, b, load.Request{ID: "a", PromptTokens: 32, PrefillTokens: 32, BlockSize: 16})
 	if n := b.RemoveRank(0); n != 1 {
@@ -210,7 +210,7 @@ func TestForgetLosesOnlyWhatWasBookedBefore(t *testing.T) {
 	})
 }
 
-func TestS25LeasesEndOnTheWallClock(t *testing.T) {
+func TestLeasesEndOnTheWallClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBook(t, 1)
 		running(t, b)
@@ -237,7 +237,7 @@ func TestS25LeasesEndOnTheWallClock(t *testing.T) {
 	})
 }
 
-func TestS25LeasesAreBounded(t *testing.T) {
+func TestLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBook(t, 1)
 		var told atomic.Int64
@@ -259,7 +259,7 @@ func TestS25LeasesAreBounded(t *testing.T) {
 	})
 }
 
-func TestS26LateReportsDoNotResurrect(t *testing.T) {
+func TestLateReportsDoNotResurrect(t *testing.T) {
 	b := newBook(t, 2)
 	first := load.Request{ID: "a", Attempt: 1, PromptTokens: 16, PrefillTokens: 16, BlockSize: 16}
 	mustReserve(t, b, first)
@@ -281,7 +281,7 @@ func TestS26LateReportsDoNotResurrect(t *testing.T) {
 	wantIdle(t, b, 1)
 }
 
-func TestS33EachCallTwiceChangesNothing(t *testing.T) {
+func TestEachCallTwiceChangesNothing(t *testing.T) {
 	b := newBook(t, 2)
 	req := load.Request{ID: "a", PromptTokens: 40, PrefillTokens: 40, BlockSize: 16}
 	r := mustReserve(t, b, req)
@@ -397,7 +397,7 @@ func TestAnAnswerEndsThePrefillOfUnstreamedRequestsBeforeIt(t *testing.T) {
 	})
 }
 
-func TestMovingFreesTheOldRank(t *testing.T) { // S-32, FB 8.6
+func TestMovingFreesTheOldRank(t *testing.T) {
 	b := newBook(t, 2)
 	req := load.Request{ID: "a", PromptTokens: 64, PrefillTokens: 64, PrefillTime: time.Second, BlockSize: 16}
 	r := mustReserve(t, b, req)
@@ -453,7 +453,7 @@ func TestReserveRefusesWhatCannotBeBooked(t *testing.T) {
 			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
-	// FB 5.30: no more prefill than prompt
+	// no more prefill than prompt
 	mustReserve(t, b, load.Request{ID: "a", PromptTokens: 10, PrefillTokens: 99})
 	if got := b.View(0, time.Now()).PrefillTokens; got != 10 {
 		t.Errorf("%v prefill tokens of a prompt of 10, want 10", got)

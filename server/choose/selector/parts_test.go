@@ -118,8 +118,8 @@ func matches(tree *selector.Tree, text string) map[replica.Slot]int {
 	return got
 }
 
-// S-30: insert, split, match, remove, eviction.
-func TestS30Tree(t *testing.T) {
+// Insert, split, match, remove, eviction.
+func TestTree(t *testing.T) {
 	now := time.Unix(0, 0)
 	tree := selector.NewTree(selector.DefaultTreeConfig())
 	tree.Insert(0, "hello world", now)
@@ -167,7 +167,7 @@ func TestTheTreeKeepsNoMemoryOfItsCallers(t *testing.T) {
 	}
 }
 
-func TestS30TreeEvictsTheOldest(t *testing.T) {
+func TestTreeEvictsTheOldest(t *testing.T) {
 	cfg := selector.TreeConfig{Evict: true, EvictAbove: 100, EvictTo: 60, EvictEvery: time.Second}
 	tree := selector.NewTree(cfg)
 	for i := range 12 { // 10 characters each, all different from the first on

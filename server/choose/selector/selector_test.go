@@ -88,8 +88,8 @@ func TestTemperatureDrawsBySoftmax(t *testing.T) {
 	}
 }
 
-// S-18, the part of choice.
-func TestS18HigherOverlapWins(t *testing.T) {
+// A higher overlap wins.
+func TestHigherOverlapWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers} {
 		d := question(policy, 4096, decision.Candidate{GPU: 1024}, decision.Candidate{GPU: 2048})
 		if got := chosen(d); got != "B" {
@@ -106,8 +106,8 @@ func TestS18HigherOverlapWins(t *testing.T) {
 	}
 }
 
-// S-19, the part of choice: equal overlap, lower load wins, and it flips when the load does.
-func TestS19EqualOverlapLowerLoadWins(t *testing.T) {
+// Equal overlap, lower load wins, and it flips when the load does.
+func TestEqualOverlapLowerLoadWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.LeastTokens} {
 		busy := decision.Candidate{GPU: 1024, QueuedTokens: 8 * 3000, Waiting: 8, Requests: 8, Backlog: 3}
 		if got := chosen(question(policy, 4096, busy, decision.Candidate{GPU: 1024})); got != "B" {
@@ -127,8 +127,8 @@ func TestS19EqualOverlapLowerLoadWins(t *testing.T) {
 	}
 }
 
-// S-16, the part of choice: without ids a choice is made all the same, by load.
-func TestS16WithoutIDsLoadDecides(t *testing.T) {
+// Without ids a choice is made all the same, by load.
+func TestWithoutIDsLoadDecides(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers, decision.PrefixAffinity} {
 		d := question(policy, 0, decision.Candidate{Requests: 3, Waiting: 3, QueuedTokens: 900, Backlog: 1}, decision.Candidate{})
 		d.Keyless = true
@@ -242,8 +242,8 @@ func TestPowerOfTwoDrawsEachPairEqually(t *testing.T) {
 	}
 }
 
-// S-29: the rules of prefix-affinity.
-func TestS29PrefixAffinity(t *testing.T) {
+// The rules of prefix-affinity.
+func TestPrefixAffinity(t *testing.T) {
 	tests := []struct {
 		name   string
 		chars  int

@@ -101,7 +101,7 @@ func TestStatusCarriesReasonAndRetry(t *testing.T) {
 	}
 }
 
-// Issue 14, item 16: what the router itself lacks is 503 and keeps its reason, also through gRPC.
+// What the router itself lacks is 503 and keeps its reason, also through gRPC.
 func TestWaits16TheRoutersOwnOverloadIs503(t *testing.T) {
 	e := apierror.From(apierror.New(apierror.Overloaded, "no room", nil, apierror.WithUnavailable()).GRPCStatus().Err())
 	if e.Reason != apierror.Overloaded || e.HTTPStatus() != 503 || e.GRPCStatus().Code() != codes.Unavailable || e.Fault() != apierror.FaultOurs {

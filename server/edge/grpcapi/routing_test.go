@@ -68,7 +68,7 @@ func TestChooseReplica(t *testing.T) {
 	}
 }
 
-// Issue 14, item 13: both ways of asking say what the caller will report.
+// Both ways of asking say what the caller will report.
 func TestWaits13WhatACallerReports(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }

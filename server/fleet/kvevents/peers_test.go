@@ -22,9 +22,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
-// TestItem19SequenceFramesOf24Bytes: behind the number comes the name of the publisher, which tells a new
+// TestSequenceFramesOf24Bytes: behind the number comes the name of the publisher, which tells a new
 // engine life even where there is no replay socket and the numbers go on.
-func TestItem19SequenceFramesOf24Bytes(t *testing.T) {
+func TestSequenceFramesOf24Bytes(t *testing.T) {
 	t.Parallel()
 	for _, replay := range []bool{true, false} {
 		t.Run(fmt.Sprintf("replay %v", replay), func(t *testing.T) {
@@ -85,9 +85,9 @@ func (l *logs) count(text string) int {
 	return strings.Count(l.buf.String(), text)
 }
 
-// TestItem19WhatIsNotUnderstoodIsSaid: messages that are no batches, batches that cannot be read, unknown
+// TestWhatIsNotUnderstoodIsSaid: messages that are no batches, batches that cannot be read, unknown
 // events and fields and misfits are counted and logged, each kind once; such a feed is not exact.
-func TestItem19WhatIsNotUnderstoodIsSaid(t *testing.T) {
+func TestWhatIsNotUnderstoodIsSaid(t *testing.T) {
 	t.Parallel()
 	e := startEngine(t, zmtp.PublisherParams{})
 	out := &logs{}
@@ -138,9 +138,9 @@ func TestItem19WhatIsNotUnderstoodIsSaid(t *testing.T) {
 	}
 }
 
-// TestItem20GoZeroMQ follows publishers over go-zeromq, as llm-d-inference-sim has them: ZMTP 3.0 without
+// TestGoZeroMQ follows publishers over go-zeromq, as llm-d-inference-sim has them: ZMTP 3.0 without
 // PING, numbered from 1, arrays with a parent of 0, dialling the router or bound.
-func TestItem20GoZeroMQ(t *testing.T) {
+func TestGoZeroMQ(t *testing.T) {
 	t.Parallel()
 	binary := filepath.Join(t.TempDir(), "peer")
 	build := exec.Command("go", "build", "-o", binary, ".")

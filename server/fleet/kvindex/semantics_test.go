@@ -352,9 +352,9 @@ func TestRanksWithoutEventsAreLRU(t *testing.T) {
 	}
 }
 
-// TestItem19LargerBlockSizeDoesNotEmptyARank: one event of another block size leaves what is known findable;
+// TestLargerBlockSizeDoesNotEmptyARank: one event of another block size leaves what is known findable;
 // only when all events have it is it the rank's own.
-func TestItem19LargerBlockSizeDoesNotEmptyARank(t *testing.T) {
+func TestLargerBlockSizeDoesNotEmptyARank(t *testing.T) {
 	for _, hashes := range []int{1, 2} {
 		ix := newIndex(t, 1)
 		base := stored(1, 8)
@@ -384,9 +384,9 @@ func TestItem19LargerBlockSizeDoesNotEmptyARank(t *testing.T) {
 	}
 }
 
-// TestItem17LookaheadLimitsTheReach: an engine that speculates finds a block only when the tokens behind it
+// TestLookaheadLimitsTheReach: an engine that speculates finds a block only when the tokens behind it
 // are in the prompt too.
-func TestItem17LookaheadLimitsTheReach(t *testing.T) {
+func TestLookaheadLimitsTheReach(t *testing.T) {
 	ix := newIndex(t, 2)
 	ev := stored(1, 4)
 	ev.Lookahead = 3

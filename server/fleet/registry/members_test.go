@@ -27,7 +27,7 @@ func mustRegister(t *testing.T, r *registry.Registry, s registry.Spec, lease tim
 	return id
 }
 
-func TestS15ReplicasAreTracked(t *testing.T) {
+func TestReplicasAreTracked(t *testing.T) {
 	f := newFleet("a", "b", "c", "d")
 	virtual(t, f, listed(), registry.Params{}, func(t *testing.T, r *registry.Registry, w *watcher) {
 		all := func(names ...string) {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-func TestItem18EventSourcesOfEveryForm(t *testing.T) {
+func TestEventSourcesOfEveryForm(t *testing.T) {
 	one := func(fields string) string { return `{"0":{` + fields + `}}` }
 	for _, tt := range []struct {
 		name, base, body, err string

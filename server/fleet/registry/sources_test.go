@@ -10,9 +10,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-// TestItem18ReplicasTellWhereTheyPublish: without any setting the replica is asked, ranks included, and asked
+// TestReplicasTellWhereTheyPublish: without any setting the replica is asked, ranks included, and asked
 // again after a restart; what the operator configures counts more.
-func TestItem18ReplicasTellWhereTheyPublish(t *testing.T) {
+func TestReplicasTellWhereTheyPublish(t *testing.T) {
 	two := `{"1":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:5658","topic":"kv@a"},
 		"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","topic":"kv@a"}}`
 	want := []replica.Events{
@@ -66,8 +66,8 @@ func TestItem18ReplicasTellWhereTheyPublish(t *testing.T) {
 	})
 }
 
-// TestItem20TopicsWithNames: replicas that dial one socket of the router are told apart by their topics.
-func TestItem20TopicsWithNames(t *testing.T) {
+// TestTopicsWithNames: replicas that dial one socket of the router are told apart by their topics.
+func TestTopicsWithNames(t *testing.T) {
 	f := newFleet("a", "b")
 	config := listed(spec("a"), spec("b"))
 	config.Events = registry.EventsSpec{Endpoint: "tcp://*:5557", Bind: true, Topic: "kv@{host}@{id}/{rank}"}

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-// Issue 14, item 16: a router without a file descriptor left says nothing about its replicas.
+// A router without a file descriptor left says nothing about its replicas.
 func TestWaits16AProbeThatFindsNoDescriptorSaysNothing(t *testing.T) {
 	f := newFleet("a")
 	virtual(t, f, listed(spec("a")), registry.Params{}, func(t *testing.T, r *registry.Registry, _ *watcher) {
@@ -41,7 +41,7 @@ func back(t *testing.T, r *registry.Registry, f *fleet, comes func(h *host)) tim
 	return time.Minute
 }
 
-// Issue 14, item 12: an engine that comes back is ready within a second of its first healthy answer: after its port was
+// An engine that comes back is ready within a second of its first healthy answer: after its port was
 // closed, after it was stopped, and, where its machine was gone, when something else shows it to be alive.
 func TestWaits12ReadyASecondAfterHealthAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -72,7 +72,7 @@ func TestWaits12ReadyASecondAfterHealthAnswers(t *testing.T) {
 	}
 }
 
-// Issue 14, item 12: the router knows of a replica that stopped long before that is called unhealthy, and which
+// The router knows of a replica that stopped long before that is called unhealthy, and which
 // ones only are as slow as ever.
 func TestWaits12APulseThatIsLate(t *testing.T) {
 	f := newFleet("a", "b")

@@ -191,7 +191,7 @@ func TestUpdateKeepsWhatIsBooked(t *testing.T) {
 
 // Item 9: random lives of requests of many tenants, settled in every way, twice and by many at once, leave nothing
 // booked, and at no time is more in flight than may be.
-func TestItem9NothingIsBookedAtRest(t *testing.T) {
+func TestNothingIsBookedAtRest(t *testing.T) {
 	for seed := range uint64(30) {
 		synctest.Test(t, func(t *testing.T) {
 			c := Config{
@@ -252,7 +252,7 @@ func TestItem9NothingIsBookedAtRest(t *testing.T) {
 }
 
 // The long run is exact: whatever is predicted, no more is taken than the rate allows, beyond one bucket.
-func TestItem9TheLongRunKeepsTheRate(t *testing.T) {
+func TestTheLongRunKeepsTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, Config{Default: {TokensPerMinute: 60000}})
 		r := rand.New(rand.NewPCG(1, 1))

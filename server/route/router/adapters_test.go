@@ -10,9 +10,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
-// TestItem17AdaptersGoToEveryReplica: loading and unloading a LoRA adapter reaches every replica of the pool, or
+// TestAdaptersGoToEveryReplica: loading and unloading a LoRA adapter reaches every replica of the pool, or
 // the one that is named; one refusal is the answer, and one that cannot be reached is no success.
-func TestItem17AdaptersGoToEveryReplica(t *testing.T) {
+func TestAdaptersGoToEveryReplica(t *testing.T) {
 	const body = `{"lora_name":"a","lora_path":"/adapters/a"}`
 	ok := text(200, "Success: LoRA adapter 'a' added successfully.", "Content-Type", "text/plain")
 	refused := text(400, `{"error":{"message":"already loaded","type":"InvalidUserInput","param":null,"code":400}}`)

@@ -26,9 +26,9 @@ func half(size int) http.HandlerFunc {
 	}
 }
 
-// TestItem8AnAnswerThatBreaksOffUnseenIsRetriedOrRefused: of an answer that is not streamed the client has nothing
+// TestAnAnswerThatBreaksOffUnseenIsRetriedOrRefused: of an answer that is not streamed the client has nothing
 // until all is there.
-func TestItem8AnAnswerThatBreaksOffUnseenIsRetriedOrRefused(t *testing.T) {
+func TestAnAnswerThatBreaksOffUnseenIsRetriedOrRefused(t *testing.T) {
 	f := start(t, 2, nil)
 	f.script(half(800))
 	to := &client{}
@@ -42,7 +42,7 @@ func TestItem8AnAnswerThatBreaksOffUnseenIsRetriedOrRefused(t *testing.T) {
 	f.settled()
 }
 
-func TestItem8AnAnswerInPiecesArrivesWhole(t *testing.T) {
+func TestAnAnswerInPiecesArrivesWhole(t *testing.T) {
 	f := start(t, 1, nil)
 	for name, size := range map[string]int{"small": 3 << 10, "large": 3 << 20} {
 		want := `{"text":"` + strings.Repeat("x", size) + `"}`
@@ -69,7 +69,7 @@ func TestItem8AnAnswerInPiecesArrivesWhole(t *testing.T) {
 }
 
 // What is not an object is passed on as it comes: it may be a stream of another kind.
-func TestItem8OtherAnswersPassAsTheyCome(t *testing.T) {
+func TestOtherAnswersPassAsTheyCome(t *testing.T) {
 	f := start(t, 1, nil)
 	more := make(chan struct{})
 	f.script(func(w http.ResponseWriter, _ *http.Request) {
@@ -86,7 +86,7 @@ func TestItem8OtherAnswersPassAsTheyCome(t *testing.T) {
 	}
 }
 
-func TestItem8ATimeoutBeforeTheFirstByteIsRetried(t *testing.T) {
+func TestATimeoutBeforeTheFirstByteIsRetried(t *testing.T) {
 	f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
 		uc := upstream.DefaultConfig()
 		uc.ResponseHeaderTimeout = 100 * time.Millisecond

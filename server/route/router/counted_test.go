@@ -8,8 +8,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// TestItem21AStreamWithoutUsageIsCounted: what the engine does not tell, the router counts, and says so.
-func TestItem21AStreamWithoutUsageIsCounted(t *testing.T) {
+// TestAStreamWithoutUsageIsCounted: what the engine does not tell, the router counts, and says so.
+func TestAStreamWithoutUsageIsCounted(t *testing.T) {
 	const done = "data: [DONE]\n\n"
 	usage := `data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":3}}}` + "\n\n"
 	role, two := piece(0, "", ""), piece(1, "", "")

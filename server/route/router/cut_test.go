@@ -30,9 +30,9 @@ func strict(w http.ResponseWriter, r *http.Request) {
 	text(200, `{"count":99,"max_model_len":131072,"tokens":[`+strings.Repeat("7,", 98)+`7]}`)(w, r)
 }
 
-// TestItem7ACutBodyIsChosenFor: a body that a proxy cut off is never refused for what the cut did to it, and what
+// TestACutBodyIsChosenFor: a body that a proxy cut off is never refused for what the cut did to it, and what
 // is there of its prompt is the key.
-func TestItem7ACutBodyIsChosenFor(t *testing.T) {
+func TestACutBodyIsChosenFor(t *testing.T) {
 	for name, tc := range map[string]struct {
 		route openai.Route
 		body  string
@@ -68,7 +68,7 @@ func TestItem7ACutBodyIsChosenFor(t *testing.T) {
 }
 
 // The load booked is that of the whole body, as far as the proxy tells its size.
-func TestItem7TheLoadOfACutBodyIsThatOfTheWhole(t *testing.T) {
+func TestTheLoadOfACutBodyIsThatOfTheWhole(t *testing.T) {
 	body := `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("word ", 100)
 	tokens := func(full int64) int {
 		f := start(t, 1, nil)
@@ -86,7 +86,7 @@ func TestItem7TheLoadOfACutBodyIsThatOfTheWhole(t *testing.T) {
 	}
 }
 
-func TestItem7ACutBodyWithoutItsModelIsTooLarge(t *testing.T) {
+func TestACutBodyWithoutItsModelIsTooLarge(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/version":

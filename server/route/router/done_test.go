@@ -29,8 +29,8 @@ func streamed(more string) *router.Call {
 	return chat(`{"model":"m","stream":true` + more + `,"messages":[{"role":"user","content":"hi"}]}`)
 }
 
-// TestItem9AStreamWithoutDoneIsWhole: a stream that ends properly with each of its choices finished needs no [DONE].
-func TestItem9AStreamWithoutDoneIsWhole(t *testing.T) {
+// TestAStreamWithoutDoneIsWhole: a stream that ends properly with each of its choices finished needs no [DONE].
+func TestAStreamWithoutDoneIsWhole(t *testing.T) {
 	for name, tc := range map[string]struct {
 		call   *router.Call
 		pieces []string
@@ -69,8 +69,8 @@ func batch() *router.Call {
 	return c
 }
 
-// TestItem9AClientThatHasDoneHasTheAnswer: SDKs close the connection as soon as they have read [DONE].
-func TestItem9AClientThatHasDoneHasTheAnswer(t *testing.T) {
+// TestAClientThatHasDoneHasTheAnswer: SDKs close the connection as soon as they have read [DONE].
+func TestAClientThatHasDoneHasTheAnswer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		leaves string // the client leaves when it has got this
 		last   http.HandlerFunc
@@ -113,8 +113,8 @@ func TestItem9AClientThatHasDoneHasTheAnswer(t *testing.T) {
 	}
 }
 
-// TestItem9AnErrorInsideAStreamIsNoSuccess: the engine's error object is the client's, once, and the decision failed.
-func TestItem9AnErrorInsideAStreamIsNoSuccess(t *testing.T) {
+// TestAnErrorInsideAStreamIsNoSuccess: the engine's error object is the client's, once, and the decision failed.
+func TestAnErrorInsideAStreamIsNoSuccess(t *testing.T) {
 	const told = `data: {"error":{"message":"CUDA error","type":"InternalServerError","param":null,"code":500}}` + "\n\n"
 	for name, pieces := range map[string][]string{
 		"with [DONE]":           {piece(0, "a", ""), told, "data: [DONE]\n\n"},

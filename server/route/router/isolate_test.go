@@ -40,7 +40,7 @@ func saltOf(t *testing.T, f *fleet, r *router.Router, tenant string, route opena
 }
 
 // Item 6: each tenant has a salt of its own on each route that has the field; the caller's own counts within it.
-func TestItem6EachTenantHasASaltOfItsOwn(t *testing.T) {
+func TestEachTenantHasASaltOfItsOwn(t *testing.T) {
 	f := start(t, 1, nil)
 	r, other := salted(t, f, saltKey, router.UnsaltedRefuse), salted(t, f, "another secret of another fleet", router.UnsaltedRefuse)
 	form := regexp.MustCompile(`^[A-Za-z0-9_-]{43}$`)
@@ -96,7 +96,7 @@ func TestItem6EachTenantHasASaltOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestItem6RoutesWithoutASalt(t *testing.T) {
+func TestRoutesWithoutASalt(t *testing.T) {
 	f := start(t, 1, nil)
 	for _, path := range []string{"/cohere/v2/chat", "/v2/embed", "/v9/new"} {
 		call := chat(`{"model":"m"}`)
@@ -116,7 +116,7 @@ func TestItem6RoutesWithoutASalt(t *testing.T) {
 }
 
 // Callers that send requests themselves are given the salt that the engine must get.
-func TestItem6AChoiceTellsTheSalt(t *testing.T) {
+func TestAChoiceTellsTheSalt(t *testing.T) {
 	f := start(t, 1, nil)
 	r := salted(t, f, saltKey, router.UnsaltedRefuse)
 	body := `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":"own"}`
@@ -136,7 +136,7 @@ func TestItem6AChoiceTellsTheSalt(t *testing.T) {
 }
 
 // What replicas hold of a prompt is told to those alone of whom it tells nothing about others.
-func TestItem6WhoSeesOverlap(t *testing.T) {
+func TestWhoSeesOverlap(t *testing.T) {
 	f := start(t, 1, nil)
 	always := router.DefaultConfig()
 	always.ShowOverlap = router.ShowAlways
@@ -173,7 +173,7 @@ func TestItem6WhoSeesOverlap(t *testing.T) {
 }
 
 // What the router remembers of a tenant's prompts is no faster for another one.
-func TestItem6TokenIDsAreRememberedByTenant(t *testing.T) {
+func TestTokenIDsAreRememberedByTenant(t *testing.T) {
 	f := start(t, 1, nil)
 	r := salted(t, f, saltKey, router.UnsaltedRefuse)
 	for _, c := range []struct {

@@ -152,7 +152,7 @@ func TestHowEachEndIsCharged(t *testing.T) {
 // Item 9: requests that end in every way, at random, leave each grant settled once: engines that refuse, break off,
 // stall and answer, clients that leave at any moment and break off the answer, a handler that panics, reservations
 // that are finished, expire or are asked for twice.
-func TestItem9RandomLivesAreSettledOnce(t *testing.T) {
+func TestRandomLivesAreSettledOnce(t *testing.T) {
 	a := newAccount(t, quota.Config{quota.Default: {RequestsPerSecond: 2000, TokensPerMinute: 600000, InFlight: 30, ReservedTokens: 3000}})
 	f := start(t, 3, func(p *router.Params, c *chooser.Config, _ *registry.Config) {
 		p.Limits = a

@@ -16,9 +16,9 @@ const (
 	unknownID = `{"model":"m","messages":[{"role":"user","content":"x"}],"kv_transfer_params":{"prompt_token_ids":[1,2]}}`
 )
 
-// TestItem6WhatATokenizerRefusesIsTheEnginesToRefuse: a request that a tokenizer's route refuses is sent on, and
+// TestWhatATokenizerRefusesIsTheEnginesToRefuse: a request that a tokenizer's route refuses is sent on, and
 // the engine's own answer is the client's.
-func TestItem6WhatATokenizerRefusesIsTheEnginesToRefuse(t *testing.T) {
+func TestWhatATokenizerRefusesIsTheEnginesToRefuse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		refusal string
 		status  int
@@ -46,7 +46,7 @@ func TestItem6WhatATokenizerRefusesIsTheEnginesToRefuse(t *testing.T) {
 }
 
 // A replica that cannot be asked leaves the tokenizer's refusal as the answer: trying again is of no use.
-func TestItem6ARefusedPromptWithoutAReplicaIsRefused(t *testing.T) {
+func TestARefusedPromptWithoutAReplicaIsRefused(t *testing.T) {
 	f := start(t, 1, nil)
 	f.engines[0].tokenizes(text(400, roles))
 	f.script(text(503, "loading"))
@@ -57,8 +57,8 @@ func TestItem6ARefusedPromptWithoutAReplicaIsRefused(t *testing.T) {
 	f.settled()
 }
 
-// Where no engine is asked, a refusal that it would share is the answer (FB 2.9); any other leaves a choice by load.
-func TestItem6AChoiceIsRefusedOnlyWhereTheEngineWouldRefuse(t *testing.T) {
+// Where no engine is asked, a refusal that it would share is the answer; any other leaves a choice by load.
+func TestAChoiceIsRefusedOnlyWhereTheEngineWouldRefuse(t *testing.T) {
 	for name, tc := range map[string]struct {
 		body    string
 		route   openai.Route
@@ -67,13 +67,13 @@ func TestItem6AChoiceIsRefusedOnlyWhereTheEngineWouldRefuse(t *testing.T) {
 		cut     bool
 		want    int // the status of the refusal; 0 for a choice
 	}{
-		"a template's refusal":         {unknown, openai.RouteChat, 400, roles, false, 400},
-		"an unprocessable body":        {unknown, openai.RouteChat, 422, roles, false, 422},
-		"a model that is served":       {unknown, openai.RouteChat, 404, noModel, false, 0},
-		"ids of the client's own":      {unknownID, openai.RouteChat, 400, roles, false, 0},
-		"a beam search":                {unknown[:len(unknown)-1] + `,"use_beam_search":true}`, openai.RouteChat, 400, roles, false, 0},
-		"another format":               {`{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"x"}]}`, openai.RouteMessages, 400, roles, false, 0},
-		"a body that is cut (FB 4.24)": {unknown[:len(unknown)-8], openai.RouteChat, 400, roles, true, 0},
+		"a template's refusal":    {unknown, openai.RouteChat, 400, roles, false, 400},
+		"an unprocessable body":   {unknown, openai.RouteChat, 422, roles, false, 422},
+		"a model that is served":  {unknown, openai.RouteChat, 404, noModel, false, 0},
+		"ids of the client's own": {unknownID, openai.RouteChat, 400, roles, false, 0},
+		"a beam search":           {unknown[:len(unknown)-1] + `,"use_beam_search":true}`, openai.RouteChat, 400, roles, false, 0},
+		"another format":          {`{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"x"}]}`, openai.RouteMessages, 400, roles, false, 0},
+		"a body that is cut":      {unknown[:len(unknown)-8], openai.RouteChat, 400, roles, true, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)

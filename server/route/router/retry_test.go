@@ -307,7 +307,7 @@ func TestATokenizerFailsNoRequest(t *testing.T) {
 	}
 }
 
-// Issue 14, item 16: a lack of file descriptors is the router's own fault: 503 OVERLOADED, and no replica's breaker opens.
+// A lack of file descriptors is the router's own fault: 503 OVERLOADED, and no replica's breaker opens.
 func TestWaits16NoDescriptorLeftIsNoReplicasFault(t *testing.T) {
 	for _, code := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
 		t.Run(code.Error(), func(t *testing.T) {

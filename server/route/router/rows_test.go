@@ -19,7 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
-// row is a body or a fault of FB 4.16 to 4.25 and 18, and what must be seen of it.
+// row is a body or a fault, and what must be seen of it.
 type row struct {
 	route    openai.Route
 	body     string
@@ -34,29 +34,29 @@ type row struct {
 func rows() map[string]row {
 	empty := text(200, `{"count":0,"max_model_len":4096,"tokens":[]}`)
 	return map[string]row{
-		"4.16 chat":                              {openai.RouteChat, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, false, nil, 200, "tokenize", ""},
-		"4.17 a prompt of text":                  {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, nil, 200, "tokenize", ""},
-		"4.18 no messages and a prompt":          {openai.RouteAny, `{"model":"m","messages":[],"prompt":"hi"}`, true, nil, 200, "tokenize", ""},
-		"4.19 messages of null and a prompt":     {openai.RouteAny, `{"model":"m","messages":null,"prompt":"hi"}`, true, nil, 200, "tokenize", ""},
-		"4.20 a batch":                           {openai.RouteCompletions, `{"model":"m","prompt":["a","b"]}`, false, nil, 200, "tokenize", ""},
-		"4.21 ids":                               {openai.RouteCompletions, `{"model":"m","prompt":[1,2,3]}`, false, nil, 200, "body", ""},
-		"4.22 only an image":                     {openai.RouteChat, `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}]}`, false, nil, 200, "none", "unmappable"},
-		"4.23 no messages":                       {openai.RouteChat, `{"model":"m","messages":[]}`, false, nil, 200, "none", "no_prompt"},
-		"4.23 an empty prompt":                   {openai.RouteCompletions, `{"model":"m","prompt":""}`, false, nil, 200, "none", "no_prompt"},
-		"4.23 no key":                            {openai.RouteCompletions, `{"model":"m"}`, false, nil, 200, "none", "no_prompt"},
-		"4.23 no object":                         {openai.RouteChat, `[1]`, false, nil, 400, "", ""},
-		"4.23 bad JSON":                          {openai.RouteChat, `{"model"`, false, nil, 400, "", ""},
-		"4.24 cut, and no JSON":                  {openai.RouteAny, `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("a ", 200), true, strict, 200, "tokenize", ""},
-		"4.24 cut in front of all":               {openai.RouteAny, `{"mess`, true, nil, 200, "none", "no_prompt"},
-		"4.25 no ids come back":                  {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, empty, 200, "none", "empty"},
-		"18.3 the tokenizer fails":               {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, text(500, "broken"), 200, "none", "status"},
-		"18.3 the tokenizer refuses (item 6)":    {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, text(400, roles), 200, "client_fault", "refused"},
-		"18.4 no ids, so the least loaded takes": {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, text(404, `{"detail":"Not Found"}`), 200, "none", "unsupported"},
+		"chat":                              {openai.RouteChat, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, false, nil, 200, "tokenize", ""},
+		"a prompt of text":                  {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, nil, 200, "tokenize", ""},
+		"no messages and a prompt":          {openai.RouteAny, `{"model":"m","messages":[],"prompt":"hi"}`, true, nil, 200, "tokenize", ""},
+		"messages of null and a prompt":     {openai.RouteAny, `{"model":"m","messages":null,"prompt":"hi"}`, true, nil, 200, "tokenize", ""},
+		"a batch":                           {openai.RouteCompletions, `{"model":"m","prompt":["a","b"]}`, false, nil, 200, "tokenize", ""},
+		"ids":                               {openai.RouteCompletions, `{"model":"m","prompt":[1,2,3]}`, false, nil, 200, "body", ""},
+		"only an image":                     {openai.RouteChat, `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:,"}}]}]}`, false, nil, 200, "none", "unmappable"},
+		"no messages":                       {openai.RouteChat, `{"model":"m","messages":[]}`, false, nil, 200, "none", "no_prompt"},
+		"an empty prompt":                   {openai.RouteCompletions, `{"model":"m","prompt":""}`, false, nil, 200, "none", "no_prompt"},
+		"no key":                            {openai.RouteCompletions, `{"model":"m"}`, false, nil, 200, "none", "no_prompt"},
+		"no object":                         {openai.RouteChat, `[1]`, false, nil, 400, "", ""},
+		"bad JSON":                          {openai.RouteChat, `{"model"`, false, nil, 400, "", ""},
+		"cut, and no JSON":                  {openai.RouteAny, `{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("a ", 200), true, strict, 200, "tokenize", ""},
+		"cut in front of all":               {openai.RouteAny, `{"mess`, true, nil, 200, "none", "no_prompt"},
+		"no ids come back":                  {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, empty, 200, "none", "empty"},
+		"the tokenizer fails":               {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, text(500, "broken"), 200, "none", "status"},
+		"the tokenizer refuses":             {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, text(400, roles), 200, "client_fault", "refused"},
+		"no ids, so the least loaded takes": {openai.RouteCompletions, `{"model":"m","prompt":"hello"}`, false, text(404, `{"detail":"Not Found"}`), 200, "none", "unsupported"},
 	}
 }
 
-// TestS31EveryRowShowsWhatBecameOfItsPrompt: the status, the counter and the span of each row of FB 4.16 to 4.25 and 18.
-func TestS31EveryRowShowsWhatBecameOfItsPrompt(t *testing.T) {
+// TestEveryRowShowsWhatBecameOfItsPrompt: the status, the counter and the span of each row.
+func TestEveryRowShowsWhatBecameOfItsPrompt(t *testing.T) {
 	for name, r := range rows() {
 		t.Run(name, func(t *testing.T) {
 			reader := metric.NewManualReader()

@@ -10,8 +10,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// TestItem7NoFaultOfACutBodyIsTheCallers: wherever a proxy cuts a body, what is there is read.
-func TestItem7NoFaultOfACutBodyIsTheCallers(t *testing.T) {
+// TestNoFaultOfACutBodyIsTheCallers: wherever a proxy cuts a body, what is there is read.
+func TestNoFaultOfACutBodyIsTheCallers(t *testing.T) {
 	for _, body := range []string{
 		`{"model":"m","messages":[{"role":"system","content":"ein längerer Gruß 世界 🌍 \ud83c\udf0d \"x\" \\"},{"role":"user","content":[{"type":"text","text":"wörtlich"},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}],"max_tokens":5}`,
 		`{"prompt":"世界 🌍 \ud83c\udf0d\ud83c","model":"m"}`, `{"input":[{"type":"message","role":"user","content":[{"type":"input_text","text":"世界"}]}]}`,
@@ -41,7 +41,7 @@ func TestItem7NoFaultOfACutBodyIsTheCallers(t *testing.T) {
 	}
 }
 
-func TestItem7ACutMessageIsClosedWhereItIsCut(t *testing.T) {
+func TestACutMessageIsClosedWhereItIsCut(t *testing.T) {
 	const chat = `{"messages":[`
 	for cut, want := range map[string][]string{
 		`{"role":"user","content":"Once upon a ti`:                                       {`{"role":"user","content":"Once upon a ti"}`},

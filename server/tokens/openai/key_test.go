@@ -7,8 +7,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// S-6 and the normalisation of S-29: what prefix-affinity goes by.
-func TestS6S29PromptText(t *testing.T) {
+// The text that prefix-affinity goes by, normalised.
+func TestPromptText(t *testing.T) {
 	for name, c := range map[string]struct {
 		route openai.Route
 		body  string

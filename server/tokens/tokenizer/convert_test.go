@@ -56,9 +56,9 @@ func TestACutBodyGivesABeginning(t *testing.T) {
 	}
 }
 
-// TestItem17BodiesOfOtherFormatsAreRenderedAsTheyAre: vLLM's routes for Anthropic and Responses bodies give the
+// TestBodiesOfOtherFormatsAreRenderedAsTheyAre: vLLM's routes for Anthropic and Responses bodies give the
 // ids of what has a chat form and of what has none; older engines, and what the routes refuse, take the chat form.
-func TestItem17BodiesOfOtherFormatsAreRenderedAsTheyAre(t *testing.T) {
+func TestBodiesOfOtherFormatsAreRenderedAsTheyAre(t *testing.T) {
 	ids := []uint32{5, 6, 7, 8, 9}
 	fresh := serve(t, "a", &simulated{render: true, native: true, nativeIDs: ids})
 	old := serve(t, "b", &simulated{render: true})

@@ -7,9 +7,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 )
 
-// TestItem5AnthropicInputIsTheRestOfThePrompt: in Anthropic's format the whole prompt is input_tokens and what was
+// TestAnthropicInputIsTheRestOfThePrompt: in Anthropic's format the whole prompt is input_tokens and what was
 // read from the cache and written into it.
-func TestItem5AnthropicInputIsTheRestOfThePrompt(t *testing.T) {
+func TestAnthropicInputIsTheRestOfThePrompt(t *testing.T) {
 	const event = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"usage\":"
 	const last = "}}\n\nevent: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":"
 	const end = "}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"

@@ -497,9 +497,9 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// TestItem17FieldsOfVLLM033: with speculation each block's hash covers the tokens behind it too, and a tier
+// TestFieldsOfVLLM033: with speculation each block's hash covers the tokens behind it too, and a tier
 // may have an owner; neither is an unknown field, and whatever shape the lists have is read in bounds.
-func TestItem17FieldsOfVLLM033(t *testing.T) {
+func TestFieldsOfVLLM033(t *testing.T) {
 	ahead := []any{[]any{7, 8}, []any{9}}
 	e := vllmtest.Stored([]uint64{1, 2}, nil, tokens(8), 4).With("lookahead_token_ids", ahead).With("ownership", "mooncake").With("session_id", "s")
 	array := vllmtest.Newest()
@@ -524,8 +524,8 @@ func TestItem17FieldsOfVLLM033(t *testing.T) {
 	}
 }
 
-// TestItem20ParentZeroIsARoot: llm-d-inference-sim writes the parent of a prompt's first block as 0.
-func TestItem20ParentZeroIsARoot(t *testing.T) {
+// TestParentZeroIsARoot: llm-d-inference-sim writes the parent of a prompt's first block as 0.
+func TestParentZeroIsARoot(t *testing.T) {
 	for _, l := range vllmtest.Layouts() {
 		if s := one(t, l, vllmtest.Stored([]uint64{5}, uint64(0), tokens(4), 4)).Stored; s.HasParent {
 			t.Errorf("%s: parent %d of a root", l.Name, s.Parent)
