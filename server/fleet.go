@@ -24,7 +24,7 @@ import (
 // rank. They are called in order, before a snapshot shows an addition and after one stopped
 // showing a removal.
 
-func (p *parts) rankAdded(slot replica.Slot, r *replica.Replica, rank int) {
+func (p *parts) RankAdded(slot replica.Slot, r *replica.Replica, rank int) {
 	p.book.AddRank(slot)
 	p.chooser.AddRank(slot, r, rank)
 	info := kvindex.RankInfo{Rank: replica.Rank{Replica: r.ID, Index: rank}, BlockSize: r.BlockSize, Capacity: r.Blocks}
@@ -60,7 +60,7 @@ func (p *parts) rankOf(slot replica.Slot) (replica.Rank, bool) {
 	return replica.Rank{Replica: r.ID, Index: rank}, true
 }
 
-func (p *parts) rankRemoved(slot replica.Slot) {
+func (p *parts) RankRemoved(slot replica.Slot) {
 	p.stats.Remove(slot)
 	p.events.Remove(slot)
 	p.kvindex.RemoveRank(slot)
@@ -70,9 +70,9 @@ func (p *parts) rankRemoved(slot replica.Slot) {
 	}
 }
 
-// restarted drops what was believed of a former engine process. Ranks with events learn of it
+// ReplicaRestarted drops what was believed of a former engine process. Ranks with events learn of it
 // from their sequence numbers too; the first notice counts.
-func (p *parts) restarted(r *replica.Replica, began time.Time) {
+func (p *parts) ReplicaRestarted(r *replica.Replica, began time.Time) {
 	for rank, slot := range r.Slots {
 		p.book.Forget(slot, began)
 		if rank >= len(r.Events) || r.Events[rank].Endpoint == "" {
@@ -82,14 +82,14 @@ func (p *parts) restarted(r *replica.Replica, began time.Time) {
 	}
 }
 
-// began takes an engine's word on when its process began.
-func (p *parts) began(id replica.ID, at time.Time) {
+// EngineStarted takes an engine's word on when its process began.
+func (p *parts) EngineStarted(id replica.ID, at time.Time) {
 	p.registry.NoteStart(id, at)
 	p.kvindex.Began(id, at)
 }
 
-// changed follows each new view of the fleet.
-func (p *parts) changed(s *registry.Snapshot) {
+// FleetChanged follows each new view of the fleet.
+func (p *parts) FleetChanged(s *registry.Snapshot) {
 	for _, r := range s.Replicas {
 		p.stats.Renew(r)
 		if r.State == replica.StateReady && time.Since(r.Since) < time.Second && len(r.Slots) > 0 {
@@ -107,9 +107,20 @@ func (p *parts) changed(s *registry.Snapshot) {
 	}
 }
 
-func (p *parts) learned(id replica.ID, l enginestats.Learned) {
+func (p *parts) EngineLearned(id replica.ID, l enginestats.Learned) {
 	p.registry.Learn(id, registry.Learned{BlockSize: l.BlockSize, Blocks: l.Blocks})
 }
+
+// EngineAnswered implements enginestats.Listener.
+func (p *parts) EngineAnswered(id replica.ID) { p.registry.Alive(id) }
+
+// EngineRestarted implements enginestats.Listener.
+func (p *parts) EngineRestarted(id replica.ID, noticed time.Time) {
+	p.registry.NoteRestart(id, noticed)
+}
+
+// InFlight implements enginestats.Load.
+func (p *parts) InFlight(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight }
 
 // ready says why the router should get no requests now.
 func (p *parts) ready() error {

@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"log/slog"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -92,20 +91,13 @@ func (p *parts) buildIndex(c config.Config, t *telemetry.Telemetry) {
 func (p *parts) buildLoad(c config.Config, t *telemetry.Telemetry) {
 	p.book = load.New(c.Load, load.Params{Log: p.part("load"), Meter: t.Meters(), Rank: p.rankOf})
 	p.stats = enginestats.New(c.EngineStats, enginestats.Params{
-		Log: p.part("enginestats"), Meter: t.Meters(),
-		InFlight:  func(slot replica.Slot) int { return p.book.View(slot, time.Now()).InFlight },
-		OnLearned: p.learned,
-		OnStart:   p.began,
-		OnAnswer:  func(id replica.ID) { p.registry.Alive(id) },
-		OnRestart: func(id replica.ID, noticed time.Time) { p.registry.NoteRestart(id, noticed) },
+		Log: p.part("enginestats"), Meter: t.Meters(), Load: p, Listener: p,
 	})
 }
 
 func (p *parts) buildRegistry(c config.Config, t *telemetry.Telemetry) {
 	p.registry = registry.New(c.Registry, registry.Params{
-		Log: p.part("registry"), Meter: t.Meters(), Lookup: p.lookup,
-		OnRankAdded: p.rankAdded, OnRankRemoved: p.rankRemoved, OnRestarted: p.restarted, OnChanged: p.changed,
-		OnDrain: p.drained, OnRegistered: p.registered, OnDeregistered: p.deregistered,
+		Log: p.part("registry"), Meter: t.Meters(), Lookup: p.lookup, Observer: p, Reporter: p,
 	})
 }
 

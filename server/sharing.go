@@ -10,19 +10,19 @@ import (
 
 // The methods below pass what callers change at this router to the other routers of its fleet.
 
-func (p *parts) drained(id replica.ID, drain *registry.Drain) {
+func (p *parts) Drained(id replica.ID, drain *registry.Drain) {
 	if p.peers != nil {
 		p.peers.facts.Drained(id, drain)
 	}
 }
 
-func (p *parts) registered(spec registry.Spec, left time.Duration) {
+func (p *parts) Registered(spec registry.Spec, left time.Duration) {
 	if p.peers != nil {
 		p.peers.facts.Registered(spec, left)
 	}
 }
 
-func (p *parts) deregistered(id replica.ID) {
+func (p *parts) Deregistered(id replica.ID) {
 	if p.peers != nil {
 		p.peers.facts.Deregistered(id)
 	}

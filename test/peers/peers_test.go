@@ -119,12 +119,20 @@ func proxy(t *testing.T, r *replica.Replica) error {
 	return err
 }
 
+// answers receives a signal for each report of an engine.
+type answers chan struct{}
+
+func (a answers) EngineAnswered(replica.ID)                   { a <- struct{}{} }
+func (answers) EngineLearned(replica.ID, enginestats.Learned) {}
+func (answers) EngineStarted(replica.ID, time.Time)           {}
+func (answers) EngineRestarted(replica.ID, time.Time)         {}
+
 func statistics(t *testing.T, r *replica.Replica) error {
 	said := &lines{}
 	c := enginestats.DefaultConfig()
 	c.Interval = 10 * time.Millisecond
 	answered := make(chan struct{}, 100)
-	p := enginestats.New(c, enginestats.Params{Log: said.logger(), OnAnswer: func(replica.ID) { answered <- struct{}{} }})
+	p := enginestats.New(c, enginestats.Params{Log: said.logger(), Listener: answers(answered)})
 	p.Add(0, r, 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -22,7 +22,7 @@ func (p *Poller) noteOwn(t *target) {
 		if t.senders[slot] == nil {
 			t.senders[slot] = new(Senders)
 		}
-		t.senders[slot].Asked(p.params.InFlight(slot))
+		t.senders[slot].Asked(p.params.Load.InFlight(slot))
 	}
 }
 
@@ -42,7 +42,7 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 		if t.senders[slot] == nil {
 			t.senders[slot] = new(Senders)
 		}
-		s := t.senders[slot].See(e.stats(now), p.params.InFlight(slot), p.config.Load().Stale)
+		s := t.senders[slot].See(e.stats(now), p.params.Load.InFlight(slot), p.config.Load().Stale)
 		a.stats.Store(&s)
 	}
 	p.notify(t, pg, counted, now)
@@ -74,19 +74,17 @@ func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
 func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
 	switch {
 	case !pg.began.IsZero():
-		if !pg.began.Equal(t.began) && p.params.OnStart != nil {
-			p.params.OnStart(t.replica.Load().ID, pg.began.Add(pg.ahead))
+		if !pg.began.Equal(t.began) {
+			p.params.Listener.EngineStarted(t.replica.Load().ID, pg.began.Add(pg.ahead))
 		}
 		t.began = pg.began
-	case counted < t.counted && p.params.OnRestart != nil:
-		p.params.OnRestart(t.replica.Load().ID, now)
+	case counted < t.counted:
+		p.params.Listener.EngineRestarted(t.replica.Load().ID, now)
 	}
 	t.counted = counted
 	if pg.learned != t.learned && pg.learned != (Learned{}) {
 		t.learned = pg.learned
-		if p.params.OnLearned != nil {
-			p.params.OnLearned(t.replica.Load().ID, pg.learned)
-		}
+		p.params.Listener.EngineLearned(t.replica.Load().ID, pg.learned)
 	}
 }
 

@@ -74,19 +74,39 @@ type Params struct {
 	Meter metric.MeterProvider
 	// Client makes the requests; nil makes one that suits vLLM.
 	Client *http.Client
-	// InFlight returns how many requests this router has booked on a rank; Foreign needs it.
-	InFlight func(replica.Slot) int
-	// OnLearned is called when a replica's cache configuration is seen or changes.
-	OnLearned func(replica.ID, Learned)
-	// OnStart is called with the moment at which a replica's engine process began, by this machine's clock:
-	// when it is first seen, and whenever it is another process.
-	OnStart func(id replica.ID, began time.Time)
-	// OnAnswer is called for each report that a replica gave.
-	OnAnswer func(id replica.ID)
-	// OnRestart is called when an engine that does not report its start time turns out to be a new process,
-	// because its counters fell.
-	OnRestart func(id replica.ID, noticed time.Time)
+	// Load counts this router's requests; nil: it has none.
+	Load Load
+	// Listener follows the engines; nil: there is none.
+	Listener Listener
 }
+
+// Load counts the requests that this router has booked on a rank; Stats.Foreign needs it.
+type Load interface {
+	InFlight(slot replica.Slot) int
+}
+
+// Listener follows the engines by their reports.
+type Listener interface {
+	// EngineAnswered is called for each report that a replica gave.
+	EngineAnswered(id replica.ID)
+	// EngineLearned is called when a replica's cache configuration is seen or changes.
+	EngineLearned(id replica.ID, l Learned)
+	// EngineStarted is called with the moment at which a replica's engine process began, by this machine's clock:
+	// when it is first seen, and whenever it is another process.
+	EngineStarted(id replica.ID, began time.Time)
+	// EngineRestarted is called when an engine that does not report its start time turns out to be a new process,
+	// because its counters fell.
+	EngineRestarted(id replica.ID, noticed time.Time)
+}
+
+// alone is the Load and the Listener of a poller without one.
+type alone struct{}
+
+func (alone) InFlight(replica.Slot) int             { return 0 }
+func (alone) EngineAnswered(replica.ID)             {}
+func (alone) EngineLearned(replica.ID, Learned)     {}
+func (alone) EngineStarted(replica.ID, time.Time)   {}
+func (alone) EngineRestarted(replica.ID, time.Time) {}
 
 // newClient suits vLLM, whose keep-alive is 5 s.
 func newClient() *http.Client {

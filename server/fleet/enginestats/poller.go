@@ -57,8 +57,11 @@ func New(config Config, params Params) *Poller {
 	if params.Client == nil {
 		params.Client = newClient()
 	}
-	if params.InFlight == nil {
-		params.InFlight = func(replica.Slot) int { return 0 }
+	if params.Load == nil {
+		params.Load = alone{}
+	}
+	if params.Listener == nil {
+		params.Listener = alone{}
 	}
 	p := &Poller{
 		params: params, log: params.Log,
@@ -71,7 +74,7 @@ func New(config Config, params Params) *Poller {
 	return p
 }
 
-// Add starts to poll for a rank. It fits registry.Params.OnRankAdded.
+// Add starts to poll for a rank.
 func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -286,9 +289,7 @@ func (p *Poller) ask(ctx context.Context, t *target) error {
 		return err
 	}
 	p.apply(t, page, time.Now())
-	if p.params.OnAnswer != nil {
-		p.params.OnAnswer(t.replica.Load().ID)
-	}
+	p.params.Listener.EngineAnswered(t.replica.Load().ID)
 	return nil
 }
 
@@ -307,7 +308,7 @@ func (p *Poller) fetch(ctx context.Context, r *replica.Replica) (*page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("poll: %w", err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("poll: status %d", resp.StatusCode)
 	}

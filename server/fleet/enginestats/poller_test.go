@@ -194,11 +194,15 @@ func TestRanksGetTheirOwnEngines(t *testing.T) {
 	})
 }
 
+// requests are those of this router on every rank.
+type requests struct{ n *atomic.Int64 }
+
+func (r requests) InFlight(replica.Slot) int { return int(r.n.Load()) }
+
 func TestForeignLoad(t *testing.T) {
 	var own atomic.Int64
 	e := &engine{status: 200, page: load(4, 0)}
-	params := enginestats.Params{InFlight: func(replica.Slot) int { return int(own.Load()) }}
-	virtual(t, e, params, func(t *testing.T, p *enginestats.Poller) {
+	virtual(t, e, enginestats.Params{Load: requests{&own}}, func(t *testing.T, p *enginestats.Poller) {
 		foreign := func() float64 {
 			s, _ := p.Stats(0)
 			return s.Foreign(time.Now())
@@ -260,11 +264,7 @@ func TestNewsAboutTheEngine(t *testing.T) {
 		told = nil
 		return news
 	}
-	params := enginestats.Params{
-		OnLearned: func(id replica.ID, l enginestats.Learned) { tell(fmt.Sprintf("%s %+v", id, l)) },
-		OnStart:   func(id replica.ID, began time.Time) { tell(fmt.Sprintf("%s began %d", id, began.Unix())) },
-		OnRestart: func(id replica.ID, noticed time.Time) { tell(fmt.Sprintf("%s restarted %d", id, noticed.Unix())) },
-	}
+	params := enginestats.Params{Listener: engineNews{add: tell}}
 	info := func(size int) string {
 		return load(0, 0) + fmt.Sprintf("vllm:cache_config_info{block_size=\"%d\",num_gpu_blocks=\"100\"} 1\n", size)
 	}
@@ -325,4 +325,22 @@ func TestConfigIsChecked(t *testing.T) {
 			t.Errorf("Validate: %v, want an error about %q", err, want)
 		}
 	}
+}
+
+// engineNews passes the news of engines on as text.
+type engineNews struct {
+	enginestats.Alone
+	add func(string)
+}
+
+func (n engineNews) EngineLearned(id replica.ID, l enginestats.Learned) {
+	n.add(fmt.Sprintf("%s %+v", id, l))
+}
+
+func (n engineNews) EngineStarted(id replica.ID, began time.Time) {
+	n.add(fmt.Sprintf("%s began %d", id, began.Unix()))
+}
+
+func (n engineNews) EngineRestarted(id replica.ID, noticed time.Time) {
+	n.add(fmt.Sprintf("%s restarted %d", id, noticed.Unix()))
 }
