@@ -43,6 +43,7 @@ var within = map[string][]string{
 	"peers/identity":      {"peers/refusals"},
 	"peers/members":       {"peers/identity", "peers/refusals"},
 	"peers/link":          {"peers/identity", "peers/members", "peers/refusals"},
+	"peers/fleet":         {"peers/decide", "peers/facts", "peers/forward", "peers/grants", "peers/identity", "peers/link", "peers/members", "peers/refusals", "peers/warm"},
 	"peers/forward":       {"peers/identity", "peers/members"},
 	"route/router":        {"route/resume", "route/quota"},
 	"edge/gateway":        {"edge/guard", "edge/httpcall"},
@@ -50,7 +51,7 @@ var within = map[string][]string{
 }
 
 // genUsers may import the generated contract; engineContract is vLLM's and kvevents' alone.
-var genUsers = []string{"", "domain/apierror", "peers/decide", "peers/facts", "peers/members", "peers/link", "peers/warm", "peers/forward", "peers/grants", "edge/grpcapi", "edge/gateway", "edge/admin"}
+var genUsers = []string{"", "domain/apierror", "peers/decide", "peers/facts", "peers/fleet", "peers/members", "peers/link", "peers/warm", "peers/forward", "peers/grants", "edge/grpcapi", "edge/gateway", "edge/admin"}
 
 const engineContract = "gen/vllm/control"
 

@@ -18,6 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/peers/forward"
 )
 
 // The methods below report changes of the fleet from the registry to the parts that keep state per
@@ -149,9 +150,17 @@ func (p *parts) ready() error {
 	return errors.New("no replica takes requests: " + strings.Join(list, ", "))
 }
 
+// forward passes calls on to the other routers; nil for a router alone.
+func (p *parts) forward() *forward.Fleet {
+	if p.peers == nil {
+		return nil
+	}
+	return p.peers.Forward()
+}
+
 // background lists the parts with work of their own.
 func (p *parts) background() []component {
-	return []component{
+	list := []component{
 		{"registry", p.registry.Run},
 		{"kvindex", p.kvindex.Run},
 		{"kvevents", p.events.Run},
@@ -162,6 +171,10 @@ func (p *parts) background() []component {
 		{"upstream", p.upstream.Run},
 		{"decisionlog", p.decisions.Run},
 	}
+	if p.peers != nil {
+		list = append(list, component{"fleet", p.peers.Run})
+	}
+	return list
 }
 
 // sink takes the events of all ranks into the index, and shows the tokenizer's parity guard

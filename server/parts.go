@@ -21,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
+	"github.com/kvpilot/kvpilot/server/peers/fleet"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -55,7 +56,7 @@ type parts struct {
 	decisions *decisionlog.Log
 	pins      *pins.Pins
 	router    *router.Router
-	peers     *peers
+	peers     *fleet.Fleet // nil for a router alone
 	history   *history.History
 	// changedFleet holds one token when the fleet has changed since the last look.
 	changedFleet chan struct{}
@@ -71,7 +72,7 @@ func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (stri
 	p.buildRegistry(c, t)
 	p.buildChoice(c, t)
 	p.pins = pins.New(c.Upstream.Pins, nil)
-	if err := p.buildPeers(c, t); err != nil {
+	if err := p.buildFleet(c, t); err != nil {
 		return nil, err
 	}
 	if err := p.buildRouter(c, t); err != nil {
@@ -121,18 +122,33 @@ func (p *parts) replicaIDs() []replica.ID {
 	return ids
 }
 
+// buildFleet makes the parts that join this router with others, if it is to be in a fleet.
+func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) {
+	if c.Fleet.Listen == "" {
+		return nil
+	}
+	p.peers, err = fleet.New(c.Fleet, fleet.Params{
+		Registry: p.registry, Breaker: p.breaker, Chooser: p.chooser, Index: p.kvindex, IndexBytes: int64(c.KVIndex.MaxBytes), Feeds: p.events, Pins: p.pins, Accounts: p.limiter,
+		Log: p.log, Meter: t.Meters(), Tracer: t.Tracers(),
+	})
+	if err == nil {
+		p.limiter.Join(p.peers.Limits())
+	}
+	return err
+}
+
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
 	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
-	choose := p.chooser.Choose
+	choose, origin, shared := p.chooser.Choose, "", router.FleetPins(nil)
 	if p.peers != nil {
-		choose = p.peers.frontend.Choose
+		choose, origin, shared = p.peers.Frontend().Choose, p.peers.ID(), p.peers.Facts()
 	}
 	p.router, err = router.New(c.Router, router.Params{
-		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: p.peers.origin(),
-		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: p.peers.pins(),
+		Registry: p.registry, Tokens: p.tokens, Chooser: p.chooser, ChooseRank: choose, Origin: origin,
+		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.believeText, Count: p.history,

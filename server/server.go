@@ -20,6 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
+	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/wire/socket"
 )
 
@@ -133,7 +134,7 @@ func (s *Server) Run(ctx context.Context) error {
 	// Background work outlives ctx: streams that are being drained still need it.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	background := append(append(s.parts.background(), s.parts.peers.background()...), component{"health", func(ctx context.Context) error {
+	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
 	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"console", s.surfaces.console.Run}, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
@@ -181,7 +182,9 @@ func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *g
 	s.settings.Close()
 	listen := s.settings.Config().Listen
 	s.surfaces.leave()
-	s.parts.peers.leave()
+	if s.parts.peers != nil {
+		s.parts.peers.Leave()
+	}
 	pause(listen.DrainDelay, running.failed)
 	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
@@ -246,13 +249,29 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		}
 		endpoints = append(endpoints, d.open(listener))
 	}
-	if err := s.parts.peers.open(ctx, s.config.Fleet, l, s.countedPeers, &at); err != nil {
+	if err := s.openFleet(ctx, l, &at); err != nil {
 		for _, open := range endpoints {
 			err = errors.Join(err, open.stop(ctx))
 		}
 		return nil, at, err
 	}
 	return endpoints, at, nil
+}
+
+// openFleet opens the addresses for other routers, and has the connections to this one's counted. A router alone opens nothing.
+func (s *Server) openFleet(ctx context.Context, given Listeners, at *Addresses) error {
+	peers := s.parts.peers
+	if peers == nil {
+		return nil
+	}
+	rpc, err := peers.Open(ctx, s.config.Fleet, members.Sockets{TCP: given.Gossip, UDP: given.GossipPackets}, given.Peers)
+	if err != nil {
+		return err
+	}
+	rpc = s.countedPeers(rpc)
+	peers.Serve(rpc)
+	at.Gossip, at.Peers = peers.Gossip().String(), rpc.Addr().String()
+	return nil
 }
 
 // quick gives a listener's connections writes that keep the processor, unless the operator turned that off.

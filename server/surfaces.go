@@ -66,7 +66,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
 		Choice: p.chooser.Config, Settings: s.changeable, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
 		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Ready: s.ready, Index: p.kvindex.Stats, Feeds: p.events.Statuses, Rates: p.chooser.Rates,
-		Peers: p.peers.fleet(), Waiting: p.chooser.Waiting, Breaker: p.breaker.State, History: p.history, Traces: traces,
+		Peers: p.forward(), Waiting: p.chooser.Waiting, Breaker: p.breaker.State, History: p.history, Traces: traces,
 		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
@@ -74,7 +74,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		return nil, err
 	}
 	if p.peers != nil {
-		p.peers.services = api.RegisterForPeers
+		p.peers.Offer(api)
 	}
 	out := &surfaces{health: newHealthService(), api: api, callers: who, audit: record, ledger: s.ledger, protocols: guard.NewProtocols(t.Meters())}
 	if err := out.openREST(c, t, p, api, s.ready); err != nil {

@@ -34,6 +34,19 @@ type fleetBed struct {
 	size    int // of a question in bytes
 }
 
+// nowhere is a fleet of which only this decider runs: replies go nowhere, but their bytes are made.
+type nowhere struct{ bed *chooseBed }
+
+func (nowhere) Pool(model string) string                    { return model }
+func (n nowhere) Serving(string, string) []*replica.Replica { return n.bed.replicas }
+func (n nowhere) RankOf(slot replica.Slot) (replica.Rank, bool) {
+	return replica.Rank{Replica: n.bed.replicas[slot].ID}, true
+}
+func (nowhere) Broken() []replica.ID                                 { return nil }
+func (nowhere) Ability() kvpilotv1.Ability                           { return kvpilotv1.Ability_ABILITY_ABLE }
+func (nowhere) SendEvent(decide.ID, *kvpilotv1.FrontendEvent)        {}
+func (nowhere) SendReply(_ decide.ID, reply *kvpilotv1.DeciderReply) { _, _ = proto.Marshal(reply) }
+
 // runFleet measures what the decider of a pool spends on a peer's request: to read its messages, choose, book, answer and release.
 // What the peer spends, and the connection, is not in it.
 func (b *benchChoose) runFleet() (*fleetFigures, error) {
@@ -43,14 +56,7 @@ func (b *benchChoose) runFleet() (*fleetFigures, error) {
 	}
 	bed := &fleetBed{chooseBed: plain}
 	bed.decider = decide.NewDecider(decide.DefaultConfig(), decide.Params{
-		Self: "00000000", Chooser: plain.chooser, Pool: func(model string) string { return model },
-		Replicas: func(string, string) []*replica.Replica { return plain.replicas },
-		RankOf: func(slot replica.Slot) (replica.Rank, bool) {
-			return replica.Rank{Replica: plain.replicas[slot].ID}, true
-		},
-		SendReply: func(_ decide.ID, reply *kvpilotv1.DeciderReply) {
-			_, _ = proto.Marshal(reply) // it goes nowhere, but its bytes are made
-		},
+		Self: "00000000", Chooser: plain.chooser, Replicas: nowhere{plain}, Fleet: nowhere{plain},
 	})
 	f := &fleetFigures{Ranks: b.ranks, Blocks: b.blocks, PromptTokens: b.promptTokens}
 	if _, err := bed.ask(0, 500*time.Millisecond); err != nil {
@@ -106,7 +112,7 @@ const fleetBatch = 256
 
 // handle handles a peer's messages for d of handling time and returns how many requests that were.
 func (bed *fleetBed) handle(peer int, d time.Duration) (int, error) {
-	from := decide.ID(fmt.Sprintf("%08x", peer+1))
+	from := fmt.Sprintf("%08x", peer+1)
 	bed.decider.Up(from)
 	defer bed.decider.Down(from)
 	flight := uint64(chooseInFlight * len(bed.replicas))

@@ -24,30 +24,13 @@ const lookEach = 0.05
 func (v *service) join() {
 	byID := map[decide.ID]*router{}
 	for _, r := range v.routers {
-		r.member = &member{id: decide.ID(fmt.Sprintf("%08x", r.number+1))}
+		r.member = &member{id: fmt.Sprintf("%08x", r.number+1)}
 		byID[r.member.id] = r
 	}
 	late := v.routers[0].job.options.RTT / 2
 	for _, r := range v.routers {
-		m := r.member
-		p := decide.Params{
-			Self: m.id, Chooser: r.chooser, Now: r.now,
-			After:    func(d time.Duration, f func()) { v.sim.after(d.Seconds(), f) },
-			Pool:     func(model string) string { return model },
-			Replicas: func(string, string) []*replica.Replica { return r.replicas },
-			RankOf: func(slot replica.Slot) (replica.Rank, bool) {
-				return replica.Rank{Replica: r.replicas[slot].ID}, true
-			},
-			SendEvent: func(to decide.ID, ev *kvpilotv1.FrontendEvent) {
-				v.sim.after(late, func() {
-					byID[to].member.decider.Event(m.id, ev)
-					byID[to].plan()
-				})
-			},
-			SendReply: func(to decide.ID, reply *kvpilotv1.DeciderReply) {
-				v.sim.after(late, func() { byID[to].member.frontend.Reply(m.id, reply) })
-			},
-		}
+		m, w := r.member, way{from: r, byID: byID, late: late}
+		p := decide.Params{Self: m.id, Chooser: r.chooser, Replicas: w, Fleet: w, Clock: w}
 		m.frontend = decide.NewFrontend(decide.DefaultConfig(), p)
 		m.decider = decide.NewDecider(decide.DefaultConfig(), p)
 	}
@@ -60,6 +43,34 @@ func (v *service) join() {
 		}
 		v.sim.after(lookEach, func() { v.look(r) })
 	}
+}
+
+// way is what a member knows of the replicas and how it reaches the others.
+type way struct {
+	from *router
+	byID map[decide.ID]*router
+	late float64 // seconds from one member to another
+}
+
+func (w way) Pool(model string) string                  { return model }
+func (w way) Serving(string, string) []*replica.Replica { return w.from.replicas }
+func (w way) RankOf(slot replica.Slot) (replica.Rank, bool) {
+	return replica.Rank{Replica: w.from.replicas[slot].ID}, true
+}
+func (w way) Broken() []replica.ID             { return nil }
+func (w way) Ability() kvpilotv1.Ability       { return kvpilotv1.Ability_ABILITY_ABLE }
+func (w way) Now() time.Time                   { return w.from.now() }
+func (w way) After(d time.Duration, do func()) { w.from.sim.after(d.Seconds(), do) }
+
+func (w way) SendEvent(to decide.ID, ev *kvpilotv1.FrontendEvent) {
+	w.from.sim.after(w.late, func() {
+		w.byID[to].member.decider.Event(w.from.member.id, ev)
+		w.byID[to].plan()
+	})
+}
+
+func (w way) SendReply(to decide.ID, reply *kvpilotv1.DeciderReply) {
+	w.from.sim.after(w.late, func() { w.byID[to].member.frontend.Reply(w.from.member.id, reply) })
 }
 
 // look ticks a member until all calls have ended.

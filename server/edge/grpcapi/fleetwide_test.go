@@ -89,38 +89,47 @@ type fleetRig struct {
 func newFleetRig(t *testing.T, conf func(id string) grpcapi.Config) *fleetRig {
 	t.Helper()
 	f := &fleetRig{nodes: map[string]*node{}, decider: idA, state: func(string) members.State { return members.Alive }, up: func(string) bool { return true }}
-	member := func(id string) members.Member {
-		return members.Member{ID: id, Name: "router-" + id[:1], Address: id, State: f.state(id)}
-	}
-	ids := []string{idA, idB, idC}
-	for _, id := range ids {
+	for _, id := range []string{idA, idB, idC} {
 		n := &node{life: &owned{tenant: "team", id: id + "0001"}}
-		peers := forward.New(forward.Params{
-			Self: func() members.Member { return member(id) },
-			Others: func() (list []members.Member) {
-				for _, other := range ids {
-					if other != id {
-						list = append(list, member(other))
-					}
-				}
-				return list
-			},
-			Conn: func(other string) (grpc.ClientConnInterface, bool) {
-				if f.nodes[other] == nil || !f.up(other) {
-					return nil, false
-				}
-				return f.nodes[other].inward, true
-			},
-			Decider:  func(string) string { return f.decider },
-			Requests: func() int { return int(id[0] - 'a' + 1) },
-			Able:     func() bool { return id != idC },
-		})
+		peers := forward.New(place{f, id})
 		n.rig = newRig(t, conf(id), func(p *grpcapi.Params) { p.Lifecycle, p.Peers, p.Version = n.life, peers, "v-"+id })
 		n.inward = serveInward(t, n.api)
 		f.nodes[id] = n
 	}
 	return f
 }
+
+// place is a router's place in a fleetRig.
+type place struct {
+	f  *fleetRig
+	id string
+}
+
+func (p place) member(id string) members.Member {
+	return members.Member{ID: id, Name: "router-" + id[:1], Address: id, State: p.f.state(id)}
+}
+
+func (p place) Self() members.Member { return p.member(p.id) }
+
+func (p place) Others() (list []members.Member) {
+	for _, other := range []string{idA, idB, idC} {
+		if other != p.id {
+			list = append(list, p.member(other))
+		}
+	}
+	return list
+}
+
+func (p place) Conn(other string) (grpc.ClientConnInterface, bool) {
+	if p.f.nodes[other] == nil || !p.f.up(other) {
+		return nil, false
+	}
+	return p.f.nodes[other].inward, true
+}
+
+func (p place) Decider(string) string { return p.f.decider }
+func (p place) Requests() int         { return int(p.id[0] - 'a' + 1) }
+func (p place) Able() bool            { return p.id != idC }
 
 // serveInward is the listener of the peers.
 func serveInward(t *testing.T, api *grpcapi.API) *grpc.ClientConn {

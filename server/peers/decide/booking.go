@@ -81,21 +81,21 @@ func (b *booking) FirstToken() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if b.prefilled = true; b.at != "" && !b.ended {
-		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: b.number}})
+		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: b.number}})
 	}
 }
 
 // Progress implements chooser.Observer.
 func (b *booking) Progress(output int) {
 	f := b.frontend
-	now, last := f.params.Now().UnixNano(), b.reported.Load()
+	now, last := f.params.Clock.Now().UnixNano(), b.reported.Load()
 	if now-last < int64(progressEvery) || !b.reported.CompareAndSwap(last, now) {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if b.output = max(b.output, output); b.at != "" && !b.ended {
-		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Progress{
+		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Progress{
 			Progress: &kvpilotv1.Progress{Number: b.number, OutputTokens: uint32(max(0, b.output))},
 		}})
 	}
@@ -112,7 +112,7 @@ func (b *booking) Ended(r chooser.Result) {
 	b.ended = true
 	delete(f.live, b.number)
 	if b.at != "" {
-		f.params.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, r)}})
+		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, r)}})
 		f.assign(b, "")
 	}
 }
@@ -122,7 +122,7 @@ const maxList = 256
 
 // sendBookings reports to a peer the bookings; mu is held. all: it forgets those that are not among them.
 func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
-	now := f.params.Now()
+	now := f.params.Clock.Now()
 	for first := true; first || len(list) > 0; first = false {
 		part := list[:min(len(list), maxList)]
 		list = list[len(part):]
@@ -131,7 +131,7 @@ func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
 			msg.Bookings = append(msg.Bookings, b.proto(now))
 		}
 		f.metrics.handedOver(len(part))
-		f.params.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Bookings{Bookings: msg}})
+		f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Bookings{Bookings: msg}})
 	}
 }
 
@@ -155,5 +155,5 @@ func (b *booking) proto(now time.Time) *kvpilotv1.Booking {
 
 // sendDrop voids a question or booking at a peer; mu is held.
 func (f *Frontend) sendDrop(to ID, number uint64) {
-	f.params.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: number}})
+	f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: number}})
 }

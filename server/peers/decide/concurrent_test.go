@@ -34,6 +34,7 @@ type node struct {
 	replies  chan []byte // to this node's frontend
 	peer     *node
 	bytes    int64 // of the events sent
+	t        testing.TB
 }
 
 func newNode(t testing.TB, id decide.ID, ranks int) *node {
@@ -52,28 +53,42 @@ func newNode(t testing.TB, id decide.ID, ranks int) *node {
 		index.SetState(slot, kvblock.FeedExact)
 		n.chooser.AddRank(slot, r, 0)
 	}
-	params := decide.Params{
-		Self: id, Chooser: n.chooser, Pool: func(m string) string { return m }, Replicas: func(string, string) []*replica.Replica { return n.replicas },
-		RankOf: func(slot replica.Slot) (replica.Rank, bool) { return replica.Rank{Replica: n.replicas[slot].ID}, true },
-		SendEvent: func(_ decide.ID, ev *kvpilotv1.FrontendEvent) {
-			msg, err := proto.Marshal(ev)
-			if err != nil {
-				t.Error(err)
-			}
-			n.bytes += int64(len(msg))
-			n.peer.events <- msg
-		},
-		SendReply: func(_ decide.ID, reply *kvpilotv1.DeciderReply) {
-			msg, err := proto.Marshal(reply)
-			if err != nil {
-				t.Error(err)
-			}
-			n.peer.replies <- msg
-		},
-	}
+	n.t = t
+	params := decide.Params{Self: id, Chooser: n.chooser, Replicas: n, Fleet: n, Clock: atOnce{}}
 	n.frontend, n.decider = decide.NewFrontend(decide.DefaultConfig(), params), decide.NewDecider(decide.DefaultConfig(), params)
 	return n
 }
+
+func (n *node) Pool(model string) string                  { return model }
+func (n *node) Serving(string, string) []*replica.Replica { return n.replicas }
+func (n *node) RankOf(slot replica.Slot) (replica.Rank, bool) {
+	return replica.Rank{Replica: n.replicas[slot].ID}, true
+}
+func (n *node) Broken() []replica.ID       { return nil }
+func (n *node) Ability() kvpilotv1.Ability { return kvpilotv1.Ability_ABILITY_ABLE }
+
+func (n *node) SendEvent(_ decide.ID, ev *kvpilotv1.FrontendEvent) {
+	msg, err := proto.Marshal(ev)
+	if err != nil {
+		n.t.Error(err)
+	}
+	n.bytes += int64(len(msg))
+	n.peer.events <- msg
+}
+
+func (n *node) SendReply(_ decide.ID, reply *kvpilotv1.DeciderReply) {
+	msg, err := proto.Marshal(reply)
+	if err != nil {
+		n.t.Error(err)
+	}
+	n.peer.replies <- msg
+}
+
+// atOnce is a clock on which no time passes before a call.
+type atOnce struct{}
+
+func (atOnce) Now() time.Time                   { return time.Now() }
+func (atOnce) After(_ time.Duration, do func()) { do() }
 
 // event and reply handle the next message, if there is one.
 func (n *node) event(t testing.TB, msg []byte) {

@@ -58,7 +58,7 @@ type booked struct {
 // NewDecider returns a Decider without clients. cfg must be valid. It starts nothing.
 func NewDecider(cfg Config, params Params) *Decider {
 	params.fill()
-	d := &Decider{cfg: cfg, params: params, clients: map[ID]*client{}, ability: params.Ability()}
+	d := &Decider{cfg: cfg, params: params, clients: map[ID]*client{}, ability: params.Fleet.Ability()}
 	d.metrics = newDeciderMetrics(params.Meter, d)
 	return d
 }
@@ -73,7 +73,7 @@ func (d *Decider) Up(id ID) {
 		c = &client{id: id, asks: map[uint64]*question{}, booked: map[uint64]*booked{}, numbers: map[string]uint64{}}
 		d.clients[id] = c
 	}
-	c.up, c.heard, c.listed = true, d.params.Now(), nil
+	c.up, c.heard, c.listed = true, d.params.Clock.Now(), nil
 }
 
 // Down notes that the connection broke. Its questions leave the queue at once, its bookings remain for Config.Grace.
@@ -84,7 +84,7 @@ func (d *Decider) Down(id ID) {
 		d.mu.Unlock()
 		return
 	}
-	c.up, c.heard = false, d.params.Now()
+	c.up, c.heard = false, d.params.Clock.Now()
 	leaving := c.leave()
 	d.mu.Unlock()
 	for _, w := range leaving {
@@ -114,7 +114,7 @@ func (d *Decider) Event(from ID, ev *kvpilotv1.FrontendEvent) {
 		d.mu.Unlock()
 		return
 	}
-	c.heard = d.params.Now()
+	c.heard = d.params.Clock.Now()
 	d.mu.Unlock()
 	switch e := ev.GetEvent().(type) {
 	case *kvpilotv1.FrontendEvent_Ask:
@@ -161,10 +161,10 @@ func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
 		return
 	}
 	d.drop(c, older)
-	req := requestOf(ask, c.id, d.params.Replicas(ask.GetModel(), ask.GetServed()))
+	req := requestOf(ask, c.id, d.params.Replicas.Serving(ask.GetModel(), ask.GetServed()))
 	var deadline time.Time
 	if ask.GetDeadline() != nil {
-		deadline = d.params.Now().Add(ask.GetDeadline().AsDuration())
+		deadline = d.params.Clock.Now().Add(ask.GetDeadline().AsDuration())
 	}
 	w := d.params.Chooser.Submit(req, deadline, func(choice *chooser.Choice, err error) { d.decided(c, number, q, choice, err) })
 	if w == nil {
@@ -206,7 +206,7 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 		return
 	}
 	if choice.Booked() {
-		c.booked[number] = &booked{id: q.id, choice: choice, since: d.params.Now()}
+		c.booked[number] = &booked{id: q.id, choice: choice, since: d.params.Clock.Now()}
 	}
 	d.metrics.decided(outcomeChosen)
 	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Chosen{Chosen: chosenOf(number, choice)}})
@@ -232,7 +232,7 @@ func (c *client) unname(id string, number uint64) {
 // reply sends to a client that is connected; mu is held.
 func (d *Decider) reply(c *client, r *kvpilotv1.DeciderReply) {
 	if c.up {
-		d.params.SendReply(c.id, r)
+		d.params.Fleet.SendReply(c.id, r)
 	}
 }
 
@@ -315,8 +315,8 @@ const resyncEvery = time.Second
 func (d *Decider) ping(c *client, in *kvpilotv1.Ping) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Number: in.GetNumber(), Ability: d.params.Ability()}}})
-	now := d.params.Now()
+	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Number: in.GetNumber(), Ability: d.params.Fleet.Ability()}}})
+	now := d.params.Clock.Now()
 	if (c.begun != in.GetBookings() || c.sum != in.GetSum()) && now.Sub(c.resynced) >= resyncEvery {
 		c.resynced = now
 		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Resync{Resync: true}})
@@ -325,7 +325,7 @@ func (d *Decider) ping(c *client, in *kvpilotv1.Ping) {
 
 // Tick releases what belongs to frontends that stayed away, and informs the others that this router's ability has changed.
 func (d *Decider) Tick() {
-	now := d.params.Now()
+	now := d.params.Clock.Now()
 	var released []*chooser.Choice
 	var leaving []*chooser.Waiting
 	d.mu.Lock()
@@ -345,7 +345,7 @@ func (d *Decider) Tick() {
 			delete(d.clients, id)
 		}
 	}
-	if a := d.params.Ability(); a != d.ability {
+	if a := d.params.Fleet.Ability(); a != d.ability {
 		d.ability = a
 		for _, c := range d.clients {
 			d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Ability: a}}})

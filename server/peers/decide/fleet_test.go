@@ -138,10 +138,10 @@ func bareWorld(t *testing.T, seed uint64, change ...func(*chooser.Config)) *worl
 
 func (w *world) add(replicas int) *router {
 	r := &router{
-		w: w, id: decide.ID(fmt.Sprintf("%08x", w.dice.Uint32())), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
+		w: w, id: fmt.Sprintf("%08x", w.dice.Uint32()), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
 		live: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: kvpilotv1.Ability_ABILITY_ABLE,
 	}
-	clock := func() time.Time { w.now = w.now.Add(w.reading); return w.now }
+	clock := r.Now
 	r.book = load.New(load.DefaultConfig(), load.Params{Now: clock})
 	r.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Now: clock, Seed: 1})
@@ -157,32 +157,41 @@ func (w *world) add(replicas int) *router {
 		r.index.SetState(slot, kvblock.FeedExact)
 		r.chooser.AddRank(slot, rep, 0)
 	}
-	params := decide.Params{
-		Self: r.id, Chooser: r.chooser, Tracer: w.tracer, Now: clock, Ability: func() kvpilotv1.Ability { return r.ability },
-		Pool:     func(model string) string { return model },
-		After:    func(d time.Duration, f func()) { w.after(d, func() { r.do(f) }) },
-		Replicas: func(string, string) []*replica.Replica { return r.replicas },
-		RankOf: func(slot replica.Slot) (replica.Rank, bool) {
-			for _, rep := range r.replicas {
-				if rep.Slots[0] == slot {
-					return replica.Rank{Replica: rep.ID}, true
-				}
-			}
-			return replica.Rank{}, false
-		},
-		SendEvent: func(to decide.ID, ev *kvpilotv1.FrontendEvent) {
-			r.send(to, func(peer *router) { peer.decider.Event(r.id, ev) })
-		},
-		SendReply: func(to decide.ID, reply *kvpilotv1.DeciderReply) {
-			r.send(to, func(peer *router) { peer.frontend.Reply(r.id, reply) })
-		},
-	}
+	params := decide.Params{Self: r.id, Chooser: r.chooser, Tracer: w.tracer, Replicas: r, Fleet: r, Clock: r}
 	r.frontend, r.decider = decide.NewFrontend(decide.DefaultConfig(), params), decide.NewDecider(decide.DefaultConfig(), params)
 	w.routers = append(w.routers, r)
 	r.every(r.frontend.TickEvery(), r.frontend.Tick)
 	r.every(r.decider.TickEvery(), r.decider.Tick)
 	r.every(5*time.Millisecond, func() { r.chooser.Tick() })
 	return r
+}
+
+func (r *router) Now() time.Time {
+	r.w.now = r.w.now.Add(r.w.reading)
+	return r.w.now
+}
+
+func (r *router) After(d time.Duration, do func())          { r.w.after(d, func() { r.do(do) }) }
+func (r *router) Ability() kvpilotv1.Ability                { return r.ability }
+func (r *router) Pool(model string) string                  { return model }
+func (r *router) Serving(string, string) []*replica.Replica { return r.replicas }
+func (r *router) Broken() []replica.ID                      { return nil }
+
+func (r *router) RankOf(slot replica.Slot) (replica.Rank, bool) {
+	for _, rep := range r.replicas {
+		if rep.Slots[0] == slot {
+			return replica.Rank{Replica: rep.ID}, true
+		}
+	}
+	return replica.Rank{}, false
+}
+
+func (r *router) SendEvent(to decide.ID, ev *kvpilotv1.FrontendEvent) {
+	r.send(to, func(peer *router) { peer.decider.Event(r.id, ev) })
+}
+
+func (r *router) SendReply(to decide.ID, reply *kvpilotv1.DeciderReply) {
+	r.send(to, func(peer *router) { peer.frontend.Reply(r.id, reply) })
 }
 
 func (r *router) every(d time.Duration, do func()) {

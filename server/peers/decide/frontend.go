@@ -24,48 +24,60 @@ type Params struct {
 	// Self is this router.
 	Self ID
 	// Chooser is this router's own.
-	Chooser *chooser.Chooser
-	// Pool names the pool that a model's requests go to. Models that share replicas are one pool, by the same name at every router.
-	Pool func(model string) string
-	// Replicas are those that serve a model, by the name that clients use or by the one that engines know.
-	Replicas func(model, served string) []*replica.Replica
-	// RankOf names the rank of a slot.
-	RankOf func(replica.Slot) (replica.Rank, bool)
-	// Broken lists the replicas that this router finds broken; nil: none.
-	Broken func() []replica.ID
-	// Ability is how fit this router is to decide now; nil: able.
-	Ability func() kvpilotv1.Ability
-	// SendEvent takes a frontend's event to a peer's Decider.Event, SendReply a decider's reply to a peer's Frontend.Reply.
-	SendEvent func(to ID, ev *kvpilotv1.FrontendEvent)
-	SendReply func(to ID, reply *kvpilotv1.DeciderReply)
-	// After calls a function when a time has passed, without locks held; nil: at once.
-	After func(time.Duration, func())
-	// Now is the clock; nil takes the system's.
-	Now   func() time.Time
+	Chooser  *chooser.Chooser
+	Replicas Replicas
+	Fleet    Fleet
+	// Clock is the time; nil takes the system's.
+	Clock Clock
 	Log   *slog.Logger
 	Meter metric.MeterProvider
 	// Tracer records a decider's work below the spans of the routers that ask; nil records none.
 	Tracer trace.Tracer
 }
 
+// Replicas is this router's view of the replicas.
+type Replicas interface {
+	// Pool names the pool that a model's requests go to. Models that share replicas are one pool, by the same name at every router.
+	Pool(model string) string
+	// Serving lists the replicas that serve a model, by the name that clients use or by the one that engines know.
+	Serving(model, served string) []*replica.Replica
+	// RankOf names the rank of a slot.
+	RankOf(slot replica.Slot) (replica.Rank, bool)
+	// Broken lists the replicas that this router finds broken.
+	Broken() []replica.ID
+}
+
+// Fleet is the way to the other routers, and this router's part among them.
+type Fleet interface {
+	// Ability is how fit this router is to decide now.
+	Ability() kvpilotv1.Ability
+	// SendEvent passes a frontend's event to a peer's Decider.Event, SendReply a decider's reply to a peer's Frontend.Reply.
+	SendEvent(to ID, ev *kvpilotv1.FrontendEvent)
+	SendReply(to ID, reply *kvpilotv1.DeciderReply)
+}
+
+// Clock is the time.
+type Clock interface {
+	Now() time.Time
+	// After calls a function when a time has passed, without locks held.
+	After(d time.Duration, do func())
+}
+
+// system is the system's clock.
+type system struct{}
+
+func (system) Now() time.Time                   { return time.Now() }
+func (system) After(d time.Duration, do func()) { time.AfterFunc(d, do) }
+
 func (p *Params) fill() {
-	if p.After == nil {
-		p.After = func(_ time.Duration, f func()) { f() }
-	}
-	if p.Now == nil {
-		p.Now = time.Now
+	if p.Clock == nil {
+		p.Clock = system{}
 	}
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	if p.Ability == nil {
-		p.Ability = func() kvpilotv1.Ability { return kvpilotv1.Ability_ABILITY_ABLE }
-	}
 	if p.Tracer == nil {
 		p.Tracer = noop.Tracer{}
-	}
-	if p.Broken == nil {
-		p.Broken = func() []replica.ID { return nil }
 	}
 }
 
@@ -97,7 +109,7 @@ func NewFrontend(cfg Config, params Params) *Frontend {
 	params.fill()
 	f := &Frontend{
 		cfg: cfg, params: params, peers: map[ID]*peer{}, asks: map[uint64]*Waiting{},
-		here: map[*Waiting]bool{}, live: map[uint64]*booking{}, placed: map[string]ID{}, ability: params.Ability(),
+		here: map[*Waiting]bool{}, live: map[uint64]*booking{}, placed: map[string]ID{}, ability: params.Fleet.Ability(),
 	}
 	f.metrics = newMetrics(params.Meter, f)
 	return f
@@ -158,7 +170,7 @@ const maxMoves = 4
 // called by any goroutine, possibly before Submit returns.
 func (f *Frontend) Submit(req *chooser.Request, deadline time.Time, deliver func(*chooser.Choice, error)) *Waiting {
 	w := &Waiting{
-		frontend: f, deadline: deadline, deliver: deliver, began: f.params.Now().Add(-req.Age), pool: f.params.Pool(req.Model),
+		frontend: f, deadline: deadline, deliver: deliver, began: f.params.Clock.Now().Add(-req.Age), pool: f.params.Replicas.Pool(req.Model),
 		shared: !req.DryRun && f.params.Chooser.PolicyOf(req).ReadsLoad(),
 	}
 	w.req, w.sizes = f.clone(req, w.shared)
@@ -262,11 +274,11 @@ func (w *Waiting) age(turn int, now time.Time) time.Duration {
 
 // question makes the question for a request.
 func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask {
-	now := f.params.Now()
-	ask := askOf(w.req, w.sizes, f.params.RankOf)
+	now := f.params.Clock.Now()
+	ask := askOf(w.req, w.sizes, f.params.Replicas.RankOf)
 	ask.ExpectedOutput = uint32(max(0, f.params.Chooser.ExpectedOutput(w.req)))
 	ask.Number, ask.Age = number, span(w.age(turn, now))
-	ask.Avoid = append(ask.Avoid, texts(f.params.Broken())...)
+	ask.Avoid = append(ask.Avoid, texts(f.params.Replicas.Broken())...)
 	if !w.deadline.IsZero() {
 		ask.Deadline = span(max(time.Nanosecond, w.deadline.Sub(now)))
 	}
@@ -275,17 +287,17 @@ func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask 
 
 // ask sends a question; mu is held.
 func (f *Frontend) ask(w *Waiting, to ID, number uint64, ask *kvpilotv1.Ask) {
-	w.at, w.number, w.held, w.asked = to, number, false, f.params.Now()
+	w.at, w.number, w.held, w.asked = to, number, false, f.params.Clock.Now()
 	f.asks[number] = w
 	f.fresh = append(f.fresh, unanswered{number, w.asked})
-	f.params.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
+	f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
 }
 
 // decide asks this router's own chooser.
 func (f *Frontend) decide(w *Waiting, turn int, number uint64, alone string) {
 	b := newBooking(f, w, number)
 	req := *w.req
-	req.Age, req.Observer, req.Alone, req.Again = w.age(turn, f.params.Now()), b, alone, true
+	req.Age, req.Observer, req.Alone, req.Again = w.age(turn, f.params.Clock.Now()), b, alone, true
 	if alone != "" {
 		f.metrics.decidedAlone(alone)
 	}
@@ -321,7 +333,7 @@ func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, 
 	late := f.lag(c)
 	f.mu.Unlock()
 	if late > 0 {
-		f.params.After(late, func() { w.deliver(c, err) })
+		f.params.Clock.After(late, func() { w.deliver(c, err) })
 		return
 	}
 	w.deliver(c, err)
@@ -341,7 +353,7 @@ func (f *Frontend) Requests() int {
 
 // Decider returns the router that decides for a model now.
 func (f *Frontend) Decider(model string) ID {
-	pool := f.params.Pool(model)
+	pool := f.params.Replicas.Pool(model)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.decider(pool)

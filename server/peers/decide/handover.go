@@ -65,7 +65,7 @@ func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
 	d.drop(c, older)
 	choice := d.book(c.id, in)
 	d.mu.Lock()
-	b := &booked{id: in.GetId(), choice: choice, since: d.params.Now()}
+	b := &booked{id: in.GetId(), choice: choice, since: d.params.Clock.Now()}
 	c.booked[number] = b
 	c.count(number, b)
 	d.metrics.adopted()
@@ -78,7 +78,7 @@ func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
 
 // book books in; nil when it cannot be booked, because its rank is not known here.
 func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
-	replicas := d.params.Replicas(in.GetModel(), "")
+	replicas := d.params.Replicas.Serving(in.GetModel(), "")
 	slot, ok := slotOf(replicas, replica.ID(in.GetReplicaId()), int(in.GetRank()))
 	if !ok {
 		return nil
@@ -92,7 +92,7 @@ func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
 	if in.GetKeys() != nil {
 		hashed = hashes(in.GetKeys())
 	}
-	at := d.params.Now().Add(-max(0, min(in.GetAge().AsDuration(), 24*time.Hour)))
+	at := d.params.Clock.Now().Add(-max(0, min(in.GetAge().AsDuration(), 24*time.Hour)))
 	dec := &decision.Decision{
 		ID: req.ID, Attempt: req.Attempt, Tenant: req.Tenant, At: at, Model: req.Model, PromptTokens: req.PromptTokens, AskedBy: string(from),
 		Candidates: []decision.Candidate{{

@@ -36,7 +36,7 @@ const idlePing = time.Second
 
 // Up notes that events sent to the peer arrive from now on, in order, and that it knows nothing yet.
 func (f *Frontend) Up(id ID, ability kvpilotv1.Ability) {
-	now := f.params.Now()
+	now := f.params.Clock.Now()
 	f.mu.Lock()
 	f.forget(id)
 	f.peers[id] = &peer{id: id, up: true, ability: ability, heard: now, nextPing: now.Add(idlePing)}
@@ -162,7 +162,7 @@ func (f *Frontend) heard(from ID) {
 		f.mu.Unlock()
 		return
 	}
-	p.heard = f.params.Now()
+	p.heard = f.params.Clock.Now()
 	var moved []*Waiting
 	if p.silent {
 		p.silent = false
@@ -189,7 +189,7 @@ func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
 		f.again(w, aloneUnknown) // which drops it at the peer
 		return
 	}
-	now := f.params.Now()
+	now := f.params.Clock.Now()
 	b := newBooking(f, w, in.GetNumber())
 	req := *w.req
 	req.Observer, req.Again = b, true
@@ -230,7 +230,7 @@ func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
 		}
 		f.live[b.number] = b
 		f.assign(b, from)
-		f.params.SendEvent(from, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Begin{Begin: b.number}})
+		f.params.Fleet.SendEvent(from, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Begin{Begin: b.number}})
 	}
 	f.mu.Unlock()
 	f.metrics.answered(outcomeChosen, c.Decision.Took)
@@ -253,7 +253,7 @@ func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
 	}
 	w.done = true
 	delete(f.asks, w.number)
-	asked := f.params.Now().Sub(w.asked)
+	asked := f.params.Clock.Now().Sub(w.asked)
 	f.mu.Unlock()
 	f.metrics.answered(outcomeRefused, asked)
 	w.deliver(nil, err)
@@ -267,7 +267,7 @@ func (f *Frontend) pong(from ID, in *kvpilotv1.Pong) {
 		f.mu.Unlock()
 		return
 	}
-	if now := f.params.Now(); in.GetNumber() == p.pings && p.pings == p.pongs+1 {
+	if now := f.params.Clock.Now(); in.GetNumber() == p.pings && p.pings == p.pongs+1 {
 		p.roundTrip = now.Sub(p.pinged)
 	}
 	p.pongs = max(p.pongs, in.GetNumber())

@@ -8,7 +8,7 @@ import (
 )
 
 // ID names a router process: 8 hexadecimal digits, random for each start.
-type ID string
+type ID = string
 
 // member is a router that could decide.
 type member struct {

@@ -12,11 +12,11 @@ func (f *Frontend) tickEvery() time.Duration { return f.cfg.Patience / 2 }
 
 // Tick finds deciders that do not answer.
 func (f *Frontend) Tick() {
-	now := f.params.Now()
+	now := f.params.Clock.Now()
 	f.mu.Lock()
 	late := append(f.late(now), f.heldTooLong(now)...)
 	changed := false
-	if a := f.params.Ability(); a != f.ability {
+	if a := f.params.Fleet.Ability(); a != f.ability {
 		f.ability, changed = a, true
 	}
 	busy := map[ID]bool{}
@@ -78,7 +78,7 @@ func (f *Frontend) ping(p *peer, now time.Time, busy bool) (fell bool) {
 		p.pinged = now
 	}
 	p.pings++
-	f.params.SendEvent(p.id, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ping{
+	f.params.Fleet.SendEvent(p.id, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ping{
 		Ping: &kvpilotv1.Ping{Number: p.pings, Bookings: p.bookings, Sum: p.sum, Ability: f.ability},
 	}})
 	return fell

@@ -126,7 +126,7 @@ func TestAQuestionIsSmall(t *testing.T) {
 func TestPlacesMoveOnlyWithTheirRouter(t *testing.T) {
 	var members []member
 	for i := range 5 {
-		members = append(members, member{ID(fmt.Sprintf("%08x", i*77)), kvpilotv1.Ability_ABILITY_ABLE})
+		members = append(members, member{fmt.Sprintf("%08x", i*77), kvpilotv1.Ability_ABILITY_ABLE})
 	}
 	counts := map[ID]int{}
 	for i := range 1000 {
@@ -191,11 +191,19 @@ func emptyDecider(t *testing.T) *Decider {
 		t.Fatal(err)
 	}
 	c.AddRank(0, r, 0)
-	return NewDecider(DefaultConfig(), Params{
-		Self: "0000000b", Chooser: c, Pool: func(m string) string { return m }, Replicas: func(string, string) []*replica.Replica { return []*replica.Replica{r} },
-		RankOf: func(replica.Slot) (replica.Rank, bool) { return replica.Rank{}, false }, SendReply: func(ID, *kvpilotv1.DeciderReply) {},
-	})
+	return NewDecider(DefaultConfig(), Params{Self: "0000000b", Chooser: c, Replicas: one{r}, Fleet: one{r}})
 }
+
+// one is a fleet of a replica and no peer.
+type one struct{ replica *replica.Replica }
+
+func (one) Pool(model string) string                    { return model }
+func (o one) Serving(string, string) []*replica.Replica { return []*replica.Replica{o.replica} }
+func (one) RankOf(replica.Slot) (replica.Rank, bool)    { return replica.Rank{}, false }
+func (one) Broken() []replica.ID                        { return nil }
+func (one) Ability() kvpilotv1.Ability                  { return kvpilotv1.Ability_ABILITY_ABLE }
+func (one) SendEvent(ID, *kvpilotv1.FrontendEvent)      {}
+func (one) SendReply(ID, *kvpilotv1.DeciderReply)       {}
 
 // What a peer says becomes load, labels and texts here: words are known ones, numbers are possible ones.
 func TestWordsOfPeersAreBounded(t *testing.T) {

@@ -268,7 +268,7 @@ func TestAnyRouterFindsAPin(t *testing.T) {
 // What comes from outside is bounded and checked.
 func TestUnfitFactsAreRejected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(Params{Self: "a", Peers: func() []Peer { return nil }})
+		s := New(Params{Self: "a", Fleet: alone{}})
 		now := uint64(time.Now().UnixMilli())
 		fine := &kvpilotv1.FactVersion{TimeMs: now, RouterId: "b"}
 		ahead := &kvpilotv1.FactVersion{TimeMs: now + uint64((48 * time.Hour).Milliseconds()), RouterId: "b"}
@@ -300,7 +300,7 @@ func TestUnfitFactsAreRejected(t *testing.T) {
 
 func TestFactsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(Params{Self: "a", Peers: func() []Peer { return nil }})
+		s := New(Params{Self: "a", Fleet: alone{}})
 		for i := range maxDrains + 100 {
 			s.Drained(replica.ID(fmt.Sprint("r", i)), drained())
 		}
@@ -348,7 +348,7 @@ func TestStoresAgreeAtRest(t *testing.T) {
 			dice := rand.New(rand.NewPCG(seed, 1))
 			const routers = 4
 			fresh := func(i, life int) *Store {
-				return New(Params{Self: fmt.Sprintf("%d-%d", i, life), Peers: func() []Peer { return nil }})
+				return New(Params{Self: fmt.Sprintf("%d-%d", i, life), Fleet: alone{}})
 			}
 			var stores [routers]*Store
 			for i := range stores {

@@ -27,6 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type router struct {
 	id    string
 	store *Store
+	fleet *fleet
 	pins  *pins.Pins
 	stop  func()
 
@@ -40,11 +41,19 @@ type router struct {
 	present sync.Map
 }
 
-// knows: replicas named "strange…" are known only where they are present.
-func (r *router) knows(id replica.ID) bool {
+// Present: replicas named "strange…" are known only where they are present.
+func (r *router) Present(id replica.ID) bool {
 	_, present := r.present.Load(id)
 	return present || !strings.HasPrefix(string(id), "strange")
 }
+
+func (r *router) FactPeers() []Peer { return r.fleet.peers(r.id) }
+
+// alone is the fleet of a router without peers.
+type alone struct{}
+
+func (alone) FactPeers() []Peer       { return nil }
+func (alone) Decides(replica.ID) bool { return true }
 
 func (r *router) ApplyDrain(_ context.Context, id replica.ID, drain func() *registry.Drain) error {
 	r.mu.Lock()
@@ -77,8 +86,8 @@ func (r *router) learn(models map[replica.Rank]speed.Model) {
 	r.learned = models
 }
 
-// decides: the replica "others" is another router's.
-func (r *router) decides(id replica.ID) bool { return id != "others" }
+// Decides: the replica "others" is another router's.
+func (r *router) Decides(id replica.ID) bool { return id != "others" }
 
 func (r *router) ImportModels(m map[replica.Rank]speed.Model) {
 	r.mu.Lock()
@@ -131,10 +140,10 @@ func newFleet(t *testing.T) *fleet { return &fleet{t: t, routers: map[string]*ro
 // start starts a router, in place of one of the same id.
 func (f *fleet) start(id string) *router {
 	r := &router{
-		id: id, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
+		id: id, fleet: f, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
 		specs: map[replica.ID]registry.Spec{}, learned: map[replica.Rank]speed.Model{}, taken: map[replica.Rank]speed.Model{},
 	}
-	r.store = New(Params{Self: id, Peers: func() []Peer { return f.peers(id) }, Registry: r, Rates: r, Known: r.knows, Decides: r.decides, Pins: r.pins})
+	r.store = New(Params{Self: id, Fleet: r, Registry: r, Rates: r, Pins: r.pins})
 	ctx, cancel := context.WithCancel(f.t.Context())
 	done := make(chan struct{})
 	go func() {

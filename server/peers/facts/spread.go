@@ -87,7 +87,7 @@ func (s *Store) Run(ctx context.Context) error {
 
 // followPeers brings the senders in line with the peers. A new one begins with a comparison.
 func (s *Store) followPeers(ctx context.Context, running *sync.WaitGroup) {
-	now := s.params.Peers()
+	now := s.params.Fleet.FactPeers()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, old := range s.senders {

@@ -19,6 +19,9 @@ import (
 
 // Registry is where drains and registrations are put in force.
 type Registry interface {
+	// Present reports whether there is a replica, so that its drain is kept. It is asked while the Store is locked: it must not wait
+	// for a lock under which the Store is called.
+	Present(id replica.ID) bool
 	ApplyDrain(ctx context.Context, id replica.ID, drain func() *registry.Drain) error
 	ApplyRegistration(ctx context.Context, id replica.ID, registration func() registry.Registration) error
 }
@@ -38,22 +41,24 @@ type Pins interface {
 	Find(response string) (tenant string, id replica.ID, ok bool)
 }
 
-// Params is what code passes to New. Self and Peers are needed; what else is nil takes no part.
+// Fleet is this router's view of the others.
+type Fleet interface {
+	// FactPeers lists the peers that there is a connection to.
+	FactPeers() []Peer
+	// Decides reports whether this router decides for a replica, so that it publishes what it learns about it.
+	Decides(id replica.ID) bool
+}
+
+// Params is what code passes to New. Self and Fleet are needed; parts that are nil take no part.
 type Params struct {
 	// Self is the id of this router.
-	Self string
-	// Peers lists the peers that there is a connection to.
-	Peers    func() []Peer
+	Self     string
+	Fleet    Fleet
 	Registry Registry
 	Rates    Rates
-	// Known reports whether there is a replica, so that its drain is kept; nil: each is known. It is asked while the Store is locked:
-	// it must not wait for a lock under which the Store is called.
-	Known func(replica.ID) bool
-	// Decides reports whether this router decides for a replica, so that it publishes what it learns about it.
-	Decides func(replica.ID) bool
-	Pins    Pins
-	Log     *slog.Logger
-	Meter   metric.MeterProvider
+	Pins     Pins
+	Log      *slog.Logger
+	Meter    metric.MeterProvider
 }
 
 const (
@@ -116,9 +121,7 @@ func New(p Params) *Store {
 		senders: map[string]*sender{}, due: map[ref]struct{}{},
 		apply: make(chan struct{}, 1), peers: make(chan struct{}, 1),
 	}
-	if p.Known != nil {
-		s.drains.isKnown = func(key string) bool { return p.Known(replica.ID(key)) }
-	}
+	s.drains.registry = p.Registry
 	s.metrics = newMetrics(p.Meter, s)
 	return s
 }
@@ -177,7 +180,7 @@ func (s *Store) publishRates() {
 	}
 	now := time.Now()
 	for rank, model := range s.params.Rates.ExportModels() {
-		if s.params.Decides != nil && !s.params.Decides(rank.Replica) {
+		if !s.params.Fleet.Decides(rank.Replica) {
 			continue
 		}
 		key := rateKey(rank)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // kind is a kind of fact.
@@ -50,11 +52,11 @@ type table[V any] struct {
 	most, mostBytes int
 	bytes           int
 	digest          uint64
-	// isKnown reports whether the subject of a key is known here; nil: each is. strange counts the facts about others, and
+	// registry knows the subjects of keys; nil: each is known. strange counts the facts about others, and
 	// dropped has the versions of those that waited in vain, so that peers do not bring them again.
-	isKnown func(key string) bool
-	strange int
-	dropped map[string]version
+	registry Registry
+	strange  int
+	dropped  map[string]version
 }
 
 // isFull reports whether there are too many facts about unknown subjects for another one about key.
@@ -63,7 +65,9 @@ func (t *table[V]) isFull(key string) bool {
 	return !have && t.strange >= maxStrange && t.isStrange(key)
 }
 
-func (t *table[V]) isStrange(key string) bool { return t.isKnown != nil && !t.isKnown(key) }
+func (t *table[V]) isStrange(key string) bool {
+	return t.registry != nil && !t.registry.Present(replica.ID(key))
+}
 
 // meet notes that the subject of a fact is known.
 func (t *table[V]) meet(key string, e entry[V]) {

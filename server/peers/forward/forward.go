@@ -19,27 +19,27 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/members"
 )
 
-// Params are what code passes to New. All are required.
-type Params struct {
+// Routers is this router and the others, as members and over their links.
+type Routers interface {
 	// Self is this router as a member.
-	Self func() members.Member
+	Self() members.Member
 	// Others lists the other members.
-	Others func() []members.Member
+	Others() []members.Member
 	// Conn is the connection to a member; ok is false unless the link to it is up.
-	Conn func(id string) (conn grpc.ClientConnInterface, ok bool)
+	Conn(id string) (conn grpc.ClientConnInterface, ok bool)
 	// Decider is the id of the router that decides for a model.
-	Decider func(model string) string
+	Decider(model string) string
 	// Requests counts the requests in flight that came to this router.
-	Requests func() int
+	Requests() int
 	// Able reports whether this router is fit to decide for others.
-	Able func() bool
+	Able() bool
 }
 
 // Fleet is this router's view of the others.
-type Fleet struct{ params Params }
+type Fleet struct{ routers Routers }
 
 // New makes a Fleet.
-func New(p Params) *Fleet { return &Fleet{p} }
+func New(r Routers) *Fleet { return &Fleet{r} }
 
 // Peer is another router that can be asked.
 type Peer struct {
@@ -53,32 +53,32 @@ func peerOf(id, name string, conn grpc.ClientConnInterface) *Peer {
 }
 
 // Self is this router.
-func (f *Fleet) Self() members.Member { return f.params.Self() }
+func (f *Fleet) Self() members.Member { return f.routers.Self() }
 
 // Members lists the other routers, those included that cannot be asked.
 func (f *Fleet) Members() []members.Member {
 	if f == nil {
 		return nil
 	}
-	return f.params.Others()
+	return f.routers.Others()
 }
 
 // Requests counts the requests in flight that came to this router.
-func (f *Fleet) Requests() int { return f.params.Requests() }
+func (f *Fleet) Requests() int { return f.routers.Requests() }
 
 // Able reports whether this router is fit to decide for others.
-func (f *Fleet) Able() bool { return f.params.Able() }
+func (f *Fleet) Able() bool { return f.routers.Able() }
 
 // Peer returns the router with an id, nil when it is this one or cannot be asked.
 func (f *Fleet) Peer(id string) *Peer {
-	if f == nil || id == "" || id == f.params.Self().ID {
+	if f == nil || id == "" || id == f.routers.Self().ID {
 		return nil
 	}
-	conn, ok := f.params.Conn(id)
+	conn, ok := f.routers.Conn(id)
 	if !ok {
 		return nil
 	}
-	for _, m := range f.params.Others() {
+	for _, m := range f.routers.Others() {
 		if m.ID == id {
 			return peerOf(id, m.Name, conn)
 		}
@@ -104,14 +104,14 @@ func (f *Fleet) Owner(id string) (peer *Peer, err error) {
 		return nil, nil
 	}
 	owner := OwnerID(id)
-	if owner == "" || owner == f.params.Self().ID {
+	if owner == "" || owner == f.routers.Self().ID {
 		return nil, nil
 	}
-	for _, m := range f.params.Others() {
+	for _, m := range f.routers.Others() {
 		if m.ID != owner || m.State != members.Alive {
 			continue
 		}
-		if conn, ok := f.params.Conn(owner); ok {
+		if conn, ok := f.routers.Conn(owner); ok {
 			return peerOf(owner, m.Name, conn), nil
 		}
 		return nil, unreachable(nil)
@@ -124,7 +124,7 @@ func (f *Fleet) Decider(model string) string {
 	if f == nil {
 		return ""
 	}
-	return f.params.Decider(model)
+	return f.routers.Decider(model)
 }
 
 // Others are the living routers that can be asked, and the names of the living ones that cannot.
@@ -132,11 +132,11 @@ func (f *Fleet) Others() (list []*Peer, silent []string) {
 	if f == nil {
 		return nil, nil
 	}
-	for _, m := range f.params.Others() {
+	for _, m := range f.routers.Others() {
 		if m.State != members.Alive {
 			continue
 		}
-		if conn, ok := f.params.Conn(m.ID); ok {
+		if conn, ok := f.routers.Conn(m.ID); ok {
 			list = append(list, peerOf(m.ID, m.Name, conn))
 		} else {
 			silent = append(silent, cmp.Or(m.Name, m.ID))

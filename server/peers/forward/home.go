@@ -13,9 +13,9 @@ func (f *Fleet) Home(tenant, name string) *Peer {
 	if f == nil {
 		return nil
 	}
-	home := f.params.Self()
+	home := f.routers.Self()
 	most := weight(tenant, name, home.ID)
-	for _, m := range f.params.Others() {
+	for _, m := range f.routers.Others() {
 		if w := weight(tenant, name, m.ID); m.State == members.Alive && (w > most || w == most && m.ID > home.ID) {
 			home, most = m, w
 		}

@@ -43,13 +43,19 @@ type Fleet struct {
 	Seen, Old int
 }
 
+// Routers is this router's view of its fleet.
+type Routers interface {
+	// LimitFleet is which routers there are now.
+	LimitFleet() Fleet
+	// Fitness is how fit one of them is to own accounts.
+	Fitness(id string) Fitness
+}
+
 // Params is what code passes to New.
 type Params struct {
 	// Self is this router's id.
-	Self string
-	// Fleet is which routers there are now, Fitness how fit one of them is to own accounts.
-	Fleet    func() Fleet
-	Fitness  func(id string) Fitness
+	Self     string
+	Routers  Routers
 	Accounts Accounts
 	// Patience is how long a request waits for an owner, at most a second.
 	Patience time.Duration
@@ -120,8 +126,8 @@ func (g *Grants) Run(ctx context.Context) error {
 
 // look follows the routers: a sender for each, and the view of them.
 func (g *Grants) look(ctx context.Context, running *sync.WaitGroup) {
-	fleet, now := g.params.Fleet(), time.Now()
-	members := []Member{{ID: g.params.Self, Fitness: g.params.Fitness(g.params.Self)}}
+	fleet, now := g.params.Routers.LimitFleet(), time.Now()
+	members := []Member{{ID: g.params.Self, Fitness: g.params.Routers.Fitness(g.params.Self)}}
 	g.mu.Lock()
 	kept := map[string]*sender{}
 	for _, p := range fleet.Peers {
@@ -134,7 +140,7 @@ func (g *Grants) look(ctx context.Context, running *sync.WaitGroup) {
 		}
 		kept[p.ID] = s
 		if s.reached(now) {
-			members = append(members, Member{ID: p.ID, Fitness: g.params.Fitness(p.ID)})
+			members = append(members, Member{ID: p.ID, Fitness: g.params.Routers.Fitness(p.ID)})
 		}
 	}
 	for id, s := range g.senders {

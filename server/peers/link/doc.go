@@ -8,5 +8,5 @@
 //
 // A link is up once both ends have said their ids and those are the ids of their certificates, so that an address that leads
 // to another router is refused. Broken links are dialed again, for as long as package members lists the router. Links is safe
-// for concurrent use; Run owns all goroutines. The routers' other services are on the same connections: Conn and Params.Register.
+// for concurrent use; Run owns all goroutines. The routers' other services are on the same connections: Conn and Offer.
 package link

@@ -58,7 +58,7 @@ func (i *inlet) read(introduced chan<- error) {
 		return
 	}
 	i.waiting.push(&pb.DeciderReply{Reply: &pb.DeciderReply_Welcome{Welcome: &pb.Welcome{
-		RouterId: l.params.ID, Name: l.params.Name, WireMajor: l.params.WireMajor, WireMinor: members.WireMinor, Ability: l.params.Ability(),
+		RouterId: l.params.ID, Name: l.params.Name, WireMajor: l.params.WireMajor, WireMinor: members.WireMinor, Ability: l.params.Able.Ability(),
 	}}})
 	introduced <- nil
 	l.params.Decider.Up(i.id)
@@ -156,33 +156,33 @@ func (i *inlet) write() error {
 
 // PullIndex implements PeerService.
 func (l *Links) PullIndex(in *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error {
-	if l.params.PullIndex == nil {
+	if l.params.Index == nil {
 		return l.UnimplementedPeerServiceServer.PullIndex(in, out)
 	}
 	if err := l.rules.Validate(in); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	return l.params.PullIndex(identity.PeerID(out.Context()), in, out)
+	return l.params.Index.PullIndex(identity.PeerID(out.Context()), in, out)
 }
 
 // ShareFacts implements PeerService.
 func (l *Links) ShareFacts(ctx context.Context, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error) {
-	if l.params.ShareFacts == nil {
+	if l.params.Facts == nil {
 		return l.UnimplementedPeerServiceServer.ShareFacts(ctx, in)
 	}
 	if err := l.rules.Validate(in); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return l.params.ShareFacts(ctx, identity.PeerID(ctx), in)
+	return l.params.Facts.ShareFacts(ctx, in)
 }
 
 // ShareLimits implements PeerService.
 func (l *Links) ShareLimits(ctx context.Context, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error) {
-	if l.params.ShareLimits == nil {
+	if l.params.Limits == nil {
 		return l.UnimplementedPeerServiceServer.ShareLimits(ctx, in)
 	}
 	if err := l.rules.Validate(in); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return l.params.ShareLimits(ctx, identity.PeerID(ctx), in)
+	return l.params.Limits.ShareLimits(ctx, identity.PeerID(ctx), in)
 }

@@ -91,21 +91,7 @@ func newNode(t testing.TB, id, key string, options ...option) *node {
 	text := slog.New(slog.NewTextHandler(&n.log, nil))
 	p := link.Params{
 		ID: id, Name: "name-" + id, Identity: who, Refused: refusals.New(text, nil), Log: text,
-		Frontend: link.Frontend{
-			Up:   func(id string, a pb.Ability) { n.hear("frontend up %s %s", id, a) },
-			Down: func(id string) { n.hear("frontend down %s", id) },
-			Reply: func(from string, r *pb.DeciderReply) {
-				n.hear("frontend reply %s %d", from, r.GetChosen().GetNumber())
-			},
-		},
-		Decider: link.Decider{
-			Up:   func(id string) { n.hear("decider up %s", id) },
-			Down: func(id string) { n.hear("decider down %s", id) },
-			Event: func(from string, e *pb.FrontendEvent) {
-				n.hear("decider event %s %d", from, e.GetAsk().GetNumber())
-				n.SendReply(from, &pb.DeciderReply{Reply: &pb.DeciderReply_Chosen{Chosen: &pb.Chosen{Number: e.GetAsk().GetNumber()}}})
-			},
-		},
+		Able: n, Frontend: frontend{n}, Decider: decider{n},
 	}
 	for _, o := range options {
 		o(&p)
@@ -114,6 +100,49 @@ func newNode(t testing.TB, id, key string, options ...option) *node {
 		t.Fatal(err)
 	}
 	return n
+}
+
+func (n *node) Ability() pb.Ability { return pb.Ability_ABILITY_ABLE }
+
+// frontend and decider are the halves of a node: they record, and the decider answers.
+type frontend struct{ n *node }
+
+func (f frontend) Up(id string, a pb.Ability) { f.n.hear("frontend up %s %s", id, a) }
+func (f frontend) Down(id string)             { f.n.hear("frontend down %s", id) }
+func (f frontend) Reply(from string, r *pb.DeciderReply) {
+	f.n.hear("frontend reply %s %d", from, r.GetChosen().GetNumber())
+}
+
+type decider struct{ n *node }
+
+func (d decider) Up(id string)   { d.n.hear("decider up %s", id) }
+func (d decider) Down(id string) { d.n.hear("decider down %s", id) }
+func (d decider) Event(from string, e *pb.FrontendEvent) {
+	d.n.hear("decider event %s %d", from, e.GetAsk().GetNumber())
+	d.n.SendReply(from, &pb.DeciderReply{Reply: &pb.DeciderReply_Chosen{Chosen: &pb.Chosen{Number: e.GetAsk().GetNumber()}}})
+}
+
+type unable struct{}
+
+func (unable) Ability() pb.Ability { return pb.Ability_ABILITY_UNABLE }
+
+// blocked is a decider that takes no event until its channel is closed.
+type blocked struct {
+	link.Decider
+	until chan struct{}
+}
+
+func (b blocked) Event(string, *pb.FrontendEvent) { <-b.until }
+
+// services answer with what they were passed.
+type services struct{}
+
+func (services) ShareFacts(context.Context, *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error) {
+	return &pb.ShareFactsResponse{Digest: 7}, nil
+}
+
+func (services) PullIndex(from string, _ *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error {
+	return out.Send(&pb.PullIndexResponse{Data: []byte(from)})
 }
 
 // start runs a node at a free port, or at the one given.
@@ -230,7 +259,7 @@ func TestMessagesArriveInOrderBothWays(t *testing.T) {
 
 func TestAbilitiesAndNamesAreExchanged(t *testing.T) {
 	a, b := run(t, "0000000a"), run(t, "0000000b", func(p *link.Params) {
-		p.Ability = func() pb.Ability { return pb.Ability_ABILITY_UNABLE }
+		p.Able = unable{}
 	})
 	meet(a, b)
 	linked(t, a, b)
@@ -413,7 +442,7 @@ func TestAPathThatHangsIsNoticed(t *testing.T) {
 func TestAPeerThatReadsNothingLosesItsLink(t *testing.T) {
 	block := make(chan struct{})
 	a, b := run(t, "0000000a"), run(t, "0000000b", func(p *link.Params) {
-		p.Decider.Event = func(string, *pb.FrontendEvent) { <-block }
+		p.Decider = blocked{p.Decider, block}
 	})
 	a.SetMembers([]members.Member{member(b.id, b.at)})
 	eventually(t, 5*time.Second, "the link is up", func() bool { return len(a.Peers()) == 1 })
@@ -437,12 +466,7 @@ func TestAPeerThatReadsNothingLosesItsLink(t *testing.T) {
 
 func TestServicesOfMembersOnly(t *testing.T) {
 	a := run(t, "0000000a", func(p *link.Params) {
-		p.ShareFacts = func(_ context.Context, from string, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error) {
-			return &pb.ShareFactsResponse{Facts: &pb.Facts{Pins: []*pb.PinFact{{ResponseId: from}}}}, nil
-		}
-		p.PullIndex = func(from string, _ *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error {
-			return out.Send(&pb.PullIndexResponse{Data: []byte(from)})
-		}
+		p.Facts, p.Index = services{}, services{}
 	})
 	b := run(t, "0000000b")
 	meet(a, b)
@@ -453,7 +477,7 @@ func TestServicesOfMembersOnly(t *testing.T) {
 	}
 	client := pb.NewPeerServiceClient(conn)
 	facts, err := client.ShareFacts(t.Context(), &pb.ShareFactsRequest{})
-	if err != nil || facts.GetFacts().GetPins()[0].GetResponseId() != b.id {
+	if err != nil || facts.GetDigest() != 7 {
 		t.Errorf("ShareFacts: %v, %v", facts, err)
 	}
 	_, err = client.ShareFacts(t.Context(), &pb.ShareFactsRequest{Facts: &pb.Facts{Drains: []*pb.DrainFact{{}}}})

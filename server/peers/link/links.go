@@ -35,21 +35,42 @@ const (
 	answerPing = 2 * time.Second
 )
 
-// Frontend is the half of this router that asks. Its functions are called in order for one peer, and must not block.
-type Frontend struct {
-	// Up: the peer can be asked; it has introduced itself with this ability.
-	Up func(id string, ability pb.Ability)
-	// Down: it cannot any more. What was sent and not answered may be lost.
-	Down func(id string)
-	// Reply: the peer has said something.
-	Reply func(from string, reply *pb.DeciderReply)
+// Frontend is the half of this router that asks. Its methods are called in order for one peer, and must not block.
+type Frontend interface {
+	// Up reports that the peer can be asked; it has introduced itself with this ability.
+	Up(id string, ability pb.Ability)
+	// Down reports that it cannot any more. Events that were sent and not answered may be lost.
+	Down(id string)
+	// Reply takes a reply of the peer.
+	Reply(from string, reply *pb.DeciderReply)
 }
 
-// Decider is the half of this router that is asked. Its functions are called in order for one peer, and must not block.
-type Decider struct {
-	Up    func(id string)
-	Down  func(id string)
-	Event func(from string, event *pb.FrontendEvent)
+// Decider is the half of this router that is asked. Its methods are called in order for one peer, and must not block.
+type Decider interface {
+	Up(id string)
+	Down(id string)
+	Event(from string, event *pb.FrontendEvent)
+}
+
+// Index serves the method of that name for the router with the id from, Facts and Limits theirs.
+type (
+	Index interface {
+		PullIndex(from string, in *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error
+	}
+	Facts interface {
+		ShareFacts(ctx context.Context, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error)
+	}
+	Limits interface {
+		ShareLimits(ctx context.Context, from string, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error)
+	}
+)
+
+// Able is how fit this router is to decide now.
+type Able interface{ Ability() pb.Ability }
+
+// Services are further services that the other routers may call.
+type Services interface {
+	RegisterForPeers(to grpc.ServiceRegistrar)
 }
 
 // Params is what code passes to New.
@@ -60,19 +81,15 @@ type Params struct {
 	WireMajor uint32
 	Identity  *identity.Identity
 	Refused   *refusals.Log
-	// Ability is how fit this router is to decide; nil: able.
-	Ability  func() pb.Ability
-	Frontend Frontend
-	Decider  Decider
-	// PullIndex and ShareFacts serve the contract's methods of those names, for the router with the id from; nil: not implemented.
-	PullIndex  func(from string, in *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error
-	ShareFacts func(ctx context.Context, from string, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error)
-	// ShareLimits serves the method of that name; nil: not implemented.
-	ShareLimits func(ctx context.Context, from string, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error)
-	// Register adds services that the other routers may call; nil: none. Their calls come from members only.
-	Register func(grpc.ServiceRegistrar)
-	Log      *slog.Logger
-	Meter    metric.MeterProvider
+	Able      Able
+	Frontend  Frontend
+	Decider   Decider
+	// Index, Facts and Limits serve the contract's other methods; nil: not implemented.
+	Index  Index
+	Facts  Facts
+	Limits Limits
+	Log    *slog.Logger
+	Meter  metric.MeterProvider
 }
 
 // Links connects this router with the others.
@@ -81,7 +98,9 @@ type Links struct {
 	params  Params
 	metrics *metrics
 	rules   protovalidate.Validator
-	running sync.WaitGroup // the goroutines of outlets and inlets
+	// services are what Offer was given.
+	services Services
+	running  sync.WaitGroup // the goroutines of outlets and inlets
 
 	mu sync.Mutex
 	// begin runs an outlet on a goroutine of its own, until it is cancelled or Run ends. Guarded by mu; nil unless Run runs.
@@ -96,9 +115,6 @@ func New(p Params) (*Links, error) {
 	if p.WireMajor == 0 {
 		p.WireMajor = members.WireMajor
 	}
-	if p.Ability == nil {
-		p.Ability = func() pb.Ability { return pb.Ability_ABILITY_ABLE }
-	}
 	rules, err := protovalidate.New(protovalidate.WithMessages(&pb.DecideRequest{}, &pb.DecideResponse{}, &pb.PullIndexRequest{}, &pb.ShareFactsRequest{}, &pb.ShareLimitsRequest{}))
 	if err != nil {
 		return nil, err
@@ -107,6 +123,9 @@ func New(p Params) (*Links, error) {
 	l.metrics = newMetrics(p.Meter, l)
 	return l, nil
 }
+
+// Offer adds services that the other routers may call. It must be called before Run. Their calls come from members only.
+func (l *Links) Offer(s Services) { l.services = s }
 
 // Run serves PeerService on listener, whose owner bounds its connections, and keeps the links to the members, until ctx ends. It closes listener.
 func (l *Links) Run(ctx context.Context, listener net.Listener) error {
@@ -118,8 +137,8 @@ func (l *Links) Run(ctx context.Context, listener net.Listener) error {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPing / 2, PermitWithoutStream: true}),
 	)
 	pb.RegisterPeerServiceServer(server, l)
-	if l.params.Register != nil {
-		l.params.Register(server)
+	if l.services != nil {
+		l.services.RegisterForPeers(server)
 	}
 	within, cancel := context.WithCancel(ctx)
 	served := make(chan error, 1)

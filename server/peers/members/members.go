@@ -56,13 +56,16 @@ type Params struct {
 	WireMajor uint32
 	// Resolver looks up names; nil takes the system's.
 	Resolver Resolver
-	// OnChange is called with the other members, each time that they have changed, by one goroutine. The callee must not keep
-	// Run waiting for long.
-	OnChange func([]Member)
-	Refused  *refusals.Log
-	Log      *slog.Logger
-	Meter    metric.MeterProvider
+	// Watcher follows the members; nil: none.
+	Watcher Watcher
+	Refused *refusals.Log
+	Log     *slog.Logger
+	Meter   metric.MeterProvider
 }
+
+// Watcher follows the other members. SetMembers is called each time that they have changed, by one goroutine; it must not keep
+// Run waiting for long.
+type Watcher interface{ SetMembers(list []Member) }
 
 // Sockets are what Run works on. Run closes the gossip's.
 type Sockets struct {
@@ -77,7 +80,7 @@ type Members struct {
 	config  Config
 	params  Params
 	started time.Time
-	changed chan struct{} // holds a token when the list differs from what OnChange has seen
+	changed chan struct{} // holds a token when the list differs from what the watcher has
 	lost    chan struct{} // holds a token when a member has disappeared
 
 	mu     sync.Mutex
@@ -209,15 +212,15 @@ func (m *Members) gossipConfig(t *transport, meta []byte) *memberlist.Config {
 	return c
 }
 
-// report calls OnChange after changes, until ctx ends.
+// report informs the watcher of changes, until ctx ends.
 func (m *Members) report(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-m.changed:
-			if m.params.OnChange != nil {
-				m.params.OnChange(m.Others())
+			if m.params.Watcher != nil {
+				m.params.Watcher.SetMembers(m.Others())
 			}
 		}
 	}

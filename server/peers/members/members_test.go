@@ -95,10 +95,15 @@ type router struct {
 	gate    gate
 	at      string // its gossip address
 	log     log
-	changes atomic.Int64
+	changes counter
 	early   atomic.Bool // it received before it was a member itself
 	stop    func()
 }
+
+// counter counts the changes of a list of members.
+type counter struct{ atomic.Int64 }
+
+func (c *counter) SetMembers([]members.Member) { c.Add(1) }
 
 // option changes a router before it runs.
 type option func(*members.Config, *members.Params)
@@ -134,7 +139,7 @@ func start(t *testing.T, address, key string, options ...option) *router {
 	c := members.DefaultConfig()
 	c.Listen, c.Name = r.at, "router-"+id
 	text := slog.New(slog.NewTextHandler(&r.log, nil))
-	p := members.Params{ID: id, GossipKey: who.GossipKey(), Log: text, Refused: refusals.New(text, nil), OnChange: func([]members.Member) { r.changes.Add(1) }}
+	p := members.Params{ID: id, GossipKey: who.GossipKey(), Log: text, Refused: refusals.New(text, nil), Watcher: &r.changes}
 	for _, o := range options {
 		o(&c, &p)
 	}
@@ -231,7 +236,7 @@ func TestThreeRoutersFindEachOtherAndLeave(t *testing.T) {
 	took := eventually(t, 5*time.Second, "a and b forget c, which left", func() bool { return len(a.Others()) == 1 && len(b.Others()) == 1 })
 	t.Logf("a leave was seen after %s", took)
 	if a.changes.Load() < 3 {
-		t.Errorf("OnChange was called %d times, want one for each change", a.changes.Load())
+		t.Errorf("the watcher was called %d times, want one for each change", a.changes.Load())
 	}
 }
 

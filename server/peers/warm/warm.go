@@ -25,15 +25,24 @@ type Peer struct {
 	Conn grpc.ClientConnInterface
 }
 
-// Params are what a Warm works with. Index and Peers are needed.
+// Fleet is this router's view of the others.
+type Fleet interface {
+	// IndexPeers lists the peers that have an index worth pulling, the best first.
+	IndexPeers() []Peer
+	// Missing lists the replicas with a rank whose cache this router does not know exactly and cannot learn from its engine now.
+	Missing() []replica.ID
+}
+
+// Feeds are the event feeds. DelayFirstReplays has those of which nothing is known wait until the given time for an index; the zero
+// time ends it.
+type Feeds interface{ DelayFirstReplays(until time.Time) }
+
+// Params are what a Warm works with. Index and Fleet are needed.
 type Params struct {
 	Index *kvindex.Index
-	// Peers lists the peers that have an index worth pulling, the best first.
-	Peers func() []Peer
-	// Delay has feeds of which nothing is known wait until the given time for an index; nil: they do not. The zero time ends it.
-	Delay func(until time.Time)
-	// Missing lists the replicas with a rank whose cache this router does not know exactly and cannot learn from its engine now; nil: none.
-	Missing func() []replica.ID
+	Fleet Fleet
+	// Feeds wait for an index; nil: they do not.
+	Feeds Feeds
 	// AgainEvery is the time between looks for what is missing, after the first pull; zero: two seconds.
 	AgainEvery time.Duration
 	// MaxBytes is the memory that the index may take; it bounds what a peer may send.
@@ -88,8 +97,8 @@ func (w *Warm) Run(ctx context.Context) error {
 	w.delay(delaySearch)
 	w.pullOnce(ctx)
 	w.settled.Store(true)
-	if w.params.Delay != nil {
-		w.params.Delay(time.Time{})
+	if w.params.Feeds != nil {
+		w.params.Feeds.DelayFirstReplays(time.Time{})
 	}
 	w.pullMissing(ctx)
 	return nil
@@ -102,10 +111,7 @@ func (w *Warm) pullMissing(ctx context.Context) {
 	every := cmp.Or(w.params.AgainEvery, againEvery)
 	var before, asked []replica.ID
 	for wait := every; sleep(ctx, wait); {
-		var missing []replica.ID
-		if w.params.Missing != nil {
-			missing = w.params.Missing()
-		}
+		missing := w.params.Fleet.Missing()
 		still := slices.DeleteFunc(slices.Clone(missing), func(id replica.ID) bool { return !slices.Contains(before, id) })
 		before = missing
 		if len(still) == 0 {
@@ -127,7 +133,7 @@ func (w *Warm) pullOf(ctx context.Context, replicas []replica.ID) {
 	for _, id := range replicas {
 		in.ReplicaIds = append(in.ReplicaIds, string(id))
 	}
-	for _, p := range w.params.Peers() {
+	for _, p := range w.params.Fleet.IndexPeers() {
 		if got, _ := w.attempt(ctx, p, in); got.Ranks > 0 || ctx.Err() != nil {
 			return
 		}
@@ -146,14 +152,14 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // delay has feeds wait for so long from now.
 func (w *Warm) delay(d time.Duration) {
-	if w.params.Delay == nil {
+	if w.params.Feeds == nil {
 		return
 	}
 	until, most := time.Now().Add(d), w.began.Add(delayMost)
 	if until.After(most) {
 		until = most
 	}
-	w.params.Delay(until)
+	w.params.Feeds.DelayFirstReplays(until)
 }
 
 // pullOnce tries each peer once, in the order of Peers, until one has sent its whole index.
@@ -162,7 +168,7 @@ func (w *Warm) pullOnce(ctx context.Context) {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for end := time.Now().Add(searchFor); ctx.Err() == nil && time.Now().Before(end); {
-		for _, p := range w.params.Peers() {
+		for _, p := range w.params.Fleet.IndexPeers() {
 			if tried[p.ID] || ctx.Err() != nil {
 				continue
 			}

@@ -38,7 +38,9 @@ type router struct {
 	late  bool
 }
 
-func (r *router) missing() []replica.ID {
+func (r *router) IndexPeers() []Peer { return r.peers }
+
+func (r *router) Missing() []replica.ID {
 	for _, s := range r.plane.Statuses() {
 		if s.Connected && !s.Recovering && s.State != kvblock.FeedExact {
 			return []replica.ID{"r"}
@@ -98,8 +100,8 @@ func (r *router) start(t testing.TB) *router {
 	r.index = kvindex.New(config, kvindex.Params{Feeds: feeds{r}})
 	r.plane = kvevents.New(kvevents.DefaultConfig(), kvevents.Params{Sink: r.index})
 	r.warm = New(Params{
-		Index: r.index, MaxBytes: int64(config.MaxBytes), Peers: func() []Peer { return r.peers }, Delay: r.plane.DelayFirstReplays,
-		Missing: r.missing, AgainEvery: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		Index: r.index, MaxBytes: int64(config.MaxBytes), Fleet: r, Feeds: r.plane,
+		AgainEvery: 5 * time.Millisecond, Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	warming := r.warm.Run
 	if r.late {
@@ -299,10 +301,10 @@ func TestWhatIsMissingIsPulledLater(t *testing.T) {
 	engines, old := peerOf(t, 3, 40, 50)
 	ignorant := startRouter(t)
 	ignorant.follow(t, engines)
-	eventually(t, "replays are over", func() bool { return len(ignorant.missing()) > 0 })
+	eventually(t, "replays are over", func() bool { return len(ignorant.Missing()) > 0 })
 	alone := startLate(t, ignorant.serve(t, "ignorant"))
 	alone.follow(t, engines)
-	eventually(t, "replays are over", func() bool { return len(alone.missing()) > 0 })
+	eventually(t, "replays are over", func() bool { return len(alone.Missing()) > 0 })
 	next := startLate(t, ignorant.serve(t, "ignorant"), old.serve(t, "old"))
 	next.follow(t, engines)
 	for range 20 { // events continue
@@ -400,7 +402,7 @@ func TestPullsAreBounded(t *testing.T) {
 	for range maxServed {
 		<-old.warm.serving
 	}
-	endless := New(Params{Index: old.index, MaxBytes: 1 << 20, Peers: func() []Peer { return nil }})
+	endless := New(Params{Index: old.index, MaxBytes: 1 << 20, Fleet: &router{}})
 	flood := serve(t, "flood", func(_ *kvpilotv1.PullIndexRequest, out grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
 		for {
 			if err := out.Send(&kvpilotv1.PullIndexResponse{Data: floodPiece}); err != nil {

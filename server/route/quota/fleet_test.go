@@ -42,6 +42,7 @@ type node struct {
 	id      string
 	net     *net
 	limiter *quota.Limiter
+	conns   map[*node]*conn
 	grants  *grants.Grants
 	fitness grants.Fitness // guarded by net.mu
 	stop    context.CancelFunc
@@ -117,39 +118,8 @@ func newNet(t *testing.T, n int, c quota.Config) *net {
 // add starts a router.
 func (n *net) add(id string, c quota.Config) *node {
 	r := &node{id: id, net: n, limiter: quota.New(c, quota.Params{}), done: make(chan struct{})}
-	conns := map[*node]*conn{}
-	fleet := func() grants.Fleet {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		var f grants.Fleet
-		for _, o := range n.routers {
-			f.Seen++
-			if o == r {
-				continue
-			}
-			if conns[o] == nil {
-				conns[o] = &conn{r, o}
-			}
-			f.Peers = append(f.Peers, grants.Peer{ID: o.id, Conn: conns[o]})
-		}
-		for _, at := range n.dead {
-			if time.Since(at) < time.Minute {
-				f.Seen++
-			}
-		}
-		return f
-	}
-	r.grants = grants.New(grants.Params{
-		Self: id, Fleet: fleet, Accounts: r.limiter, Patience: 50 * time.Millisecond, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Fitness: func(id string) grants.Fitness {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			if o := n.routers[id]; o != nil {
-				return o.fitness
-			}
-			return grants.Leaving
-		},
-	})
+	r.conns = map[*node]*conn{}
+	r.grants = grants.New(grants.Params{Self: id, Routers: r, Accounts: r.limiter, Patience: 50 * time.Millisecond, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	r.limiter.Join(r.grants)
 	n.mu.Lock()
 	n.routers[id] = r
@@ -161,6 +131,38 @@ func (n *net) add(id string, c quota.Config) *node {
 		_ = r.grants.Run(ctx)
 	}()
 	return r
+}
+
+// LimitFleet is the routers that are not cut off, and those seen in the last minute.
+func (r *node) LimitFleet() grants.Fleet {
+	r.net.mu.Lock()
+	defer r.net.mu.Unlock()
+	var f grants.Fleet
+	for _, o := range r.net.routers {
+		f.Seen++
+		if o == r {
+			continue
+		}
+		if r.conns[o] == nil {
+			r.conns[o] = &conn{r, o}
+		}
+		f.Peers = append(f.Peers, grants.Peer{ID: o.id, Conn: r.conns[o]})
+	}
+	for _, at := range r.net.dead {
+		if time.Since(at) < time.Minute {
+			f.Seen++
+		}
+	}
+	return f
+}
+
+func (r *node) Fitness(id string) grants.Fitness {
+	r.net.mu.Lock()
+	defer r.net.mu.Unlock()
+	if o := r.net.routers[id]; o != nil {
+		return o.fitness
+	}
+	return grants.Leaving
 }
 
 // remove ends a router: without a word, or after it has left.
