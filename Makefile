@@ -127,10 +127,10 @@ chaos: build ## hang, stop, kill and cut off replicas and routers, with real sig
 
 .PHONY: attack attack-fast
 attack: build ## run hostile clients, tenants, replicas and peers next to honest tenants (ten minutes, Linux; ATTACK="-only poison -memory 256" for less)
-	$(GO) run ./test/attack -binary "$$PWD/bin/kvpilot" $(ATTACK)
+	$(GO) run ./lab/attack -binary "$$PWD/bin/kvpilot" $(ATTACK)
 
 attack-fast: build ## run the short attacks, and judge failures and memory but no times (two minutes)
-	$(GO) run ./test/attack -binary "$$PWD/bin/kvpilot" -fast
+	$(GO) run ./lab/attack -binary "$$PWD/bin/kvpilot" -fast
 
 check: ## everything that must pass before a change lands
 	.ci/run
@@ -154,7 +154,7 @@ demo: ## show KV-aware routing against round robin, with simulated replicas
 
 VLLM ?= 0.32.0
 e2e-vllm: ## run against real vLLM on the CPU: VLLM=version (gigabytes, minutes)
-	$(GO) run ./test/e2e -vllm $(VLLM)
+	$(GO) run ./lab/e2e -vllm $(VLLM)
 
 .PHONY: test-dashboards
 test-dashboards: ## check the alerts, rules and scrape settings with promtool (Debian package prometheus)
@@ -179,7 +179,7 @@ test-jaeger: ## send a request's trace to a real Jaeger and read it back (builds
 QUALITY_TRACES ?= ../shared/traces
 .PHONY: quality quality-check
 quality: ## play traces under all policies into docs/quality-results.txt and docs/quality.md (seven minutes of processor time)
-	$(GO) run ./tools/quality -traces $(QUALITY_TRACES)
+	$(GO) run ./lab/quality -traces $(QUALITY_TRACES)
 
 quality-check: ## fail when the default policy loses its lead on shortened traces
 	KVPILOT_QUALITY=1 $(GO) test -count=1 -run 'TestTheDefault|TestWrongRates' -timeout 1800s ./sim/replay
@@ -216,5 +216,5 @@ release-check: ## the same for all platforms, the second with an empty build cac
 
 ROUTERS ?=
 .PHONY: bench-routers
-bench-routers: ## compare routers in real time before the same simulated replicas (hours; ROUTERS="-seconds 60 -traces chat" for less; go run ./test/routers -h)
-	$(GO) run ./test/routers -parallel 3 -replay -markdown docs/quality-real.md -readme README.md $(ROUTERS)
+bench-routers: ## compare routers in real time before the same simulated replicas (hours; ROUTERS="-seconds 60 -traces chat" for less; go run ./lab/routers -h)
+	$(GO) run ./lab/routers -parallel 3 -replay -markdown docs/quality-real.md -readme README.md $(ROUTERS)

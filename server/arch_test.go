@@ -95,6 +95,18 @@ func TestImportsPointDown(t *testing.T) {
 	})
 }
 
+func TestTheProductDoesNotImportTheLaboratory(t *testing.T) {
+	for _, root := range []string{".", "../client", "../cmd", "../internal", "../sim", "../test"} {
+		eachFile(t, root, func(t *testing.T, file string, src []byte) {
+			for _, imp := range imports(t, file, src) {
+				if strings.HasPrefix(imp, module+"lab/") && !strings.HasPrefix(file, "../cmd/kvpilot-bench/") {
+					t.Errorf("%s imports %s: only kvpilot-bench may", file, imp)
+				}
+			}
+		})
+	}
+}
+
 func TestOnlyCommandsAndConfigReadTheEnvironment(t *testing.T) {
 	eachFile(t, ".", func(t *testing.T, file string, src []byte) {
 		if strings.HasSuffix(file, "_test.go") || roomOf(owner(file)) == "config" {
@@ -131,7 +143,7 @@ func TestConstructorsTrustTheirConfig(t *testing.T) {
 }
 
 func TestFilesStayReadable(t *testing.T) {
-	for _, root := range []string{".", "../client", "../cmd", "../sim"} {
+	for _, root := range []string{".", "../client", "../cmd", "../lab", "../sim"} {
 		eachFile(t, root, func(t *testing.T, file string, src []byte) {
 			limit := 600
 			if strings.HasSuffix(file, "_test.go") {

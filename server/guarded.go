@@ -23,7 +23,7 @@ func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.AP
 		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
 		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
 	}, guard.Params{
-		Ledger: held, Known: api.Known, Admit: api.Admit, Decode: grpcapi.Decode, Done: grpcapi.Done,
+		Ledger: held, Senders: api, Messages: grpcapi.Messages{},
 		Log: p.part("guard"), Meter: t.Meters(),
 	})
 }

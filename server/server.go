@@ -137,7 +137,7 @@ func (s *Server) Run(ctx context.Context) error {
 	background := append(s.parts.background(), component{"health", func(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.changedFleet, s.ready)
 	}})
-	background = append(background, component{"gateway", s.surfaces.gateway.Run}, component{"console", s.surfaces.console.Run}, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
+	background = append(background, component{"guard", s.surfaces.guard.Run}, component{"callers", s.surfaces.callers.Run}, component{"audit", s.surfaces.audit.Run})
 	if s.params.Source != nil {
 		background = append(background, component{"settings", s.followSettings})
 	}
@@ -223,7 +223,9 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		at      *string
 		open    func(net.Listener) endpoint
 	}{
-		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint { return httpEndpoint("http", l, s.surfaces.http, s.surfaces.upgraded) }},
+		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP, func(l net.Listener) endpoint {
+			return httpEndpoint("http", l, s.surfaces.http, s.surfaces.gateway.Leave)
+		}},
 		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC, func(l net.Listener) endpoint {
 			return grpcEndpoint("grpc", s.surfaces.protocols.Greet(l, guard.Greeting{Secure: secure != nil, REST: at.HTTP}), s.surfaces.grpc)
 		}},

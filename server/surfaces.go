@@ -42,14 +42,24 @@ type surfaces struct {
 	api       *grpcapi.API
 	callers   *callers.Callers
 	audit     *audit.Log
-	// upgraded waits for the connections that http knows nothing of any more, and cuts them off when its context ends.
-	upgraded func(context.Context) error
-	gateway  *gateway.Gateway
+	gateway   *gateway.Gateway
 	// leaving has client connections end with their next answer.
 	leaving atomic.Bool
 	// console serves the RPCs that the console reads.
 	console *gateway.Gateway
 }
+
+// readiness returns why the router should get no requests now.
+type readiness func() error
+
+// Ready implements Health of the surfaces.
+func (r readiness) Ready() error { return r() }
+
+// changeable is the settings that the RPCs change.
+type changeable struct{ server *Server }
+
+// Settings implements grpcapi.SettingsOwner.
+func (c changeable) Settings() grpcapi.Settings { return c.server.changeable() }
 
 func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*surfaces, error) {
 	c, _ := s.config.WithinMemory(s.params.Memory)
@@ -57,16 +67,16 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	p := s.parts
 	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Log: p.part("audit"), Meter: t.Meters()})
 	who, err := callers.New(c.API.Callers(), callers.Params{
-		Log: p.part("callers"), Meter: t.Meters(), OnRead: recordReads(record), NoFollow: s.params.Source != nil && c.Reload.Watch,
+		Log: p.part("callers"), Meter: t.Meters(), Reads: reads{record}, NoFollow: s.params.Source != nil && c.Reload.Watch,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("api.%w", err)
 	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
-		Router: p.router, Lifecycle: p.chooser, Book: p.book, Registry: p.registry, Decisions: p.decisions, Tokens: p.tokens,
-		Choice: p.chooser.Config, Settings: s.changeable, Stats: p.stats.Stats, Feed: p.kvindex.State, Forward: c.Router.UnknownRoutes,
-		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Ready: s.ready, Index: p.kvindex.Stats, Feeds: p.events.Statuses, Rates: p.chooser.Rates,
-		Peers: p.forward(), Waiting: p.chooser.Waiting, Breaker: p.breaker.State, History: p.history, Traces: traces,
+		Router: p.router, Lifecycle: p.chooser, Chooser: p.chooser, Decisions: p.decisions, Tokens: p.tokens, Settings: changeable{s},
+		Ranks:   grpcapi.Ranks{Registry: p.registry, Book: p.book, Engines: p.stats, Index: p.kvindex, Feeds: p.events, Breakers: p.breaker},
+		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.forward(), History: p.history, Traces: traces,
+		Forward: c.Router.UnknownRoutes,
 		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
 	})
@@ -88,36 +98,37 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 
 // openAdmin makes the admin surface. The console polls: its calls are neither traced nor counted among the clients', and no
 // other origin's page may make them.
-func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) (err error) {
+func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready readiness) (err error) {
 	own := c.Gateway
 	own.AllowOrigins = nil
 	s.console, err = gateway.New(own, gateway.Params{
-		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.AuthorizeAdmin, Ready: ready, Ledger: s.ledger, Log: p.part("admin"),
+		Services: api, Senders: api.Admin(), Health: ready, Ledger: s.ledger, Log: p.part("admin"),
 	})
 	if err != nil {
 		return err
 	}
 	s.admin = httpServer(c.Listen, s.protocols.RefuseGRPC("admin address (listen.admin)", guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
-		Ready: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Allow: api.AllowAdmin,
+		Health: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Senders: api.Admin(),
 	}))), p.part("admin"))
 	return nil
 }
 
-// recordReads records that credentials were read again.
-func recordReads(to *audit.Log) func(callers.Source, error) {
-	return func(source callers.Source, err error) {
-		e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Target: string(source)}
-		if err != nil {
-			e.Outcome, e.Detail = "failed", err.Error()
-		}
-		to.Write(e)
+// reads records that credentials were read again.
+type reads struct{ to *audit.Log }
+
+// Read implements callers.Reads.
+func (r reads) Read(source callers.Source, err error) {
+	e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Target: string(source)}
+	if err != nil {
+		e.Outcome, e.Detail = "failed", err.Error()
 	}
+	r.to.Write(e)
 }
 
 // openREST makes the REST surface.
-func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready func() error) error {
+func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready readiness) error {
 	params := gateway.Params{
-		Register: api.Register, Unary: api.Unary, Stream: api.Stream, Authorize: api.Authorize, Ready: ready, Ledger: s.ledger,
+		Services: api, Senders: api, Health: ready, Ledger: s.ledger,
 		Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
 	}
 	g, err := gateway.New(c.Gateway, params)
@@ -125,7 +136,6 @@ func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, a
 		return err
 	}
 	s.http = httpServer(c.Listen, s.protocols.RefuseGRPC("REST address (listen.http)", closing(&s.leaving, g)), p.part("http"))
-	s.upgraded = g.Leave
 	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
 }

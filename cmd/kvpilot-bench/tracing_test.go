@@ -17,7 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/cmd/kvpilot-bench/internal/measure"
+	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -109,22 +110,11 @@ func (s *traced) turn(b *testing.B) {
 // startRole starts one of the benchmarks' processes and returns its address.
 func startRole(b *testing.B, name string) string {
 	b.Helper()
-	cmd := exec.Command(os.Args[0], "stream", "role", name)
-	out, err := cmd.StdoutPipe()
+	p, line, _, err := proc.StartTalking(name, exec.Command(os.Args[0], "stream", "role", name))
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		cmd.Process.Kill() // nothing of it is needed any more
-		cmd.Wait()
-	})
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		b.Fatal(err)
-	}
+	b.Cleanup(p.Kill) // nothing of it is needed any more
 	return strings.TrimSpace(line)
 }
 
@@ -132,7 +122,7 @@ func startRole(b *testing.B, name string) string {
 func startTraced(b *testing.B, name, upstream string, set ...string) *traced {
 	b.Helper()
 	log := &stack.Log{}
-	address, admin := freePort(b), freePort(b)
+	address, admin := stack.FreeAddress(b), stack.FreeAddress(b)
 	args := []string{"serve", "--replica", "http://" + upstream, "--http", address, "--grpc", "127.0.0.1:0", "--admin", admin, "--set", "listen.drain_delay=0s", "--set", "telemetry.log_level=error"}
 	for _, s := range set {
 		args = append(args, "--set", s)
@@ -163,15 +153,4 @@ func startTraced(b *testing.B, name, upstream string, set ...string) *traced {
 	}
 	b.Fatalf("%s is not ready:\n%s", name, log)
 	return nil
-}
-
-// freePort is an address that nobody listens at.
-func freePort(b *testing.B) string {
-	b.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

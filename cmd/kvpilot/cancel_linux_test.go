@@ -132,7 +132,7 @@ func stages() map[string]stage {
 		"while it is tokenized": {
 			fleetOptions{args: []string{"--set", "router.tokenize_timeout=1h"}},
 			func(f *fleet) {
-				f.engines[0].SetFaults(enginesim.Faults{Hang: true, Paths: tokenizing})
+				f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: tokenizing}, ConnectionFaults: enginesim.ConnectionFaults{Hang: true}})
 			},
 			func(f *fleet) int { return at(f, tokenizing) },
 		},
@@ -170,12 +170,16 @@ func stages() map[string]stage {
 		},
 		"before the first byte": {
 			untokenized,
-			func(f *fleet) { f.engines[0].SetFaults(enginesim.Faults{Hang: true, Paths: generation}) },
+			func(f *fleet) {
+				f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: generation}, ConnectionFaults: enginesim.ConnectionFaults{Hang: true}})
+			},
 			working,
 		},
 		"in mid-stream": {
 			untokenized,
-			func(f *fleet) { f.engines[0].SetFaults(enginesim.Faults{StallAfter: 3, Paths: generation}) },
+			func(f *fleet) {
+				f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: generation}, StreamFaults: enginesim.StreamFaults{StallAfter: 3}})
+			},
 			working,
 		},
 	}

@@ -246,7 +246,7 @@ var namedTest = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]+)`")
 func TestTestsThatTheDocumentsNameExist(t *testing.T) {
 	named := 0
 	var code strings.Builder
-	for _, root := range []string{"../../server", "../../test", "../../client", "../../cmd", "../../sim", "../../deploy", "../../tools"} {
+	for _, root := range []string{"../../server", "../../test", "../../client", "../../cmd", "../../sim", "../../deploy", "../../tools", "../../lab"} {
 		err := filepath.WalkDir(root, func(file string, _ os.DirEntry, err error) error {
 			if err == nil && strings.HasSuffix(file, "_test.go") {
 				code.WriteString(read(t, file))

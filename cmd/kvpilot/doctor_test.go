@@ -56,7 +56,7 @@ func TestDoctor(t *testing.T) {
 		r, code := diagnose(t, "--server", f.grpc)
 		return code == 0 && r.OK
 	})
-	f.engines[1].SetFaults(enginesim.Faults{Paths: []string{"/health"}, Status: 503})
+	f.engines[1].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/health"}}, AnswerFaults: enginesim.AnswerFaults{Status: 503}})
 	f.eventually("the router sees that a replica is unhealthy", func() bool {
 		r, code := diagnose(t, "--server", f.grpc)
 		return code == 1 && slices.Equal(failed(r), []string{"replicas"})

@@ -209,7 +209,7 @@ func TestTheHeadersThatExplainAChoiceCanBeSwitched(t *testing.T) {
 
 func TestWithoutReplicasTheAnswerIs503WithRetryAfter(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
-	f.engines[0].SetFaults(enginesim.Faults{Scaling: true})
+	f.engines[0].SetFaults(enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Scaling: true}})
 	f.eventually("the replica is unhealthy", func() bool {
 		a := f.post("/v1/chat/completions", conversation("x", 1, ""))
 		if a.status == http.StatusServiceUnavailable && a.header.Get("Retry-After") != "" {
@@ -223,9 +223,9 @@ func TestWithoutReplicasTheAnswerIs503WithRetryAfter(t *testing.T) {
 
 func TestAReplicaThatFailsBeforeTheFirstByteIsReplaced(t *testing.T) {
 	for name, fault := range map[string]enginesim.Faults{
-		"cuts the connection": {Cut: true, Paths: []string{"/v1/chat/completions"}},
-		"answers 503":         {Status: 503, Paths: []string{"/v1/chat/completions"}},
-		"answers 429":         {Status: 429, RetryAfter: 1, Paths: []string{"/v1/chat/completions"}},
+		"cuts the connection": {Where: enginesim.Where{Paths: []string{"/v1/chat/completions"}}, ConnectionFaults: enginesim.ConnectionFaults{Cut: true}},
+		"answers 503":         {Where: enginesim.Where{Paths: []string{"/v1/chat/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: 503}},
+		"answers 429":         {Where: enginesim.Where{Paths: []string{"/v1/chat/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: 429, RetryAfter: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startFleet(t, fleetOptions{replicas: 2})
@@ -247,7 +247,7 @@ func TestAReplicaThatFailsBeforeTheFirstByteIsReplaced(t *testing.T) {
 
 func TestAStreamThatBreaksEndsWithAnErrorEvent(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
-	f.engines[0].SetFaults(enginesim.Faults{DieAfter: 3, Paths: []string{"/v1/chat/completions"}})
+	f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/v1/chat/completions"}}, StreamFaults: enginesim.StreamFaults{DieAfter: 3}})
 	a := f.post("/v1/chat/completions", conversation("x", 1, `,"stream":true,"ignore_eos":true,"max_tokens":50`))
 	if a.status != http.StatusOK || a.err != nil {
 		t.Fatalf("status %d, error %v", a.status, a.err)
@@ -297,13 +297,13 @@ func TestALeavingClientFreesEverything(t *testing.T) {
 func TestATokenizerNeverFailsARequest(t *testing.T) {
 	paths := []string{"/tokenize", "/v1/chat/completions/render", "/v1/completions/render"}
 	for name, fault := range map[string]enginesim.Faults{
-		"hangs":         {Hang: true, Paths: paths},
-		"is cut off":    {Cut: true, Paths: paths},
-		"answers 500":   {Status: 500, Paths: paths},
-		"half a body":   {HalfBody: true, Paths: paths},
-		"no JSON":       {WrongJSON: true, Paths: paths},
-		"string codes":  {Status: 500, StringCodes: true, Paths: paths},
-		"is overloaded": {Status: 429, RetryAfter: 1, Paths: paths},
+		"hangs":         {Where: enginesim.Where{Paths: paths}, ConnectionFaults: enginesim.ConnectionFaults{Hang: true}},
+		"is cut off":    {Where: enginesim.Where{Paths: paths}, ConnectionFaults: enginesim.ConnectionFaults{Cut: true}},
+		"answers 500":   {Where: enginesim.Where{Paths: paths}, AnswerFaults: enginesim.AnswerFaults{Status: 500}},
+		"half a body":   {Where: enginesim.Where{Paths: paths}, ConnectionFaults: enginesim.ConnectionFaults{HalfBody: true}},
+		"no JSON":       {Where: enginesim.Where{Paths: paths}, AnswerFaults: enginesim.AnswerFaults{WrongJSON: true}},
+		"string codes":  {Where: enginesim.Where{Paths: paths}, AnswerFaults: enginesim.AnswerFaults{Status: 500, StringCodes: true}},
+		"is overloaded": {Where: enginesim.Where{Paths: paths}, AnswerFaults: enginesim.AnswerFaults{Status: 429, RetryAfter: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startFleet(t, fleetOptions{replicas: 2, args: []string{"--set", "router.tokenize_timeout=300ms"}})

@@ -35,7 +35,7 @@ func TestEveryShapeOfPromptIsAccountedFor(t *testing.T) {
 	for i, row := range rows {
 		if row.name == "the tokenizers are down" {
 			for _, e := range f.engines {
-				e.SetFaults(enginesim.Faults{Status: http.StatusInternalServerError, Paths: []string{"/tokenize", "/v1/completions/render", "/v1/chat/completions/render"}})
+				e.SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/tokenize", "/v1/completions/render", "/v1/chat/completions/render"}}, AnswerFaults: enginesim.AnswerFaults{Status: http.StatusInternalServerError}})
 			}
 		}
 		_, parent := newTrace(900 + i)

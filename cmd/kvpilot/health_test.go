@@ -35,7 +35,7 @@ func TestHealthIsThatOfTheRouter(t *testing.T) {
 	if got, err := health(nil, "--address", "http://"+f.admin+"/"); err != nil || got != "ready\n" {
 		t.Errorf("ready: %q, %v", got, err)
 	}
-	f.engines[0].SetFaults(enginesim.Faults{Status: 500})
+	f.engines[0].SetFaults(enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}})
 	f.eventually("the router is not ready", func() bool {
 		_, err := health(nil, "--address", f.admin)
 		return err != nil && strings.Contains(err.Error(), f.admin+": not ready: ")

@@ -86,7 +86,7 @@ func TestAReplicaThatDiesWithAHundredAnswersUnderWayLosesNone(t *testing.T) {
 	const requests = 240
 	f := startFleet(t, fleetOptions{replicas: 3, args: []string{"--set", "chooser.hold_above=0s"}})
 	for _, e := range f.engines { // they take requests, and answer none until all are under way
-		e.SetFaults(enginesim.Faults{Stall: true})
+		e.SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{Stall: true}})
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: requests}
 	defer transport.CloseIdleConnections()
@@ -124,7 +124,7 @@ func TestAReplicaThatDiesWithAHundredAnswersUnderWayLosesNone(t *testing.T) {
 // A replica that says when to come back is left alone until then, by everybody.
 func TestRetryAfterIsHonoured(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 2, args: []string{"--set", "tokenizer.enabled=false"}}) // whose call would meet the fault
-	f.engines[0].SetFaults(enginesim.Faults{Status: 429, RetryAfter: 60, Times: 1, Paths: []string{"/v1/chat/completions"}})
+	f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Times: 1, Paths: []string{"/v1/chat/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: 429, RetryAfter: 60}})
 	asked := func() (n int) {
 		for _, r := range f.engines[0].Requests() {
 			if r.Path == "/v1/chat/completions" {

@@ -119,7 +119,7 @@ func TestATerminatedRouterLosesNoStream(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
 	own, p, ended := startProcess(t, append([]string{"--replica", f.urls[0], "--set", "listen.drain_delay=1s"}, traced...)...)
 
-	f.engines[0].SetFaults(enginesim.Faults{Stall: true})
+	f.engines[0].SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{Stall: true}})
 	id, header := newTrace(77)
 	answered := make(chan answer, 1)
 	go func() {
@@ -172,7 +172,7 @@ func TestATerminatedRouterLosesNoStream(t *testing.T) {
 func TestTheDrainDeadlineEndsRequestsWithAnError(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
 	own, p, ended := startProcess(t, "--replica", f.urls[0], "--set", "listen.drain_timeout=100ms")
-	f.engines[0].SetFaults(enginesim.Faults{Stall: true})
+	f.engines[0].SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{Stall: true}})
 	answers := make(chan answer, 2)
 	for n, more := range []string{`,"stream":true`, ""} {
 		id, header := newTrace(88 + n)

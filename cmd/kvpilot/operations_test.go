@@ -131,7 +131,7 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 		t.Errorf("1: status %d: %s", status, text)
 	}
 
-	f.engines[1].SetFaults(enginesim.Faults{Status: http.StatusServiceUnavailable, Paths: []string{"/v1/chat/completions"}})
+	f.engines[1].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/v1/chat/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: http.StatusServiceUnavailable}})
 	for range 2 {
 		a := f.post("/v1/chat/completions", conversation("night", 1, `,"stream":true,"stream_options":{"include_usage":true}`), "X-Request-Id", "at-night", "X-Kvpilot-Policy", "round-robin")
 		if a.status != http.StatusOK {
@@ -154,7 +154,7 @@ func TestTheNightsQuestionsAreAnswered(t *testing.T) {
 	}
 	has("6: the feeds", ask("replicas"), "exact")
 
-	f.engines[1].SetFaults(enginesim.Faults{Cut: true})
+	f.engines[1].SetFaults(enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Cut: true}})
 	f.eventually("2: a dead replica is told, and why", func() bool {
 		text := ask("replicas")
 		return strings.Contains(text, "unhealthy") && strings.Contains(text, "\nr1: probe: ")

@@ -304,7 +304,7 @@ func TestRealtimeIsRefusedInWords(t *testing.T) {
 	})
 	for _, code := range []int{400, 401, 403, 404, 426, 500} { // of every replica: the engine's own status
 		for _, e := range f.engines {
-			e.SetFaults(enginesim.Faults{Paths: []string{"/v1/realtime"}, Status: code})
+			e.SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/v1/realtime"}}, AnswerFaults: enginesim.AnswerFaults{Status: code}})
 		}
 		s := f.webSocket("/v1/realtime", "", nil)
 		(answer{status: s.status, body: s.body}).openAIError(t)
@@ -328,7 +328,7 @@ func TestRealtimeOfAnEngineWithoutIt(t *testing.T) {
 // Before the switch another replica is tried, after it none.
 func TestRealtimeIsTriedOnAnotherReplica(t *testing.T) {
 	for name, faults := range map[string]enginesim.Faults{
-		"503": {Status: 503}, "cut": {Cut: true}, "200": {WrongJSON: true, Status: 200},
+		"503": {AnswerFaults: enginesim.AnswerFaults{Status: 503}}, "cut": {ConnectionFaults: enginesim.ConnectionFaults{Cut: true}}, "200": {AnswerFaults: enginesim.AnswerFaults{WrongJSON: true, Status: 200}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startFleet(t, fleetOptions{replicas: 2, yaml: "chooser: {policy: round-robin}\n"})

@@ -18,26 +18,47 @@ import (
 
 // replayFlags are the command's arguments.
 type replayFlags struct {
-	atLeast                                         int
-	trace, generate, policies, loads, profile, plot string
-	svg                                             string
-	requests, replicas, seeds, block, workers       int
-	bias, loss, patience, beginnings, texts         float64
-	answers                                         replay.Answers
-	turns                                           []string
-	speeds, rates, memory                           []float64
-	first                                           int
-	tokenize, tokenizeToken, send, receive, gap     time.Duration
-	sendJitter, jitter                              time.Duration
-	event                                           time.Duration
-	asJSON, noSaturation, quiet                     bool
-	objective, output                               string
-	routers                                         int
-	fleet, frontends                                string
-	rtt                                             time.Duration
-	weights                                         map[string]string
-	goalTTFT, goalTPOT                              time.Duration
+	replay.Options
+	from                     traceFlags
+	loads, policies, profile string
+	weights                  map[string]string
+	turns                    []string
+	to                       reportFlags
 }
+
+// traceFlags say where the requests come from.
+type traceFlags struct {
+	file, generate  string
+	requests, first int
+	atLeast         int
+}
+
+// reportFlags say where the results go.
+type reportFlags struct {
+	output, plot, svg string
+	asJSON, quiet     bool
+}
+
+// secondsFlag is a flag of a duration that the player takes in seconds.
+type secondsFlag struct{ of *float64 }
+
+// String implements pflag.Value.
+func (s secondsFlag) String() string {
+	if s.of == nil {
+		return ""
+	}
+	return time.Duration(*s.of * float64(time.Second)).String()
+}
+
+// Set implements pflag.Value.
+func (s secondsFlag) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	*s.of = d.Seconds()
+	return err
+}
+
+// Type implements pflag.Value.
+func (s secondsFlag) Type() string { return "duration" }
 
 // newReplayCommand plays a trace over modelled replicas.
 func newReplayCommand() *cobra.Command {
@@ -56,76 +77,79 @@ share of what an oracle with one pooled cache can complete.`,
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	f.RTT, f.Goal, f.Delays = time.Millisecond.Seconds(), replay.DefaultGoal(), replay.LocalDelays()
 	flags := cmd.Flags()
-	flags.StringVar(&f.trace, "trace", "", "trace file to play")
-	flags.StringVar(&f.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
-	flags.IntVar(&f.requests, "requests", 12000, "requests of a generated trace")
-	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
-	flags.IntVar(&f.replicas, "replicas", 8, "modelled replicas")
-	flags.IntVar(&f.routers, "routers", 1, "routers before the replicas; each request goes to a random one")
-	flags.StringVar(&f.fleet, "fleet", string(replay.FleetAlone), fmt.Sprintf("how several routers decide, one of %v: each alone, or all by asking one decider", replay.Fleets()))
-	flags.StringVar(&f.frontends, "frontends", string(replay.FrontendsAll), fmt.Sprintf("what each router knows of a prompt, one of %v: all its ids; those of the turn before if that came to it, else it waits for all; those of any older turn that came to it", replay.FrontendKinds()))
-	flags.DurationVar(&f.rtt, "rtt", time.Millisecond, "round trip between two routers")
+	flags.StringVar(&f.from.file, "trace", "", "trace file to play")
+	flags.StringVar(&f.from.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
+	flags.IntVar(&f.from.requests, "requests", 12000, "requests of a generated trace")
+	flags.IntVar(&f.from.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
+	flags.IntVar(&f.Replicas, "replicas", 8, "modelled replicas")
+	flags.IntVar(&f.Routers, "routers", 1, "routers before the replicas; each request goes to a random one")
+	flags.StringVar((*string)(&f.Fleet), "fleet", string(replay.FleetAlone), fmt.Sprintf("how several routers decide, one of %v: each alone, or all by asking one decider", replay.Fleets()))
+	flags.StringVar((*string)(&f.Frontends), "frontends", string(replay.FrontendsAll), fmt.Sprintf("what each router knows of a prompt, one of %v: all its ids; those of the turn before if that came to it, else it waits for all; those of any older turn that came to it", replay.FrontendKinds()))
+	flags.Var(secondsFlag{&f.RTT}, "rtt", "round trip between two routers")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rates as shares of the oracle's saturation, separated by commas")
-	flags.Float64SliceVar(&f.rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
-	flags.Float64SliceVar(&f.memory, "memory", nil, "loads of closed loops by sessions at once instead: by how many times the fleet's memory their contexts take, separated by commas")
-	flags.IntVar(&f.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
+	flags.Float64SliceVar(&f.Rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
+	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by sessions at once instead: by how many times the fleet's memory their contexts take, separated by commas")
+	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", "policies, separated by commas, or all")
-	flags.StringVar(&f.objective, "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
+	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
 	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
-	flags.IntVar(&f.seeds, "seeds", 3, "runs per policy")
+	flags.IntVar(&f.Seeds, "seeds", 3, "runs per policy")
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
-	flags.IntVar(&f.block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
-	flags.IntVar(&f.workers, "workers", 0, "concurrent runs; 0: the number of cores")
-	outputFlag(cmd, &f.output)
-	flags.BoolVar(&f.asJSON, "json", false, "print JSON")
+	flags.IntVar(&f.Block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
+	flags.IntVar(&f.Workers, "workers", 0, "concurrent runs; 0: the number of cores")
+	outputFlag(cmd, &f.to.output)
+	flags.BoolVar(&f.to.asJSON, "json", false, "print JSON")
 	flags.Lookup("json").Hidden = true // its former name
-	flags.StringVar(&f.plot, "plot", "", "write a page of bar charts (HTML) to this file")
-	flags.StringVar(&f.svg, "svg", "", "draw mean first tokens and whole answers over the loads to this SVG file")
-	flags.BoolVar(&f.noSaturation, "no-saturation", false, "leave out the runs that measure saturation")
-	flags.Float64Var(&f.patience, "patience", 20, "stop a run when its mean is certain to exceed this many times the oracle's; 0: never")
-	goal := replay.DefaultGoal()
-	flags.DurationVar(&f.goalTTFT, "slo-ttft", seconds(goal.TTFT), "an answer is good when its first token comes within this time")
-	flags.DurationVar(&f.goalTPOT, "slo-tpot", seconds(goal.TPOT), "and its other tokens take at most this time each, on average")
-	flags.BoolVar(&f.quiet, "quiet", false, "show no progress")
-	flags.Float64Var(&f.bias, "rate-bias", 1, "factor on the prefill times that the router learned")
-	flags.Float64Var(&f.loss, "event-loss", 0, "share of KV events that are lost")
-	d := replay.LocalDelays()
-	flags.DurationVar(&f.event, "event-delay", seconds(d.Event), "time from the end of an engine's step until the router's index has its KV events")
-	flags.DurationVar(&f.send, "send-delay", seconds(d.Send), "time from the choice until the engine's scheduler has the request")
-	flags.DurationVar(&f.receive, "receive-delay", seconds(d.Receive), "time from the end of a step until the router has the first of its outputs")
-	flags.DurationVar(&f.gap, "output-gap", seconds(d.Gap), "time between two outputs of one step, which the engine writes one after the other")
-	flags.DurationVar(&f.sendJitter, "send-jitter", seconds(d.SendJitter), "mean of an exponential time by which each request is late")
-	flags.DurationVar(&f.jitter, "output-jitter", seconds(d.Jitter), "mean of an exponential time by which each output is late")
-	flags.DurationVar(&f.tokenize, "tokenize-time", seconds(d.Tokenize), "time until the router has a prompt's token ids")
-	flags.DurationVar(&f.tokenizeToken, "tokenize-token-time", seconds(d.TokenizeToken), "additional time per prompt token")
-	flags.Float64SliceVar(&f.speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
-	flags.Float64Var(&f.beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
-	flags.BoolVar(&f.answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
-	flags.IntVar(&f.answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
+	flags.StringVar(&f.to.plot, "plot", "", "write a page of bar charts (HTML) to this file")
+	flags.StringVar(&f.to.svg, "svg", "", "draw mean first tokens and whole answers over the loads to this SVG file")
+	flags.BoolVar(&f.NoSaturation, "no-saturation", false, "leave out the runs that measure saturation")
+	flags.Float64Var(&f.Patience, "patience", 20, "stop a run when its mean is certain to exceed this many times the oracle's; 0: never")
+	flags.Var(secondsFlag{&f.Goal.TTFT}, "slo-ttft", "an answer is good when its first token comes within this time")
+	flags.Var(secondsFlag{&f.Goal.TPOT}, "slo-tpot", "and its other tokens take at most this time each, on average")
+	flags.BoolVar(&f.to.quiet, "quiet", false, "show no progress")
+	flags.Float64Var(&f.PaceBias, "rate-bias", 1, "factor on the prefill times that the router learned")
+	flags.Float64Var(&f.EventLoss, "event-loss", 0, "share of KV events that are lost")
+	flags.Var(secondsFlag{&f.Delays.Event}, "event-delay", "time from the end of an engine's step until the router's index has its KV events")
+	flags.Var(secondsFlag{&f.Delays.Send}, "send-delay", "time from the choice until the engine's scheduler has the request")
+	flags.Var(secondsFlag{&f.Delays.Receive}, "receive-delay", "time from the end of a step until the router has the first of its outputs")
+	flags.Var(secondsFlag{&f.Delays.Gap}, "output-gap", "time between two outputs of one step, which the engine writes one after the other")
+	flags.Var(secondsFlag{&f.Delays.SendJitter}, "send-jitter", "mean of an exponential time by which each request is late")
+	flags.Var(secondsFlag{&f.Delays.Jitter}, "output-jitter", "mean of an exponential time by which each output is late")
+	flags.Var(secondsFlag{&f.Delays.Tokenize}, "tokenize-time", "time until the router has a prompt's token ids")
+	flags.Var(secondsFlag{&f.Delays.TokenizeToken}, "tokenize-token-time", "additional time per prompt token")
+	flags.Float64SliceVar(&f.Speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
+	flags.Float64Var(&f.Beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
+	flags.BoolVar(&f.Answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
+	flags.IntVar(&f.Answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
 	flags.StringSliceVar(&f.turns, "turn", nil, "replica:seconds:speed: the replica, counted from 0, has another speed from then on; may be given again")
-	flags.Float64Var(&f.texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
+	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
 }
 
 func (f *replayFlags) run(out, errOut io.Writer) error {
-	if err := knownOutput(f.output); err != nil {
+	if err := knownOutput(f.to.output); err != nil {
 		return err
 	}
-	options, loads, err := f.options()
+	loads, err := f.complete()
 	if err != nil {
 		return err
 	}
-	if !f.quiet {
-		options.Progress = func(done, all int) { fmt.Fprintf(errOut, "\rrun %d of %d ", done, all) }
+	if !f.to.quiet {
+		f.Progress = func(done, all int) { fmt.Fprintf(errOut, "\rrun %d of %d ", done, all) }
 	}
-	reports, err := replay.PlayLoads(options, loads...)
+	reports, err := replay.PlayLoads(f.Options, loads...)
 	if err != nil {
 		return err
 	}
-	if !f.quiet {
+	if !f.to.quiet {
 		fmt.Fprint(errOut, "\r\033[K")
 	}
+	return f.to.write(out, reports)
+}
+
+func (f *reportFlags) write(out io.Writer, reports []*replay.Report) error {
 	if f.plot != "" {
 		if err := writePlot(f.plot, replay.Plot, reports); err != nil {
 			return err
@@ -152,77 +176,70 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 	return enc.Encode(map[string]any{"cells": reports})
 }
 
-func (f *replayFlags) options() (replay.Options, []float64, error) {
-	o := replay.Options{
-		Replicas: f.replicas, Routers: f.routers, Fleet: replay.Fleet(f.fleet), Frontends: replay.Frontends(f.frontends), RTT: f.rtt.Seconds(), Seeds: f.seeds, Block: f.block, Workers: f.workers, NoSaturation: f.noSaturation,
-		Goal:     replay.Goal{TTFT: f.goalTTFT.Seconds(), TPOT: f.goalTPOT.Seconds()},
-		Patience: f.patience, PaceBias: f.bias, EventLoss: f.loss,
-		Speeds: f.speeds, Rates: f.rates, Memory: f.memory, Beginnings: f.beginnings, Texts: f.texts, Answers: f.answers,
-		Delays: replay.Delays{
-			Tokenize: f.tokenize.Seconds(), TokenizeToken: f.tokenizeToken.Seconds(), Send: f.send.Seconds(), SendJitter: f.sendJitter.Seconds(),
-			Receive: f.receive.Seconds(), Gap: f.gap.Seconds(), Jitter: f.jitter.Seconds(), Event: f.event.Seconds(),
-		},
-	}
-	if o.Objective = decision.Objective(f.objective); f.objective != "" && !o.Objective.Known() {
-		return o, nil, fmt.Errorf("unknown objective %q; known are %v", f.objective, decision.Objectives())
+// complete fills in the options that are no flags of their own, and returns the loads.
+func (f *replayFlags) complete() ([]float64, error) {
+	if f.Objective != "" && !f.Objective.Known() {
+		return nil, fmt.Errorf("unknown objective %q; known are %v", f.Objective, decision.Objectives())
 	}
 	for name, text := range f.weights {
 		n, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			return o, nil, fmt.Errorf("--weights: %s must be a number, got %q", name, text)
+			return nil, fmt.Errorf("--weights: %s must be a number, got %q", name, text)
 		}
-		if o.Weights == nil {
-			o.Weights = map[string]float64{}
+		if f.Weights == nil {
+			f.Weights = map[string]float64{}
 		}
-		o.Weights[name] = n
+		f.Weights[name] = n
 	}
 	var err error
-	if o.Turns, err = replay.ParseTurns(f.turns); err != nil {
-		return o, nil, fmt.Errorf("--turn: %w", err)
+	if f.Turns, err = replay.ParseTurns(f.turns); err != nil {
+		return nil, fmt.Errorf("--turn: %w", err)
 	}
-	switch {
-	case (f.trace == "") == (f.generate == ""):
-		return o, nil, errors.New("set exactly one of --trace and --generate")
-	case f.trace != "":
-		o.AtLeast = f.atLeast
-		if o.Trace, err = replay.ReadTrace(f.trace); err == nil && f.first > 0 {
-			o.Trace, o.AtLeast = o.Trace.First(f.first), 0
-		}
-	default:
-		o.Trace, err = replay.Generate(f.generate, f.requests, 1)
-	}
-	if err != nil {
-		return o, nil, err
+	if f.Trace, f.AtLeast, err = f.from.read(); err != nil {
+		return nil, err
 	}
 	var names []string
 	for _, p := range replay.Profiles() {
 		names = append(names, p.Name)
 		if p.Name == f.profile {
-			o.Profile = p
+			f.Profile = p
 		}
 	}
-	if o.Profile.Name == "" {
-		return o, nil, fmt.Errorf("unknown profile %q; known are %v", f.profile, names)
+	if f.Profile.Name == "" {
+		return nil, fmt.Errorf("unknown profile %q; known are %v", f.profile, names)
 	}
 	if f.policies == "all" {
-		o.Policies = decision.Policies()
+		f.Policies = decision.Policies()
 	} else {
 		for _, p := range strings.Split(f.policies, ",") {
-			o.Policies = append(o.Policies, decision.Policy(strings.TrimSpace(p)))
+			f.Policies = append(f.Policies, decision.Policy(strings.TrimSpace(p)))
 		}
 	}
 	var loads []float64
 	for _, text := range strings.Split(f.loads, ",") {
 		load, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
 		if err != nil {
-			return o, nil, fmt.Errorf("--load %q: %w", text, err)
+			return nil, fmt.Errorf("--load %q: %w", text, err)
 		}
 		loads = append(loads, load)
 	}
-	return o, loads, nil
+	return loads, nil
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+// read returns the trace and the number of requests that it is repeated up to.
+func (f *traceFlags) read() (t *replay.Trace, atLeast int, err error) {
+	switch {
+	case (f.file == "") == (f.generate == ""):
+		return nil, 0, errors.New("set exactly one of --trace and --generate")
+	case f.generate != "":
+		t, err = replay.Generate(f.generate, f.requests, 1)
+		return t, 0, err
+	}
+	if t, err = replay.ReadTrace(f.file); err != nil || f.first <= 0 {
+		return t, f.atLeast, err
+	}
+	return t.First(f.first), 0, nil
+}
 
 func writePlot(path string, draw func(io.Writer, []*replay.Report) error, reports []*replay.Report) error {
 	file, err := os.Create(path)

@@ -163,7 +163,7 @@ func TestAClientMayRefuseThatItsStreamGoesOn(t *testing.T) {
 		whole  bool
 	}{{"on", true}, {"off", false}} {
 		for _, e := range f.engines {
-			e.SetFaults(enginesim.Faults{DieAfter: 2, Times: 1, Paths: []string{path}})
+			e.SetFaults(enginesim.Faults{Where: enginesim.Where{Times: 1, Paths: []string{path}}, StreamFaults: enginesim.StreamFaults{DieAfter: 2}})
 		}
 		a := f.post(path, body, "x-kvpilot-resume", c.header)
 		for _, e := range f.engines {

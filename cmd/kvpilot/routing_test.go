@@ -383,10 +383,10 @@ func TestEngineRefusalsAreLabelledTruthfully(t *testing.T) {
 		status     int
 		reason     string
 	}{
-		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{Status: 401}, 401, "UPSTREAM_REFUSED"},
-		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{Status: 403}, 403, "UPSTREAM_REFUSED"},
-		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{Status: 404}, 404, "UPSTREAM_REFUSED"},
-		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{Status: 415}, 415, "UNSUPPORTED_MEDIA_TYPE"},
+		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 401}}, 401, "UPSTREAM_REFUSED"},
+		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 403}}, 403, "UPSTREAM_REFUSED"},
+		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 404}}, 404, "UPSTREAM_REFUSED"},
+		{"/v1/completions", `{"model":"sim","prompt":"x"}`, enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 415}}, 415, "UNSUPPORTED_MEDIA_TYPE"},
 		{"/v1/completions", `{"model":"sim","prompt":"x","n":0}`, enginesim.Faults{}, 400, "INVALID_BODY"},
 		{"/v1/nothing/here", `{"model":"sim"}`, enginesim.Faults{}, 404, "UPSTREAM_REFUSED"},
 		{"/v1/completions", `{"model":"other","prompt":"x"}`, enginesim.Faults{}, 404, "MODEL_NOT_FOUND"},

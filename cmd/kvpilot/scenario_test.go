@@ -19,7 +19,7 @@ import (
 
 func TestFailuresKeepTheirStatusAndSayWhy(t *testing.T) {
 	f := startFleet(t, fleetOptions{replicas: 1})
-	refuse := enginesim.Faults{Status: 503, Paths: []string{"/v1/completions"}}
+	refuse := enginesim.Faults{Where: enginesim.Where{Paths: []string{"/v1/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: 503}}
 	cases := []struct {
 		name, body string
 		header     []string
@@ -227,7 +227,7 @@ func TestEveryWayOutFreesTheLoad(t *testing.T) {
 			}
 		},
 		"retry on another replica": func(t *testing.T, f *fleet) {
-			f.engines[0].SetFaults(enginesim.Faults{Status: 503, Paths: generation})
+			f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: generation}, AnswerFaults: enginesim.AnswerFaults{Status: 503}})
 			for range 4 {
 				cached(t, f.post("/v1/chat/completions", conversation("x", 1, ""), "X-Kvpilot-Policy", "round-robin"))
 			}

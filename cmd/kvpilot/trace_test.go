@@ -255,7 +255,7 @@ func TestAttemptsStandSideBySide(t *testing.T) {
 	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 2, args: args})
-	f.engines[0].SetFaults(enginesim.Faults{Status: http.StatusServiceUnavailable, Paths: []string{"/v1/completions"}})
+	f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/v1/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: http.StatusServiceUnavailable}})
 	var got trace
 	for n := range 2 { // in turn: one of the two requests meets the fault first
 		id, header := newTrace(n)
@@ -294,7 +294,7 @@ func TestWhatWasDoneInALesserWayIsNoted(t *testing.T) {
 	tokenizers := []string{"/tokenize", "/v1/completions/render", "/v1/chat/completions/render"}
 	t.Run("no token ids", func(t *testing.T) {
 		for _, e := range f.engines {
-			e.SetFaults(enginesim.Faults{Status: http.StatusInternalServerError, Paths: tokenizers})
+			e.SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: tokenizers}, AnswerFaults: enginesim.AnswerFaults{Status: http.StatusInternalServerError}})
 		}
 		id, header := newTrace(100)
 		if a := f.post("/v1/completions", `{"model":"sim","prompt":"nobody counts these words","max_tokens":3}`, "traceparent", header); a.status != http.StatusOK {
@@ -310,7 +310,7 @@ func TestWhatWasDoneInALesserWayIsNoted(t *testing.T) {
 		}
 	})
 	t.Run("a slow tokenizer", func(t *testing.T) {
-		f.engines[0].SetFaults(enginesim.Faults{Slow: enginesim.Duration(3 * time.Second), Paths: tokenizers})
+		f.engines[0].SetFaults(enginesim.Faults{Where: enginesim.Where{Paths: tokenizers}, ConnectionFaults: enginesim.ConnectionFaults{Slow: enginesim.Duration(3 * time.Second)}})
 		f.engines[1].SetFaults(enginesim.Faults{})
 		for n := 101; n < 121; n++ {
 			id, header := newTrace(n)
@@ -451,7 +451,7 @@ func TestNoTraceShowsWhatWasSaid(t *testing.T) {
 	send("/v1/completions", `{"model":"other","prompt":"`+secret+`"}`)
 	send("/v1/embeddings", `{"model":"sim","input":"`+secret+`"}`)
 	send("/kvpilot/v1/choose", `{"model":"sim","text":"`+secret+`"}`)
-	for _, fault := range []enginesim.Faults{{Status: http.StatusInternalServerError}, {WrongJSON: true}, {Cut: true}, {HalfBody: true}} {
+	for _, fault := range []enginesim.Faults{{AnswerFaults: enginesim.AnswerFaults{Status: http.StatusInternalServerError}}, {AnswerFaults: enginesim.AnswerFaults{WrongJSON: true}}, {ConnectionFaults: enginesim.ConnectionFaults{Cut: true}}, {ConnectionFaults: enginesim.ConnectionFaults{HalfBody: true}}} {
 		f.engines[0].SetFaults(fault)
 		send("/v1/chat/completions", `{"model":"sim",`+chat+`}`)
 	}

@@ -153,7 +153,7 @@ func (p *player) ask(ctx context.Context, messages []message, session string) (a
 		r.Err = err
 		return "", r
 	}
-	defer resp.Body.Close() //nolint:errcheck // everything of interest has been read
+	defer resp.Body.Close()
 	r.Replica = resp.Header.Get("X-Kvpilot-Replica")
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 2048)) // for the message only

@@ -42,7 +42,7 @@ func (g *generation) stream(open func(*stream), on func(*stream, *choice, delta)
 // streamed ends a stream of chunks that begin with prefix: the usage when it was asked for, and the end mark.
 func (g *generation) streamed(s *stream, prefix text, chat bool) bool {
 	if o := g.s.StreamOptions; o != nil && o.IncludeUsage {
-		b := g.usage(chat).final(append(s.begin(""), prefix...).raw(`],"usage":`), g.l)
+		b := g.usage(chat).final(append(s.begin(""), prefix...).raw(`],"usage":`), &g.l.dialect)
 		s.end(g.fingerprint(b, true).raw("}"))
 	}
 	s.done()
@@ -62,13 +62,13 @@ func (g *generation) whole(object string, chat bool, choice func(text, *choice) 
 		b = choice(b, ch)
 	}
 	b = b.raw(`],"service_tier":null,"system_fingerprint":`)
-	if g.l.features.modern {
+	if g.l.features.has(modern) {
 		b = b.str(g.build())
 	} else {
 		b = b.raw("null")
 	}
-	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), g.l)).raw(`,"kv_transfer_params":null`)
-	if g.l.features.modern {
+	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), &g.l.dialect)).raw(`,"kv_transfer_params":null`)
+	if g.l.features.has(modern) {
 		b = b.raw(`,"ec_transfer_params":null,"metrics":null`)
 	}
 	g.c.send(http.StatusOK, "application/json", b.raw("}"))
@@ -85,7 +85,7 @@ func (g *generation) build() string { return "vllm-" + g.l.features.name + "-sim
 
 // fingerprint names the engine's build, on last chunks only.
 func (g *generation) fingerprint(b text, last bool) text {
-	if last && g.l.features.modern {
+	if last && g.l.features.has(modern) {
 		b = b.raw(`,"system_fingerprint":`).str(g.build())
 	}
 	return b
@@ -97,5 +97,5 @@ func (g *generation) runningUsage(b text, prompt, made int) text {
 	if o == nil || !o.IncludeUsage || !o.Continuous {
 		return b
 	}
-	return usage{prompt: prompt, completion: made}.running(b.raw(`,"usage":`), g.l)
+	return usage{prompt: prompt, completion: made}.running(b.raw(`,"usage":`), &g.l.dialect)
 }

@@ -23,17 +23,8 @@ type Config struct {
 	Ranks int
 	// Core is the hardware and model of each rank.
 	Core core.Config
-	// TokenDetails reports cached_tokens (--enable-prompt-tokens-details).
-	TokenDetails bool
-	// ScaleOut serves /render where the version asks for --enable-scale-out.
-	ScaleOut bool
-	// RequestIDHeader answers X-Request-Id (--enable-request-id-headers).
-	RequestIDHeader bool
-	// BytesHashes writes event hashes as byte strings.
-	BytesHashes bool
-	// Topic is the topic of the events; ReplayBuffer how many batches are kept for replays.
-	Topic        string
-	ReplayBuffer int
+	Flags
+	Publishing
 	// MeanAnswer is the mean length in tokens of an answer that nothing cuts short.
 	MeanAnswer int
 	// KeepAlive is how long an idle connection stays open; vLLM's is five seconds.
@@ -42,6 +33,25 @@ type Config struct {
 	APIKey string
 	// Vocabulary replaces the tokenizer and the chat template of package vocab when not nil.
 	Vocabulary Vocabulary
+}
+
+// Flags are options of vLLM's command line.
+type Flags struct {
+	// TokenDetails reports cached_tokens (--enable-prompt-tokens-details).
+	TokenDetails bool
+	// ScaleOut serves /render where the version asks for --enable-scale-out.
+	ScaleOut bool
+	// RequestIDHeader answers X-Request-Id (--enable-request-id-headers).
+	RequestIDHeader bool
+}
+
+// Publishing is how each rank publishes its KV events.
+type Publishing struct {
+	// BytesHashes writes event hashes as byte strings.
+	BytesHashes bool
+	// Topic is the topic of the events; ReplayBuffer how many batches are kept for replays.
+	Topic        string
+	ReplayBuffer int
 }
 
 // Vocabulary is a tokenizer with a chat template. It must be safe for concurrent use. Answers are written
@@ -68,7 +78,7 @@ func (vocabulary) Render(c vocab.Chat) (vocab.Rendered, error) { return vocab.Re
 func DefaultConfig() Config {
 	return Config{
 		Models: []string{"sim"}, Version: "0.32.0", Ranks: 1, Core: core.DefaultConfig(),
-		TokenDetails: true, ScaleOut: true, ReplayBuffer: 10_000, MeanAnswer: 128, KeepAlive: 5 * time.Second,
+		Flags: Flags{TokenDetails: true, ScaleOut: true}, Publishing: Publishing{ReplayBuffer: 10_000}, MeanAnswer: 128, KeepAlive: 5 * time.Second,
 	}
 }
 
@@ -91,4 +101,10 @@ func (c Config) Validate() error {
 		errs = append(errs, errors.New("the keep-alive time must not be negative"))
 	}
 	return errors.Join(append(errs, c.Core.Validate())...)
+}
+
+// dialect is how a version and a front end read requests and word answers. It has no state.
+type dialect struct {
+	cfg      Config
+	features features
 }

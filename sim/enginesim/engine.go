@@ -27,9 +27,8 @@ type Params struct {
 
 // Engine is a simulated replica.
 type Engine struct {
-	cfg      Config
-	features features
-	log      *slog.Logger
+	dialect
+	log *slog.Logger
 
 	http            *relay
 	events, replays []*relay
@@ -61,7 +60,7 @@ func New(cfg Config, p Params) (*Engine, error) {
 		return nil, fmt.Errorf("simulated replica: %d replay listeners for %d event listeners", n, len(p.Events))
 	}
 	e := &Engine{
-		cfg: cfg, features: featuresOf(v, cfg.Version), log: p.Log,
+		dialect: dialect{cfg: cfg, features: featuresOf(v, cfg.Version)}, log: p.Log,
 		http: newRelay(p.HTTP), restarts: make(chan time.Duration, 1), salt: rand.Uint64(),
 	}
 	if e.cfg.Vocabulary == nil {

@@ -97,15 +97,15 @@ type errorBody struct {
 }
 
 // errorObject is the value of "error" in the dialect of version and front end.
-func (l *life) errorObject(e apiError, stringCodes bool) errorBody {
+func (d *dialect) errorObject(e apiError, stringCodes bool) errorBody {
 	b := errorBody{Message: e.Message, Type: e.Type, Code: e.Status}
 	if b.Type == "" {
 		b.Type = errorType(e.Status)
 	}
-	if e.Param != "" && (l.features.errorParam || l.cfg.Rust) {
+	if e.Param != "" && (d.features.has(errorParam) || d.cfg.Rust) {
 		b.Param = &e.Param
 	}
-	if !l.cfg.Rust && !stringCodes {
+	if !d.cfg.Rust && !stringCodes {
 		return b
 	}
 	b.Type = "invalid_request_error"
@@ -123,13 +123,13 @@ func (l *life) errorObject(e apiError, stringCodes bool) errorBody {
 }
 
 // fail answers an error.
-func (l *life) fail(c *call, e apiError) {
+func (d *dialect) fail(c *call, e apiError) {
 	if e.Anthropic {
 		c.reply(e.Status, anthropicError{Type: "error", Error: anthropicCause{Type: e.Type, Message: e.Message}})
 		return
 	}
-	b := l.errorObject(e, c.faults.StringCodes)
-	if l.features.flatErrors && !l.cfg.Rust {
+	b := d.errorObject(e, c.faults.StringCodes)
+	if !d.features.has(nestedErrors) && !d.cfg.Rust {
 		b.Object = "error"
 		c.reply(e.Status, b)
 		return

@@ -185,9 +185,9 @@ func TestEventFaults(t *testing.T) {
 	count := func() int { seqs, _ := r.replayed(t, 0); return len(seqs) }
 	store(0)
 	eventually(t, "the first batch", func() bool { return count() == 1 })
-	r.SetFaults(enginesim.Faults{StopEvents: true})
+	r.SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{StopEvents: true}})
 	store(1)
-	r.SetFaults(enginesim.Faults{HoleEvents: 1})
+	r.SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{HoleEvents: 1}})
 	store(2)
 	eventually(t, "the engine to be idle", func() bool { return r.Stats()[0].Running == 0 })
 	r.SetFaults(enginesim.Faults{})

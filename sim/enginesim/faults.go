@@ -9,32 +9,53 @@ import (
 	"time"
 )
 
-// Faults are what goes wrong. The zero value: nothing.
+// Faults are what goes wrong, by the hop that breaks. The zero value: nothing.
 type Faults struct {
-	// Paths limits the faults of requests to paths with one of these prefixes; none: all paths.
+	Where
+	ConnectionFaults
+	AnswerFaults
+	StreamFaults
+	EngineFaults
+}
+
+// Where limits the faults of requests.
+type Where struct {
+	// Paths limits them to paths with one of these prefixes; none: all paths.
 	Paths []string `json:"paths,omitzero"`
 	// Poison limits them to requests with this text in their body; empty: all requests.
 	Poison string `json:"poison,omitzero"`
-	// Times is after how many requests those faults end by themselves; 0: never.
+	// Times is after how many requests they end by themselves; 0: never.
 	Times int `json:"times,omitzero"`
+}
 
+// ConnectionFaults are those of the way to the engine and back.
+type ConnectionFaults struct {
 	// Slow waits before answering.
 	Slow Duration `json:"slow,omitzero"`
-	// Hang never answers. HalfBody announces the whole body and sends half. WrongJSON sends
-	// something that is not JSON. Cut closes the connection without an answer.
-	Hang      bool `json:"hang,omitzero"`
-	HalfBody  bool `json:"half_body,omitzero"`
-	WrongJSON bool `json:"wrong_json,omitzero"`
-	Cut       bool `json:"cut,omitzero"`
+	// Hang never answers. Cut closes the connection without an answer. HalfBody announces the whole body and sends half.
+	Hang     bool `json:"hang,omitzero"`
+	Cut      bool `json:"cut,omitzero"`
+	HalfBody bool `json:"half_body,omitzero"`
+}
+
+// AnswerFaults are wrong answers.
+type AnswerFaults struct {
 	// Status answers an error of this status, with RetryAfter seconds when above zero. Body answers these bytes,
 	// with Status or 200.
 	Status     int    `json:"status,omitzero"`
 	RetryAfter int    `json:"retry_after,omitzero"`
 	Body       string `json:"body,omitzero"`
-	// StringCodes writes errors as the Rust front end does.
+	// WrongJSON sends something that is not JSON. StringCodes writes errors as the Rust front end does.
+	WrongJSON   bool `json:"wrong_json,omitzero"`
 	StringCodes bool `json:"string_codes,omitzero"`
 	// Scaling answers 503 to everything, as during elastic scaling.
 	Scaling bool `json:"scaling,omitzero"`
+	// WrongIDs makes /tokenize and /render answer ids that the engine does not use.
+	WrongIDs bool `json:"wrong_ids,omitzero"`
+}
+
+// StreamFaults are those of an answer that has begun.
+type StreamFaults struct {
 	// DieAfter cuts a stream's connection after so many chunks; StallAfter sends nothing more
 	// after them; ErrorAfter sends an error object and [DONE].
 	DieAfter   int `json:"die_after,omitzero"`
@@ -48,9 +69,10 @@ type Faults struct {
 	// Empty ends a stream of chat or completions with [DONE] before its first token.
 	Drip  Duration `json:"drip,omitzero"`
 	Empty bool     `json:"empty,omitzero"`
-	// WrongIDs makes /tokenize and /render answer ids that the engine does not use.
-	WrongIDs bool `json:"wrong_ids,omitzero"`
+}
 
+// EngineFaults are those of the engine behind the HTTP server. They do not depend on Where.
+type EngineFaults struct {
 	// Stall stops the engine's steps: requests are accepted and nothing is computed.
 	Stall bool `json:"stall,omitzero"`
 	// LieEvents writes wrong token ids into events. DropEvents loses every nth batch on its way

@@ -25,14 +25,14 @@ func TestFaultsOfAnswers(t *testing.T) {
 		code   int
 		want   string
 	}{
-		{"500", enginesim.Faults{Status: 500}, 500, `"type":"InternalServerError"`},
-		{"string codes", enginesim.Faults{Status: 500, StringCodes: true}, 500, `"code":"server_error"`},
-		{"scaling", enginesim.Faults{Scaling: true}, 503, `{"error":"The model is currently scaling. Please try again later."}`},
-		{"wrong json", enginesim.Faults{WrongJSON: true}, 200, "this is no JSON"},
-		{"429", enginesim.Faults{Status: 429, RetryAfter: 3}, 429, `"code":429`},
-		{"poison", enginesim.Faults{Status: 500, Poison: "Say"}, 200, `"object":"chat.completion"`},
-		{"poisoned", enginesim.Faults{Status: 500, Poison: hello[2:20]}, 500, `"type":"InternalServerError"`},
-		{"other paths", enginesim.Faults{Status: 500, Paths: []string{"/tokenize"}}, 200, `"object":"chat.completion"`},
+		{"500", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}}, 500, `"type":"InternalServerError"`},
+		{"string codes", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500, StringCodes: true}}, 500, `"code":"server_error"`},
+		{"scaling", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Scaling: true}}, 503, `{"error":"The model is currently scaling. Please try again later."}`},
+		{"wrong json", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{WrongJSON: true}}, 200, "this is no JSON"},
+		{"429", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 429, RetryAfter: 3}}, 429, `"code":429`},
+		{"poison", enginesim.Faults{Where: enginesim.Where{Poison: "Say"}, AnswerFaults: enginesim.AnswerFaults{Status: 500}}, 200, `"object":"chat.completion"`},
+		{"poisoned", enginesim.Faults{Where: enginesim.Where{Poison: hello[2:20]}, AnswerFaults: enginesim.AnswerFaults{Status: 500}}, 500, `"type":"InternalServerError"`},
+		{"other paths", enginesim.Faults{Where: enginesim.Where{Paths: []string{"/tokenize"}}, AnswerFaults: enginesim.AnswerFaults{Status: 500}}, 200, `"object":"chat.completion"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r.SetFaults(c.faults)
@@ -42,7 +42,7 @@ func TestFaultsOfAnswers(t *testing.T) {
 			}
 		})
 	}
-	r.SetFaults(enginesim.Faults{Status: 500, Times: 2})
+	r.SetFaults(enginesim.Faults{Where: enginesim.Where{Times: 2}, AnswerFaults: enginesim.AnswerFaults{Status: 500}})
 	var codes []int
 	for range 3 {
 		code, _ := r.post(t, "/v1/chat/completions", hello+`}`)
@@ -55,14 +55,14 @@ func TestFaultsOfAnswers(t *testing.T) {
 
 func TestHalfABodyAndACutConnection(t *testing.T) {
 	r := start(t, fast())
-	r.SetFaults(enginesim.Faults{HalfBody: true})
+	r.SetFaults(enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{HalfBody: true}})
 	resp := r.send(t, t.Context(), "/v1/chat/completions", hello+`}`)
 	_, err := io.ReadAll(resp.Body)
 	resp.Body.Close()
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("half a body gave %v, want an unexpected EOF", err)
 	}
-	r.SetFaults(enginesim.Faults{Cut: true})
+	r.SetFaults(enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Cut: true}})
 	if _, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(hello+`}`)); err == nil {
 		t.Error("a cut connection gave an answer")
 	}
@@ -75,21 +75,21 @@ func TestStreamFaults(t *testing.T) {
 		defer resp.Body.Close()
 		return io.ReadAll(resp.Body)
 	}
-	r.SetFaults(enginesim.Faults{DieAfter: 3})
+	r.SetFaults(enginesim.Faults{StreamFaults: enginesim.StreamFaults{DieAfter: 3}})
 	if body, err := read(); err == nil || len(events(t, body)) < 3 {
 		t.Errorf("a dying stream gave %v after %d events", err, len(events(t, body)))
 	}
-	r.SetFaults(enginesim.Faults{ErrorAfter: 3})
+	r.SetFaults(enginesim.Faults{StreamFaults: enginesim.StreamFaults{ErrorAfter: 3}})
 	body, err := read()
 	list := events(t, body)
 	if err != nil || len(list) != 5 || !strings.HasPrefix(list[3], `{"error":{`) || list[4] != "[DONE]" {
 		t.Errorf("a failing stream gave %v, %q", err, list)
 	}
-	r.SetFaults(enginesim.Faults{Empty: true})
+	r.SetFaults(enginesim.Faults{StreamFaults: enginesim.StreamFaults{Empty: true}})
 	if body, err := read(); err != nil || string(body) != "data: [DONE]\n\n" {
 		t.Errorf("an empty stream gave %v, %q", err, body)
 	}
-	r.SetFaults(enginesim.Faults{StallAfter: 3})
+	r.SetFaults(enginesim.Faults{StreamFaults: enginesim.StreamFaults{StallAfter: 3}})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	resp := r.send(t, ctx, "/v1/completions", endless)
@@ -115,7 +115,7 @@ func TestADrippingStream(t *testing.T) {
 	cfg.Core.Timing.Speed = 0.01 // a prompt takes seconds
 	r := start(t, cfg)
 	const every = 30 * time.Millisecond
-	r.SetFaults(enginesim.Faults{Drip: enginesim.Duration(every)})
+	r.SetFaults(enginesim.Faults{StreamFaults: enginesim.StreamFaults{Drip: enginesim.Duration(every)}})
 	began := time.Now()
 	resp := r.send(t, t.Context(), "/v1/completions", `{"model":"sim","prompt":"`+strings.Repeat("word ", 500)+`","stream":true,"max_tokens":6,"ignore_eos":true}`)
 	body, err := io.ReadAll(resp.Body)
@@ -157,7 +157,7 @@ func TestAClientThatLeavesFreesItsBlocksAtOnce(t *testing.T) {
 
 func TestAStalledEngineGoesOn(t *testing.T) {
 	r := start(t, fast())
-	r.SetFaults(enginesim.Faults{Stall: true})
+	r.SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{Stall: true}})
 	done := make(chan int, 1)
 	go func() {
 		resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(hello+`}`))

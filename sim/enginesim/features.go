@@ -34,59 +34,81 @@ func (v version) atLeast(minor, patch int) bool {
 	return v[1] > minor || v[1] == minor && v[2] >= patch
 }
 
-// features are what differs between versions and matters to a router.
-type features struct {
-	name string
-	// flatErrors: the error object is the body itself (up to 0.10.0).
-	flatErrors bool
+// feature is one difference between versions that matters to a router. It is there from a version on.
+type feature int
+
+const (
+	// nestedErrors: the error object is the value of "error"; before, it is the body itself.
+	nestedErrors feature = iota
 	// errorParam: a wrong model is named in param, and validation errors give their place.
-	errorParam bool
+	errorParam
 	// render serves /render; renderGuarded hides it behind --enable-scale-out.
-	render, renderGuarded bool
+	render
+	renderGuarded
 	// renderAll: /v1/messages and /v1/responses have a /render too.
-	renderAll bool
+	renderAll
 	// chatIDs: kv_transfer_params.prompt_token_ids replaces template and tokenizer.
-	chatIDs bool
+	chatIDs
 	// returnIDs: return_token_ids is known; rankHeader: X-data-parallel-rank is.
-	returnIDs, rankHeader bool
-	responses, messages   bool
+	returnIDs
+	rankHeader
+	responses
+	messages
 	// messagesSalt: /v1/messages takes cache_salt; in a version between 0.27 and 0.32.
-	messagesSalt bool
+	messagesSalt
 	// realtime: /v1/realtime is a WebSocket.
-	realtime bool
+	realtime
 	// modern are the answer shapes captured from 0.32.0; else those from 0.12.0. The versions
 	// between have some of each; the line is drawn in the middle.
-	modern bool
+	modern
 	// missIsZero: cached_tokens of a miss is 0, not null or absent.
-	missIsZero bool
-	// oldUsage: the gauge is called gpu_cache_usage_perc too.
-	oldUsage bool
+	missIsZero
+	// newUsage: the gauge is no longer called gpu_cache_usage_perc too.
+	newUsage
 	// computedTokens: request_prefill_kv_computed_tokens is counted.
-	computedTokens bool
+	computedTokens
 	// resetReply: /reset_prefix_cache answers a body.
-	resetReply  bool
-	replayTopic bool
+	resetReply
+	replayTopic
 	// eventSources: /kv_event_sources says where each rank publishes.
-	eventSources bool
-	earlyEvents  bool
-	layout       feed.Layout
+	eventSources
+	// lateEvents: a block's event comes when its tokens are computed, not when it is scheduled.
+	lateEvents
+)
+
+// since is the version, minor and patch, that brought each feature.
+var since = [...][2]int{
+	nestedErrors: {10, 1}, errorParam: {20, 0},
+	render: {18, 0}, renderGuarded: {32, 0}, renderAll: {32, 0},
+	chatIDs: {27, 0}, returnIDs: {10, 2}, rankHeader: {11, 1},
+	responses: {10, 0}, messages: {11, 1}, messagesSalt: {32, 0}, realtime: {16, 0},
+	modern: {20, 0}, missIsZero: {32, 0}, newUsage: {11, 0}, computedTokens: {13, 0}, resetReply: {20, 0},
+	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1},
+}
+
+// features are those of one version.
+type features struct {
+	name    string
+	version version
+	layout  feed.Layout
 }
 
 func featuresOf(v version, name string) features {
-	return features{
-		name:       name,
-		flatErrors: !v.atLeast(10, 1), errorParam: v.atLeast(20, 0),
-		render: v.atLeast(18, 0), renderGuarded: v.atLeast(32, 0), renderAll: v.atLeast(32, 0),
-		chatIDs:   v.atLeast(27, 0),
-		returnIDs: v.atLeast(10, 2), rankHeader: v.atLeast(11, 1),
-		responses: v.atLeast(10, 0), messages: v.atLeast(11, 1), messagesSalt: v.atLeast(32, 0), realtime: v.atLeast(16, 0),
-		modern: v.atLeast(20, 0), missIsZero: v.atLeast(32, 0),
-		oldUsage: !v.atLeast(11, 0), computedTokens: v.atLeast(13, 0), resetReply: v.atLeast(20, 0),
-		replayTopic: v.atLeast(26, 0), eventSources: v.atLeast(32, 0), earlyEvents: !v.atLeast(11, 1),
-		layout: feed.Layout{
-			Maps: v.atLeast(24, 0), SignedHashes: !v.atLeast(10, 2), Medium: v.atLeast(11, 0),
-			LoRAName: v.atLeast(14, 0), ExtraKeys: v.atLeast(18, 0), ItemOffsets: v.atLeast(19, 0),
-			Group: v.atLeast(21, 0), SpecKind: v.atLeast(23, 0),
-		},
+	f := features{name: name, version: v}
+	for _, part := range []struct {
+		minor, patch int
+		layout       feed.Layout
+	}{
+		{24, 0, feed.Maps}, {11, 0, feed.Medium}, {14, 0, feed.LoRAName}, {18, 0, feed.ExtraKeys}, {19, 0, feed.ItemOffsets}, {21, 0, feed.Group}, {23, 0, feed.SpecKind},
+	} {
+		if v.atLeast(part.minor, part.patch) {
+			f.layout |= part.layout
+		}
 	}
+	if !v.atLeast(10, 2) {
+		f.layout |= feed.SignedHashes
+	}
+	return f
 }
+
+func (f *features) has(one feature) bool { return f.version.atLeast(since[one][0], since[one][1]) }

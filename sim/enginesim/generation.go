@@ -3,7 +3,6 @@ package enginesim
 import (
 	"fmt"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
@@ -55,31 +54,15 @@ func (l *life) start(c *call, s *sampling, prefix string, prompts []promptIDs) *
 	return g
 }
 
-// rank reads the pin of the request, or balances.
-func (l *life) rank(r *http.Request) (int, *apiError) {
-	v := r.Header.Get("X-Data-Parallel-Rank")
-	if v == "" || !l.features.rankHeader {
-		return l.pick(), nil
-	}
-	n, err := strconv.Atoi(v)
-	if err != nil {
-		return l.pick(), nil // vLLM ignores what is no integer
-	}
-	if n < 0 || n >= len(l.cores) {
-		return 0, reject(fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", n, len(l.cores)), "")
-	}
-	return n, nil
-}
-
 // requestID is the client's, or a new one of 16 hex digits.
-func (l *life) requestID(r *http.Request, fromBody string) string {
+func (e *Engine) requestID(r *http.Request, fromBody string) string {
 	if id := r.Header.Get("X-Request-Id"); id != "" {
 		return id
 	}
 	if fromBody != "" {
 		return fromBody
 	}
-	return l.newID()
+	return e.newID()
 }
 
 // newID makes an id that this engine has not used, and hardly any other.

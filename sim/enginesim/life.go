@@ -18,13 +18,10 @@ import (
 // life is one engine process: what a restart loses.
 type life struct {
 	*Engine
+	ranks
 	started time.Time
 	surface surface
-	cores   []*core.Core
-	pubs    []*zmtp.Publisher // empty when there are no events
-	batches atomic.Uint64     // event batches so far, for the faults that count them
-	turn    atomic.Uint64     // for the balancer between ranks
-	load    atomic.Int64      // requests in flight, as /load reports them
+	load    atomic.Int64 // requests in flight, as /load reports them
 	meters  meters
 	stored  responseStore
 	work    sync.WaitGroup // background responses
@@ -33,14 +30,18 @@ type life struct {
 
 func newLife(e *Engine, n uint64) *life {
 	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, e.cfg.Rust)}
+	l.trouble, l.layout, l.pins = &e.faults, e.features.layout, e.features.has(rankHeader)
+	if e.cfg.BytesHashes {
+		l.layout |= feed.Bytes
+	}
 	cfg := e.cfg.Core
-	cfg.EarlyEvents = e.features.earlyEvents
+	cfg.EarlyEvents = !e.features.has(lateEvents)
 	cfg.Seed += n * 0x9e3779b97f4a7c15
 	for rank := range e.cfg.Ranks {
 		emit := func([]core.Event) {}
 		if len(e.events) > 0 {
 			l.pubs = append(l.pubs, zmtp.NewPublisher(zmtp.PublisherParams{
-				Topic: e.cfg.Topic, Buffer: e.cfg.ReplayBuffer, ReplayTopic: e.features.replayTopic,
+				Topic: e.cfg.Topic, Buffer: e.cfg.ReplayBuffer, ReplayTopic: e.features.has(replayTopic),
 			}))
 			emit = func(events []core.Event) { l.publish(rank, events) }
 		}
@@ -93,40 +94,4 @@ func quiet(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
-}
-
-// publish sends a step's events, unless a fault says otherwise.
-func (l *life) publish(rank int, events []core.Event) {
-	f := l.faults.get()
-	layout := l.features.layout
-	layout.Bytes = l.cfg.BytesHashes
-	layout.Lie = f.LieEvents
-	n := l.batches.Add(1)
-	pub := l.pubs[rank]
-	switch {
-	case f.StopEvents:
-	case f.HoleEvents > 0 && n%uint64(f.HoleEvents) == 0:
-		pub.Skip(1)
-	case f.DropEvents > 0 && n%uint64(f.DropEvents) == 0:
-		pub.Lose(feed.Encode(nil, layout, time.Now(), rank, events))
-	default:
-		pub.Publish(feed.Encode(nil, layout, time.Now(), rank, events))
-	}
-}
-
-// pick chooses the rank of a request without a pin: the least loaded, in turn.
-func (l *life) pick() int {
-	if len(l.cores) == 1 {
-		return 0
-	}
-	best, least := 0, int(^uint(0)>>1)
-	from := int(l.turn.Add(1))
-	for i := range l.cores {
-		at := (from + i) % len(l.cores)
-		s := l.cores[at].Stats()
-		if n := s.Running + s.Waiting; n < least {
-			best, least = at, n
-		}
-	}
-	return best
 }

@@ -48,6 +48,9 @@ func (s surface) add(has bool, method string, h handler, paths ...string) {
 // surfaceOf is what an engine of these features serves.
 func surfaceOf(f *features, rust bool) surface {
 	s, python := surface{}, !rust
+	pooled := func(serve func(*pooler, *call)) handler {
+		return func(l *life, c *call) { serve(&pooler{&l.dialect, l}, c) }
+	}
 	s.add(true, "GET", (*life).health, "/health")
 	s.add(true, "GET", (*life).versionReply, "/version")
 	s.add(true, "GET", (*life).metrics, "/metrics")
@@ -60,21 +63,21 @@ func surfaceOf(f *features, rust bool) surface {
 	s.add(true, "POST", (*life).detokenize, "/detokenize")
 	s.add(python, "GET", (*life).health, "/ping")
 	s.add(python, "POST", (*life).health, "/ping")
-	s.add(python, "POST", (*life).embeddings, "/v1/embeddings")
-	s.add(python, "POST", (*life).pooling, "/pooling")
-	s.add(python, "POST", (*life).classify, "/classify")
-	s.add(python, "POST", (*life).score, "/score", "/v1/score")
-	s.add(python, "POST", (*life).rerank, "/rerank", "/v1/rerank", "/v2/rerank")
+	s.add(python, "POST", pooled((*pooler).embeddings), "/v1/embeddings")
+	s.add(python, "POST", pooled((*pooler).pooling), "/pooling")
+	s.add(python, "POST", pooled((*pooler).classify), "/classify")
+	s.add(python, "POST", pooled((*pooler).score), "/score", "/v1/score")
+	s.add(python, "POST", pooled((*pooler).rerank), "/rerank", "/v1/rerank", "/v2/rerank")
 	s.add(python, "POST", (*life).transcribe, "/v1/audio/transcriptions", "/v1/audio/translations")
-	s.add(python && f.responses, "POST", (*life).responsesCreate, "/v1/responses")
-	s.add(python && f.messages, "POST", (*life).messagesCreate, "/v1/messages")
-	s.add(python && f.messages, "POST", (*life).messagesCount, "/v1/messages/count_tokens")
-	s.add(python && f.render, "POST", (*life).renderChat, "/v1/chat/completions/render")
-	s.add(python && f.render, "POST", (*life).renderCompletion, "/v1/completions/render")
-	s.add(python && f.renderAll, "POST", (*life).renderMessages, "/v1/messages/render")
-	s.add(python && f.renderAll, "POST", (*life).renderResponses, "/v1/responses/render")
-	s.add(python && f.realtime, "GET", (*life).realtime, "/v1/realtime")
-	s.add(python && f.eventSources, "GET", (*life).eventSources, "/kv_event_sources")
+	s.add(python && f.has(responses), "POST", (*life).responsesCreate, "/v1/responses")
+	s.add(python && f.has(messages), "POST", (*life).messagesCreate, "/v1/messages")
+	s.add(python && f.has(messages), "POST", (*life).messagesCount, "/v1/messages/count_tokens")
+	s.add(python && f.has(render), "POST", (*life).renderChat, "/v1/chat/completions/render")
+	s.add(python && f.has(render), "POST", (*life).renderCompletion, "/v1/completions/render")
+	s.add(python && f.has(renderAll), "POST", (*life).renderMessages, "/v1/messages/render")
+	s.add(python && f.has(renderAll), "POST", (*life).renderResponses, "/v1/responses/render")
+	s.add(python && f.has(realtime), "GET", (*life).realtime, "/v1/realtime")
+	s.add(python && f.has(eventSources), "GET", (*life).eventSources, "/kv_event_sources")
 	return s
 }
 
@@ -93,7 +96,7 @@ func (l *life) route(path string) map[string]handler {
 // serve is the whole HTTP surface.
 func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(r.URL.Path, "/sim/") {
-		l.admin(w, r)
+		l.admin(w, r, l.state)
 		return
 	}
 	w.Header().Set("Server", "uvicorn")
@@ -109,17 +112,17 @@ func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 	l.dispatch(c)
 }
 
-func (l *life) newRecord(r *http.Request) *Record {
+func (e *Engine) newRecord(r *http.Request) *Record {
 	h := r.Header
 	return &Record{
 		At: time.Now(), Method: r.Method, Path: r.URL.Path, RequestID: h.Get("X-Request-Id"),
 		Traceparent: h.Get("Traceparent"), Tracestate: h.Get("Tracestate"),
-		Session: h.Get("X-Session-Id"), Rank: h.Get("X-Data-Parallel-Rank"), Life: l.lives.Load(),
+		Session: h.Get("X-Session-Id"), Rank: h.Get("X-Data-Parallel-Rank"), Life: e.lives.Load(),
 	}
 }
 
 // early applies the faults that come before any work and reports whether that was the answer.
-func (l *life) early(ctx context.Context, c *call) bool {
+func (d *dialect) early(ctx context.Context, c *call) bool {
 	f := c.faults
 	if f.Slow > 0 && !sleep(ctx, time.Duration(f.Slow)) {
 		return true
@@ -143,7 +146,7 @@ func (l *life) early(ctx context.Context, c *call) bool {
 			c.send(cmp.Or(f.Status, http.StatusOK), "application/json", []byte(f.Body))
 			return true
 		}
-		l.fail(c, apiError{Status: f.Status, Message: http.StatusText(f.Status), Type: errorType(f.Status)})
+		d.fail(c, apiError{Status: f.Status, Message: http.StatusText(f.Status), Type: errorType(f.Status)})
 		return true
 	}
 	return false
@@ -175,10 +178,10 @@ func guarded(path string) bool {
 }
 
 // read takes the JSON body into v; false: the error has been answered.
-func (l *life) read(c *call, v any) bool {
+func (d *dialect) read(c *call, v any) bool {
 	kind, _, _ := strings.Cut(c.r.Header.Get("Content-Type"), ";")
 	if !strings.EqualFold(strings.TrimSpace(kind), "application/json") {
-		l.fail(c, badRequest("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", ""))
+		d.fail(c, badRequest("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed", ""))
 		return false
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
@@ -189,12 +192,12 @@ func (l *life) read(c *call, v any) bool {
 	if !utf8.Valid(body) {
 		e := badRequest("There was an error parsing the body", "")
 		e.Type = "Bad Request"
-		l.fail(c, e)
+		d.fail(c, e)
 		return false
 	}
 	body = bytes.TrimPrefix(body, []byte("\uFEFF")) // as Python's json does with bytes
 	if err := json.Unmarshal(body, v, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)); err != nil {
-		l.fail(c, validationError(err))
+		d.fail(c, validationError(err))
 		return false
 	}
 	return true

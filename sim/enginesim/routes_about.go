@@ -6,12 +6,12 @@ import (
 	"strconv"
 )
 
-func (l *life) health(c *call) { c.send(http.StatusOK, "", nil) }
+func (d *dialect) health(c *call) { c.send(http.StatusOK, "", nil) }
 
-func (l *life) versionReply(c *call) {
-	v := map[string]string{"version": l.features.name}
-	if l.cfg.Rust {
-		v["rust_frontend_version"] = l.features.name
+func (d *dialect) versionReply(c *call) {
+	v := map[string]string{"version": d.features.name}
+	if d.cfg.Rust {
+		v["rust_frontend_version"] = d.features.name
 	}
 	c.reply(http.StatusOK, v)
 }
@@ -66,7 +66,7 @@ func (l *life) serverLoad(c *call) {
 
 func (l *life) resetPrefixCache(c *call) {
 	ok := l.ResetPrefixCache()
-	if !l.features.resetReply {
+	if !l.features.has(resetReply) {
 		c.send(http.StatusOK, "", nil)
 		return
 	}

@@ -8,13 +8,13 @@ func (l *life) transcribe(c *call) {
 		l.fail(c, missingField("file"))
 		return
 	}
-	defer c.r.MultipartForm.RemoveAll() //nolint:errcheck // temporary files of a request that has ended
+	defer func() { _ = c.r.MultipartForm.RemoveAll() }() // temporary files of a request that has ended
 	file, header, err := c.r.FormFile("file")
 	if err != nil {
 		l.fail(c, missingField("file"))
 		return
 	}
-	defer file.Close() //nolint:errcheck // only read
+	defer file.Close()
 	s := sampling{Model: c.r.FormValue("model"), Stream: c.r.FormValue("stream") == "true"}
 	if bad := l.known(&s.Model); bad != nil {
 		l.fail(c, *bad)

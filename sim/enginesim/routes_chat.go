@@ -54,15 +54,15 @@ func (l *life) chat(c *call) {
 }
 
 // chatPrompt renders the conversation, or takes the ids that came with the request.
-func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
-	if bad := l.known(&req.Model); bad != nil {
+func (d *dialect) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
+	if bad := d.known(&req.Model); bad != nil {
 		return promptIDs{}, bad
 	}
 	if req.Messages == nil {
 		bad := missingField("messages")
 		return promptIDs{}, &bad
 	}
-	if kv := req.KVTransfer; kv != nil && len(kv.PromptTokenIDs) > 0 && l.features.chatIDs && !l.cfg.Rust {
+	if kv := req.KVTransfer; kv != nil && len(kv.PromptTokenIDs) > 0 && d.features.has(chatIDs) && !d.cfg.Rust {
 		return promptIDs{ids: kv.PromptTokenIDs, given: true}, nil
 	}
 	if req.ChatTemplate != nil {
@@ -81,7 +81,7 @@ func (l *life) chatPrompt(req *chatRequest) (promptIDs, *apiError) {
 			kwargs[k] = v
 		}
 	}
-	out, err := l.cfg.Vocabulary.Render(vocab.Chat{
+	out, err := d.cfg.Vocabulary.Render(vocab.Chat{
 		Messages: req.Messages, Tools: req.Tools, GenerationPrompt: add, Continue: req.ContinueFinal, Kwargs: kwargs,
 	})
 	if err != nil {
@@ -131,10 +131,10 @@ func (a *chatAnswer) roleChunk(s *stream, ch *choice) {
 	b = a.reasoning(b.raw(`{"index":`).int(ch.index).raw(`,"delta":{"role":"assistant","content":""`))
 	b = b.raw(`},"logprobs":null,"finish_reason":null}]`)
 	b = a.g.runningUsage(b, a.g.promptTokens, 0)
-	if a.g.l.features.returnIDs {
+	if a.g.l.features.has(returnIDs) {
 		b = b.raw(`,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs, a.prompt.ids)
 	}
-	if a.g.l.features.modern {
+	if a.g.l.features.has(modern) {
 		b = b.raw(`,"prompt_text":null`)
 	}
 	s.end(b.raw("}"))
@@ -142,7 +142,7 @@ func (a *chatAnswer) roleChunk(s *stream, ch *choice) {
 
 // reasoning writes the field that older versions always send.
 func (a *chatAnswer) reasoning(b text) text {
-	if a.g.l.features.modern {
+	if a.g.l.features.has(modern) {
 		return b
 	}
 	return b.raw(`,"reasoning_content":null`)
@@ -163,7 +163,7 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 	if d.done {
 		b = b.raw(`,"stop_reason":`).stop(ch.stop)
 	}
-	if a.g.l.features.returnIDs {
+	if a.g.l.features.has(returnIDs) {
 		b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs, d.ids)
 	}
 	b = a.g.runningUsage(b.raw(`}]`), a.g.promptTokens, len(ch.ids))
@@ -181,15 +181,15 @@ func (a *chatAnswer) delta(ch *choice, d delta) (inner text, skip bool) {
 
 // wholePrompt writes what an answer that is not streamed says of its prompt.
 func (a *chatAnswer) wholePrompt(b text) text {
-	b = b.raw(`,"prompt_logprobs":null,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.returnIDs, a.prompt.ids)
-	if a.g.l.features.modern {
+	b = b.raw(`,"prompt_logprobs":null,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.has(returnIDs), a.prompt.ids)
+	if a.g.l.features.has(modern) {
 		b = b.raw(`,"prompt_text":null`)
 	}
 	return b
 }
 
 func (a *chatAnswer) wholeChoice(b text, ch *choice) text {
-	modern, reason := a.g.l.features.modern, ch.finish
+	modern, reason := a.g.l.features.has(modern), ch.finish
 	b = b.raw(`{"index":`).int(ch.index).raw(`,"message":{"role":"assistant","content":`)
 	called := a.tool != nil && ch.finish == "stop"
 	if called {
@@ -211,7 +211,7 @@ func (a *chatAnswer) wholeChoice(b text, ch *choice) text {
 	}
 	b = a.reasoning(b.raw(`,"reasoning":null`)).raw(`},"logprobs":`).chatLogprobs(a.req.Logprobs, ch.ids, a.req.TopLogprobs)
 	b = b.raw(`,"finish_reason":`).strOrNull(reason).raw(`,"stop_reason":`).stop(ch.stop)
-	b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.returnIDs, ch.ids)
+	b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.has(returnIDs), ch.ids)
 	if modern {
 		b = b.raw(`,"routed_experts":null`)
 	}

@@ -55,19 +55,19 @@ func (l *life) completion(c *call) {
 }
 
 // completionPrompts checks the model and reads the prompt.
-func (l *life) completionPrompts(req *completionRequest) ([]promptIDs, *apiError) {
-	if bad := l.known(&req.Model); bad != nil {
+func (d *dialect) completionPrompts(req *completionRequest) ([]promptIDs, *apiError) {
+	if bad := d.known(&req.Model); bad != nil {
 		return nil, bad
 	}
-	return l.readPrompts(req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+	return d.readPrompts(req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 }
 
 // readPrompts reads a string, token ids, a list of strings or a list of token ids.
-func (l *life) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
+func (d *dialect) readPrompts(raw jsontext.Value, special bool) ([]promptIDs, *apiError) {
 	wrong := func() *apiError {
 		return reject("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 	}
-	plain := func(s string) promptIDs { return promptIDs{ids: l.cfg.Vocabulary.Encode(s, special), text: s} }
+	plain := func(s string) promptIDs { return promptIDs{ids: d.cfg.Vocabulary.Encode(s, special), text: s} }
 	given := func(ids []uint32) promptIDs {
 		return promptIDs{ids: ids, text: string(vocab.Decode(nil, ids, true)), given: true}
 	}
@@ -123,13 +123,13 @@ func (a *completionAnswer) chunk(b text, ch *choice, d delta) text {
 	offset := utf8.RuneCount(ch.text) - utf8.RuneCountInString(d.text)
 	b = b.raw(`{"index":`).int(ch.index).raw(`,"text":`).str(said).raw(`,"logprobs":`).logprobs(a.req.Logprobs, d.ids, offset, 0)
 	b = b.raw(`,"finish_reason":`).strOrNull(ch.finish).raw(`,"stop_reason":`).stop(ch.stop)
-	if g.l.features.returnIDs {
+	if g.l.features.has(returnIDs) {
 		b = b.raw(`,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && first, ch.prompt.ids)
 		b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs, d.ids)
 	}
 	b = b.raw(`}]`)
 	n := len(b)
-	if b = g.runningUsage(b, len(ch.prompt.ids), len(ch.ids)); len(b) == n && !g.l.features.modern {
+	if b = g.runningUsage(b, len(ch.prompt.ids), len(ch.ids)); len(b) == n && !g.l.features.has(modern) {
 		b = b.raw(`,"usage":null`)
 	}
 	return g.fingerprint(b, d.done).raw("}")
@@ -141,11 +141,11 @@ func (a *completionAnswer) wholeChoice(b text, ch *choice) text {
 		said = ch.prompt.text + said
 		ids, skip = slices.Concat(ch.prompt.ids, ch.ids), 1
 	}
-	asked := a.req.ReturnTokenIDs && a.g.l.features.returnIDs
+	asked := a.req.ReturnTokenIDs && a.g.l.features.has(returnIDs)
 	b = b.raw(`{"index":`).int(ch.index).raw(`,"text":`).str(said).raw(`,"logprobs":`).logprobs(a.req.Logprobs, ids, 0, skip)
 	b = b.raw(`,"finish_reason":`).strOrNull(ch.finish).raw(`,"stop_reason":`).stop(ch.stop)
 	b = b.raw(`,"token_ids":`).ids(asked, ch.ids).raw(`,"prompt_logprobs":null,"prompt_token_ids":`).ids(asked, ch.prompt.ids)
-	if a.g.l.features.modern {
+	if a.g.l.features.has(modern) {
 		b = b.raw(`,"routed_experts":null`)
 	}
 	return b.raw("}")

@@ -29,23 +29,23 @@ type anthropicUsage struct {
 }
 
 // messagesChat turns the request into a chat request.
-func (l *life) messagesChat(c *call) (*chatRequest, promptIDs, bool) {
+func (d *dialect) messagesChat(c *call) (*chatRequest, promptIDs, bool) {
 	var req messagesRequest
-	if !l.read(c, &req) {
+	if !d.read(c, &req) {
 		return nil, promptIDs{}, false
 	}
 	chat := &chatRequest{Messages: req.Messages, Tools: anthropicTools(req.Tools)}
 	chat.Model, chat.MaxTokens, chat.Stream, chat.Stop = req.Model, req.MaxTokens, req.Stream, req.StopSequences
-	if l.features.messagesSalt {
+	if d.features.has(messagesSalt) {
 		chat.CacheSalt = req.CacheSalt
 	}
 	if len(req.System) > 0 && string(req.System) != "null" {
 		chat.Messages = append([]vocab.Message{{Role: "system", Content: req.System}}, req.Messages...)
 	}
-	p, bad := l.chatPrompt(chat)
+	p, bad := d.chatPrompt(chat)
 	if bad != nil {
 		bad.Anthropic = true
-		l.fail(c, *bad)
+		d.fail(c, *bad)
 		return nil, promptIDs{}, false
 	}
 	return chat, p, true
@@ -72,8 +72,8 @@ func anthropicTools(list []jsontext.Value) []jsontext.Value {
 	return out
 }
 
-func (l *life) messagesCount(c *call) {
-	_, p, ok := l.messagesChat(c)
+func (d *dialect) messagesCount(c *call) {
+	_, p, ok := d.messagesChat(c)
 	if !ok {
 		return
 	}
@@ -117,7 +117,7 @@ func (g *generation) message() bool {
 // Without token details the rest is the whole prompt, and the other two are not there.
 func (g *generation) anthropicUsage() anthropicUsage {
 	u := anthropicUsage{InputTokens: g.promptTokens, OutputTokens: g.outputTokens()}
-	if g.l.features.modern && g.l.reportsCache(g.cached()) {
+	if g.l.features.has(modern) && g.l.reportsCache(g.cached()) {
 		read, created := g.cached(), g.createdCache()
 		u.InputTokens = max(0, g.promptTokens-read-created)
 		u.Created, u.Read = &created, &read
@@ -136,7 +136,7 @@ func anthropicReason(ch *choice) string {
 }
 
 func (g *generation) messageStream() bool {
-	modern := g.l.features.modern
+	modern := g.l.features.has(modern)
 	s, ok := g.stream(func(s *stream) {
 		message := map[string]any{"id": g.id, "content": []int{}, "model": g.s.Model}
 		if modern {

@@ -126,7 +126,7 @@ func (l *life) metrics(c *call) {
 	gauge("num_requests_running", "Number of requests in model execution batches.", func(s core.Stats) float64 { return float64(s.Running) })
 	gauge("num_requests_waiting", "Number of requests waiting to be processed.", func(s core.Stats) float64 { return float64(s.Waiting) })
 	gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(s core.Stats) float64 { return s.Usage })
-	if l.features.oldUsage {
+	if !l.features.has(newUsage) {
 		gauge("gpu_cache_usage_perc", "GPU KV-cache usage. 1 means 100 percent usage.", func(s core.Stats) float64 { return s.Usage })
 	}
 	counter("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(s core.Stats) uint64 { return s.Queries })
@@ -140,7 +140,7 @@ func (l *life) metrics(c *call) {
 			x.sample("request_success_total", rank, fmt.Sprintf("finished_reason=%q,", f), float64(s.Finished[f]))
 		}
 	}
-	l.histograms(x)
+	l.meters.histograms(x, &l.features)
 	kind := "text/plain; version=0.0.4; charset=utf-8"
 	if l.cfg.Rust {
 		kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -155,14 +155,14 @@ func (l *life) metrics(c *call) {
 }
 
 // histograms are kept for the replica as a whole and labelled with engine 0.
-func (l *life) histograms(x *exposition) {
-	l.meters.mu.Lock()
-	defer l.meters.mu.Unlock()
+func (m *meters) histograms(x *exposition, f *features) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, r := range requestHistograms {
-		if r.name == "request_prefill_kv_computed_tokens" && !l.features.computedTokens {
+		if r.name == "request_prefill_kv_computed_tokens" && !f.has(computedTokens) {
 			continue
 		}
-		h := l.meters.get(r.name)
+		h := m.get(r.name)
 		x.family(r.name, "histogram", "Histogram of "+strings.ReplaceAll(r.name, "_", " ")+".")
 		for i, b := range h.bounds {
 			x.sample(r.name+"_bucket", 0, fmt.Sprintf("le=\"%v\",", b), float64(h.counts[i]))

@@ -29,12 +29,24 @@ type poolingRequest struct {
 	TopN      int            `json:"top_n"`
 }
 
+// pooler serves the routes that compute prompts and generate nothing.
+type pooler struct {
+	*dialect
+	computer
+}
+
+// computer runs prompts through the engine.
+type computer interface {
+	answer(c *call, s *sampling, prefix string, prompts []promptIDs, write func(*generation) bool)
+	requestID(r *http.Request, fromBody string) string
+}
+
 // embeddingSize is the length of the made-up vectors.
 const embeddingSize = 32
 
 // inputs reads a string, ids, or a list of either.
-func (l *life) inputs(raw jsontext.Value) [][]uint32 {
-	list, bad := l.readPrompts(raw, true)
+func (d *dialect) inputs(raw jsontext.Value) [][]uint32 {
+	list, bad := d.readPrompts(raw, true)
 	if bad != nil {
 		return nil
 	}
@@ -46,13 +58,13 @@ func (l *life) inputs(raw jsontext.Value) [][]uint32 {
 }
 
 // compute runs the prompts through the engine; false: an error was answered, or the client left.
-func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok bool) {
-	if bad := l.known(&s.Model); bad != nil {
-		l.fail(c, *bad)
+func (p *pooler) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok bool) {
+	if bad := p.known(&s.Model); bad != nil {
+		p.fail(c, *bad)
 		return 0, false
 	}
 	if len(prompts) == 0 {
-		l.fail(c, missingField("input"))
+		p.fail(c, missingField("input"))
 		return 0, false
 	}
 	zero := 0
@@ -62,7 +74,7 @@ func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok
 		tokens += len(ids)
 		list = append(list, promptIDs{ids: ids})
 	}
-	l.answer(c, s, "pool-", list, func(g *generation) bool {
+	p.answer(c, s, "pool-", list, func(g *generation) bool {
 		ok = g.finished()
 		return ok
 	})
@@ -71,16 +83,16 @@ func (l *life) compute(c *call, s *sampling, prompts [][]uint32) (tokens int, ok
 
 // pooled answers a route with one item for each prompt; prompts takes them from the request, and its error has been
 // answered when it is false.
-func (l *life) pooled(c *call, prefix string, prompts func(*poolingRequest) ([][]uint32, bool), item func(*poolingRequest, []uint32) map[string]any) {
+func (p *pooler) pooled(c *call, prefix string, prompts func(*poolingRequest) ([][]uint32, bool), item func(*poolingRequest, []uint32) map[string]any) {
 	var req poolingRequest
-	if !l.read(c, &req) {
+	if !p.read(c, &req) {
 		return
 	}
 	list, ok := prompts(&req)
 	if !ok {
 		return
 	}
-	n, ok := l.compute(c, &req.sampling, list)
+	n, ok := p.compute(c, &req.sampling, list)
 	if !ok {
 		return
 	}
@@ -91,19 +103,19 @@ func (l *life) pooled(c *call, prefix string, prompts func(*poolingRequest) ([][
 		data = append(data, d)
 	}
 	c.reply(http.StatusOK, map[string]any{
-		"id": prefix + l.requestID(c.r, ""), "object": "list", "model": req.Model, "data": data,
+		"id": prefix + p.requestID(c.r, ""), "object": "list", "model": req.Model, "data": data,
 		"usage": map[string]any{"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0, "prompt_tokens_details": nil},
 	})
 }
 
-func (l *life) embeddings(c *call) {
-	l.pooled(c, "embd-", func(req *poolingRequest) ([][]uint32, bool) {
+func (p *pooler) embeddings(c *call) {
+	p.pooled(c, "embd-", func(req *poolingRequest) ([][]uint32, bool) {
 		if req.Messages == nil {
-			return l.inputs(req.Input), true
+			return p.inputs(req.Input), true
 		}
-		out, err := l.cfg.Vocabulary.Render(vocab.Chat{Messages: req.Messages})
+		out, err := p.cfg.Vocabulary.Render(vocab.Chat{Messages: req.Messages})
 		if err != nil {
-			l.fail(c, *renderError(err))
+			p.fail(c, *renderError(err))
 		}
 		return [][]uint32{out.IDs}, err == nil
 	}, func(req *poolingRequest, ids []uint32) map[string]any {
@@ -116,16 +128,16 @@ func (l *life) embeddings(c *call) {
 }
 
 // input are the prompts of the routes that take nothing else.
-func (l *life) input(req *poolingRequest) ([][]uint32, bool) { return l.inputs(req.Input), true }
+func (d *dialect) input(req *poolingRequest) ([][]uint32, bool) { return d.inputs(req.Input), true }
 
-func (l *life) pooling(c *call) {
-	l.pooled(c, "pool-", l.input, func(_ *poolingRequest, ids []uint32) map[string]any {
+func (p *pooler) pooling(c *call) {
+	p.pooled(c, "pool-", p.input, func(_ *poolingRequest, ids []uint32) map[string]any {
 		return map[string]any{"object": "pooling", "data": vector(ids, embeddingSize)}
 	})
 }
 
-func (l *life) classify(c *call) {
-	l.pooled(c, "classify-", l.input, func(_ *poolingRequest, ids []uint32) map[string]any {
+func (p *pooler) classify(c *call) {
+	p.pooled(c, "classify-", p.input, func(_ *poolingRequest, ids []uint32) map[string]any {
 		p, label := chance(ids), "LABEL_0"
 		if p < 0.5 {
 			label = "LABEL_1"
@@ -134,14 +146,14 @@ func (l *life) classify(c *call) {
 	})
 }
 
-func (l *life) score(c *call) {
-	l.pooled(c, "score-", func(req *poolingRequest) ([][]uint32, bool) {
-		left, right := l.inputs(first(req.Text1, req.Queries)), l.inputs(first(req.Text2, req.Items, req.Documents))
+func (p *pooler) score(c *call) {
+	p.pooled(c, "score-", func(req *poolingRequest) ([][]uint32, bool) {
+		left, right := p.inputs(first(req.Text1, req.Queries)), p.inputs(first(req.Text2, req.Items, req.Documents))
 		if len(left) == 1 {
 			left = slices.Repeat(left, max(1, len(right)))
 		}
 		if len(left) != len(right) {
-			l.fail(c, badRequest("Input lengths must be either 1:1, 1:N or N:N", ""))
+			p.fail(c, badRequest("Input lengths must be either 1:1, 1:N or N:N", ""))
 			return nil, false
 		}
 		return join(left, right), true
@@ -150,14 +162,14 @@ func (l *life) score(c *call) {
 	})
 }
 
-func (l *life) rerank(c *call) {
+func (p *pooler) rerank(c *call) {
 	var req poolingRequest
-	if !l.read(c, &req) {
+	if !p.read(c, &req) {
 		return
 	}
-	docs := l.inputs(req.Documents)
-	pairs := join(slices.Repeat([][]uint32{l.cfg.Vocabulary.Encode(req.Query, true)}, len(docs)), docs)
-	n, ok := l.compute(c, &req.sampling, pairs)
+	docs := p.inputs(req.Documents)
+	pairs := join(slices.Repeat([][]uint32{p.cfg.Vocabulary.Encode(req.Query, true)}, len(docs)), docs)
+	n, ok := p.compute(c, &req.sampling, pairs)
 	if !ok {
 		return
 	}
@@ -171,7 +183,7 @@ func (l *life) rerank(c *call) {
 	if req.TopN > 0 && req.TopN < len(results) {
 		results = results[:req.TopN]
 	}
-	c.reply(http.StatusOK, map[string]any{"id": "rerank-" + l.requestID(c.r, ""), "model": req.Model, "results": results, "usage": map[string]int{"prompt_tokens": n, "total_tokens": n}})
+	c.reply(http.StatusOK, map[string]any{"id": "rerank-" + p.requestID(c.r, ""), "model": req.Model, "results": results, "usage": map[string]int{"prompt_tokens": n, "total_tokens": n}})
 }
 
 func first(list ...jsontext.Value) jsontext.Value {

@@ -68,27 +68,32 @@ type responseRequest struct {
 }
 
 type responseBody struct {
-	ID                 string             `json:"id"`
-	CreatedAt          int64              `json:"created_at"`
-	IncompleteDetails  *incompleteDetails `json:"incomplete_details"`
-	Instructions       *string            `json:"instructions"`
-	Metadata           *struct{}          `json:"metadata"`
-	Model              string             `json:"model"`
-	Object             string             `json:"object"`
-	Output             []responseItem     `json:"output"`
-	ParallelToolCalls  bool               `json:"parallel_tool_calls"`
-	Temperature        float64            `json:"temperature"`
-	ToolChoice         string             `json:"tool_choice"`
-	Tools              []jsontext.Value   `json:"tools"`
-	TopP               float64            `json:"top_p"`
-	Background         bool               `json:"background"`
-	MaxOutputTokens    *int               `json:"max_output_tokens"`
-	PreviousResponseID *string            `json:"previous_response_id"`
-	ServiceTier        string             `json:"service_tier"`
-	Status             string             `json:"status"`
-	Truncation         string             `json:"truncation"`
-	Usage              *responseUsage     `json:"usage"`
-	User               *string            `json:"user"`
+	ID                string             `json:"id"`
+	CreatedAt         int64              `json:"created_at"`
+	IncompleteDetails *incompleteDetails `json:"incomplete_details"`
+	Instructions      *string            `json:"instructions"`
+	Metadata          *struct{}          `json:"metadata"`
+	Model             string             `json:"model"`
+	Object            string             `json:"object"`
+	Output            []responseItem     `json:"output"`
+	responseParameters
+	Background         bool           `json:"background"`
+	MaxOutputTokens    *int           `json:"max_output_tokens"`
+	PreviousResponseID *string        `json:"previous_response_id"`
+	ServiceTier        string         `json:"service_tier"`
+	Status             string         `json:"status"`
+	Truncation         string         `json:"truncation"`
+	Usage              *responseUsage `json:"usage"`
+	User               *string        `json:"user"`
+}
+
+// responseParameters are those of the request that an answer repeats.
+type responseParameters struct {
+	ParallelToolCalls bool             `json:"parallel_tool_calls"`
+	Temperature       float64          `json:"temperature"`
+	ToolChoice        string           `json:"tool_choice"`
+	Tools             []jsontext.Value `json:"tools"`
+	TopP              float64          `json:"top_p"`
 }
 
 type incompleteDetails struct {
@@ -150,16 +155,17 @@ func (l *life) responsesCreate(c *call) {
 	})
 }
 
-// responseTurns makes messages of the input and of the responses before it.
-func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) {
+// turns makes messages of the input and of the responses before it.
+func (s *responseStore) turns(req *responseRequest) ([]vocab.Message, *apiError) {
 	var turns []vocab.Message
 	if req.Instructions != nil {
 		turns = append(turns, vocab.Message{Role: "system", Content: quote(nil, *req.Instructions)})
 	}
 	if id := req.PreviousResponseID; id != nil {
-		before, ok := l.stored.get(*id)
+		before, ok := s.get(*id)
 		if !ok {
-			return nil, &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + *id + "' not found."}
+			bad := noResponse(*id)
+			return nil, &bad
 		}
 		turns = append(turns, before.turns...)
 		for _, item := range before.body.Output {
@@ -183,7 +189,7 @@ func (l *life) responseTurns(req *responseRequest) ([]vocab.Message, *apiError) 
 
 // responsePrompt turns the request into a chat request and renders it.
 func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptIDs, bad *apiError) {
-	turns, bad := l.responseTurns(req)
+	turns, bad := l.stored.turns(req)
 	if bad != nil {
 		return chat, p, bad
 	}
@@ -223,7 +229,7 @@ func (l *life) responsesBackground(c *call, a *responseAnswer, s *sampling, p pr
 func (l *life) responsesGet(c *call, id string) {
 	r, ok := l.stored.get(id)
 	if !ok {
-		l.noResponse(c, id)
+		l.fail(c, noResponse(id))
 		return
 	}
 	c.replyNulls(r.body)
@@ -233,7 +239,7 @@ func (l *life) responsesCancel(c *call, id string) {
 	r, ok := l.stored.get(id)
 	switch {
 	case !ok:
-		l.noResponse(c, id)
+		l.fail(c, noResponse(id))
 	case r.cancel == nil || r.body.Status == "completed" || r.body.Status == "incomplete":
 		l.fail(c, apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: "response_id", Message: "Cannot cancel a synchronous response."})
 	default:
@@ -243,8 +249,8 @@ func (l *life) responsesCancel(c *call, id string) {
 	}
 }
 
-func (l *life) noResponse(c *call, id string) {
-	l.fail(c, apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."})
+func noResponse(id string) apiError {
+	return apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."}
 }
 
 // responseAnswer writes one response.
@@ -269,7 +275,7 @@ func (a *responseAnswer) begin(g *generation, model string) {
 	}
 	a.body = responseBody{
 		ID: id, CreatedAt: g.created, Instructions: a.req.Instructions, Model: model, Object: "response",
-		Output: []responseItem{}, ParallelToolCalls: true, Temperature: 1, ToolChoice: "auto", Tools: tools, TopP: 1,
+		Output: []responseItem{}, responseParameters: responseParameters{ParallelToolCalls: true, Temperature: 1, ToolChoice: "auto", Tools: tools, TopP: 1},
 		MaxOutputTokens: a.req.MaxOutputTokens, PreviousResponseID: a.req.PreviousResponseID,
 		ServiceTier: "auto", Status: "in_progress", Truncation: "disabled",
 	}
@@ -282,7 +288,7 @@ func (a *responseAnswer) finish(status string) {
 	a.body.Output = []responseItem{a.message(string(ch.text), "completed")}
 	a.body.Usage = &responseUsage{InputTokens: u.prompt, InputTokensDetails: cachedDetails{u.cached}, OutputTokens: u.completion, TotalTokens: u.prompt + u.completion}
 	a.body.Status = "completed"
-	if ch.finish == "length" && a.l.features.modern {
+	if ch.finish == "length" && a.l.features.has(modern) {
 		a.body.Status = "incomplete"
 		a.body.IncompleteDetails = &incompleteDetails{"max_output_tokens"}
 	}

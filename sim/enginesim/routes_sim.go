@@ -47,17 +47,17 @@ type clockState struct {
 }
 
 // admin serves /sim/: the simulator's own routes, which no fault touches.
-func (l *life) admin(w http.ResponseWriter, r *http.Request) {
-	c := &call{w: w, r: r, record: &Record{}, book: &l.records}
+func (e *Engine) admin(w http.ResponseWriter, r *http.Request, state func() adminState) {
+	c := &call{w: w, r: r, record: &Record{}, book: &e.records}
 	switch r.Method + " " + r.URL.Path {
 	case "GET /sim/state":
-		c.reply(http.StatusOK, l.state())
+		c.reply(http.StatusOK, state())
 	case "GET /sim/faults":
-		c.reply(http.StatusOK, l.faults.get())
+		c.reply(http.StatusOK, e.faults.get())
 	case "POST /sim/faults":
 		var f Faults
 		if adminBody(c, &f) {
-			l.SetFaults(f)
+			e.SetFaults(f)
 			c.reply(http.StatusOK, f)
 		}
 	case "POST /sim/restart":
@@ -66,25 +66,25 @@ func (l *life) admin(w http.ResponseWriter, r *http.Request) {
 		}
 		if adminBody(c, &req) {
 			// The restart cuts this connection too: with its length given, the answer is whole once it is flushed.
-			body := fmt.Appendf(nil, `{"ended_life":%d}`, l.lives.Load())
+			body := fmt.Appendf(nil, `{"ended_life":%d}`, e.lives.Load())
 			c.w.Header().Set("Connection", "close")
 			c.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 			c.send(http.StatusOK, "application/json", body)
 			_ = http.NewResponseController(w).Flush() // a client that left needs no answer
-			l.Restart(time.Duration(req.Down))
+			e.Restart(time.Duration(req.Down))
 		}
 	case "POST /sim/speed":
 		var req struct {
 			Speed float64 `json:"speed"`
 		}
 		if adminBody(c, &req) {
-			l.SetSpeed(req.Speed)
+			e.SetSpeed(req.Speed)
 			c.reply(http.StatusOK, req)
 		}
 	case "GET /sim/requests":
-		c.reply(http.StatusOK, l.Requests())
+		c.reply(http.StatusOK, e.Requests())
 	case "DELETE /sim/requests":
-		l.ForgetRequests()
+		e.ForgetRequests()
 		c.send(http.StatusNoContent, "", nil)
 	default:
 		c.reply(http.StatusNotFound, map[string]string{"detail": "Not Found"})

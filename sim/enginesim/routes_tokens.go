@@ -23,9 +23,9 @@ type tokenizeReply struct {
 	TokenStrs   []string `json:"token_strs"`
 }
 
-func (l *life) tokenize(c *call) {
+func (d *dialect) tokenize(c *call) {
 	var req tokenizeRequest
-	if !l.read(c, &req) {
+	if !d.read(c, &req) {
 		return
 	}
 	var p promptIDs
@@ -33,31 +33,31 @@ func (l *life) tokenize(c *call) {
 	switch {
 	case req.Messages != nil:
 		req.KVTransfer, req.Documents, req.ReasoningEffort = nil, nil, nil // no fields of this route
-		p, bad = l.chatPrompt(&req.chatRequest)
+		p, bad = d.chatPrompt(&req.chatRequest)
 	case req.Prompt != nil:
-		if bad = l.known(&req.Model); bad == nil {
-			p.ids = l.cfg.Vocabulary.Encode(*req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
+		if bad = d.known(&req.Model); bad == nil {
+			p.ids = d.cfg.Vocabulary.Encode(*req.Prompt, req.AddSpecialTokens == nil || *req.AddSpecialTokens)
 		}
 	default:
 		e := missingField("prompt")
 		bad = &e
 	}
 	if bad != nil {
-		l.fail(c, *bad)
+		d.fail(c, *bad)
 		return
 	}
-	ids := append([]uint32{}, l.answerIDs(c, p.ids)...) // a list, also when empty
-	reply := tokenizeReply{Count: len(ids), MaxModelLen: l.cfg.Core.MaxModelLen, Tokens: ids}
+	ids := append([]uint32{}, d.answerIDs(c, p.ids)...) // a list, also when empty
+	reply := tokenizeReply{Count: len(ids), MaxModelLen: d.cfg.Core.MaxModelLen, Tokens: ids}
 	if req.ReturnTokenStrs {
 		for _, id := range ids {
-			reply.TokenStrs = append(reply.TokenStrs, safe(l.cfg.Vocabulary.Decode([]uint32{id})))
+			reply.TokenStrs = append(reply.TokenStrs, safe(d.cfg.Vocabulary.Decode([]uint32{id})))
 		}
 	}
 	c.replyNulls(reply)
 }
 
 // answerIDs is what a tokenizing route answers: the ids, or by fault others.
-func (l *life) answerIDs(c *call, ids []uint32) []uint32 {
+func (d *dialect) answerIDs(c *call, ids []uint32) []uint32 {
 	if !c.faults.WrongIDs {
 		return ids
 	}
@@ -77,23 +77,23 @@ func (c *call) replyNulls(v any) {
 	c.send(http.StatusOK, "application/json", b)
 }
 
-func (l *life) detokenize(c *call) {
+func (d *dialect) detokenize(c *call) {
 	var req struct {
 		Model  string   `json:"model"`
 		Tokens []uint32 `json:"tokens"`
 	}
-	if !l.read(c, &req) {
+	if !d.read(c, &req) {
 		return
 	}
-	if bad := l.known(&req.Model); bad != nil {
-		l.fail(c, *bad)
+	if bad := d.known(&req.Model); bad != nil {
+		d.fail(c, *bad)
 		return
 	}
 	if req.Tokens == nil {
-		l.fail(c, missingField("tokens"))
+		d.fail(c, missingField("tokens"))
 		return
 	}
-	b := quote([]byte(`{"prompt":`), safe(l.cfg.Vocabulary.Decode(req.Tokens)))
+	b := quote([]byte(`{"prompt":`), safe(d.cfg.Vocabulary.Decode(req.Tokens)))
 	c.send(http.StatusOK, "application/json", append(b, '}'))
 }
 
@@ -131,11 +131,11 @@ type mmPlace struct {
 }
 
 // renderAllowed answers for versions that hide the route.
-func (l *life) renderAllowed(c *call) bool {
-	if !l.features.renderGuarded || l.cfg.ScaleOut {
+func (d *dialect) renderAllowed(c *call) bool {
+	if !d.features.has(renderGuarded) || d.cfg.ScaleOut {
 		return true
 	}
-	l.fail(c, apiError{
+	d.fail(c, apiError{
 		Status: http.StatusForbidden, Type: "PermissionDeniedError",
 		Message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.",
 	})
@@ -217,11 +217,11 @@ func (l *life) renderCompletion(c *call) {
 
 // renderable finds what the render routes refuse: what the routes that generate do, and beam searches, which
 // those serve.
-func (l *life) renderable(s *sampling) *apiError {
+func (d *dialect) renderable(s *sampling) *apiError {
 	if s.BeamSearch {
 		return reject("Beam search is not supported by the render endpoint", "")
 	}
-	return l.check(s)
+	return d.check(s)
 }
 
 func (l *life) render(c *call, s *sampling, p promptIDs, prefix string) rendered {

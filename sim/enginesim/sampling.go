@@ -12,19 +12,24 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
+// ending is where an answer ends before its limit.
+type ending struct {
+	MinTokens    int        `json:"min_tokens"`
+	Stop         stringList `json:"stop"`
+	StopTokenIDs []uint32   `json:"stop_token_ids"`
+	IncludeStop  bool       `json:"include_stop_str_in_output"`
+	IgnoreEOS    bool       `json:"ignore_eos"`
+}
+
 // sampling are the fields that all generating routes share.
 type sampling struct {
+	ending
 	Model               string         `json:"model"`
 	Stream              bool           `json:"stream"`
 	StreamOptions       *streamOptions `json:"stream_options"`
 	MaxTokens           *int           `json:"max_tokens"`
 	MaxCompletionTokens *int           `json:"max_completion_tokens"`
-	MinTokens           int            `json:"min_tokens"`
 	N                   *int           `json:"n"`
-	Stop                stringList     `json:"stop"`
-	StopTokenIDs        []uint32       `json:"stop_token_ids"`
-	IncludeStop         bool           `json:"include_stop_str_in_output"`
-	IgnoreEOS           bool           `json:"ignore_eos"`
 	Seed                *int64         `json:"seed"`
 	ReturnTokenIDs      bool           `json:"return_token_ids"`
 	CacheSalt           string         `json:"cache_salt"`
@@ -79,7 +84,7 @@ type promptIDs struct {
 }
 
 // check finds what vLLM refuses before it looks at the prompt.
-func (l *life) check(s *sampling) *apiError {
+func (d *dialect) check(s *sampling) *apiError {
 	if s.StreamOptions != nil && !s.Stream {
 		return reject("Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options")
 	}
@@ -108,8 +113,8 @@ func (s *sampling) limit() *int {
 }
 
 // fit applies truncation and the context length, and gives the answer's bound.
-func (l *life) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
-	limit := l.cfg.Core.MaxModelLen
+func (d *dialect) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
+	limit := d.cfg.Core.MaxModelLen
 	asked := s.limit()
 	if t := s.TruncatePrompt; t != nil {
 		keep := *t
@@ -126,7 +131,7 @@ func (l *life) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
 	if len(p.ids) == 0 {
 		return 0, reject("The decoder prompt cannot be empty", "")
 	}
-	if asked != nil && *asked > limit && l.features.modern {
+	if asked != nil && *asked > limit && d.features.has(modern) {
 		return 0, reject(fmt.Sprintf("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=max_tokens, value=%d)", *asked, limit, *asked), "max_tokens")
 	}
 	want := 1
@@ -144,26 +149,26 @@ func (l *life) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
 }
 
 // space is what separates the blocks of this request from equal ones.
-func (l *life) space(model, salt string, items []core.Item) core.Space {
+func (d *dialect) space(model, salt string, items []core.Item) core.Space {
 	sp := core.Space{Salt: salt, Items: items}
-	if i := slices.Index(l.cfg.Adapters, model); i >= 0 {
+	if i := slices.Index(d.cfg.Adapters, model); i >= 0 {
 		sp.Adapter, sp.AdapterID = model, i+1
 	}
 	return sp
 }
 
 // known checks the model's name; empty is the primary one.
-func (l *life) known(model *string) *apiError {
+func (d *dialect) known(model *string) *apiError {
 	if *model == "" {
-		*model = l.cfg.Models[0]
+		*model = d.cfg.Models[0]
 		return nil
 	}
-	if slices.Contains(l.cfg.Models, *model) || slices.Contains(l.cfg.Adapters, *model) {
+	if slices.Contains(d.cfg.Models, *model) || slices.Contains(d.cfg.Adapters, *model) {
 		return nil
 	}
 	text := fmt.Sprintf("The model `%s` does not exist.", *model)
-	if l.features.modern {
-		text += " Valid aliases: " + joinNames(l.cfg.Models) + "."
+	if d.features.has(modern) {
+		text += " Valid aliases: " + joinNames(d.cfg.Models) + "."
 	}
 	return &apiError{Status: 404, Message: text, Type: "NotFoundError", Param: "model"}
 }

@@ -39,7 +39,7 @@ type toolDefinition struct {
 	} `json:"function"`
 }
 
-func (l *life) toolCall(req *chatRequest) *toolCall {
+func (d *dialect) toolCall(req *chatRequest) *toolCall {
 	name := wantedTool(req)
 	if name == "" {
 		return nil

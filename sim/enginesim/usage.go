@@ -16,20 +16,20 @@ func (u usage) counts(b text) text {
 }
 
 // running is the usage of a chunk (continuous_usage_stats).
-func (u usage) running(b text, l *life) text {
+func (u usage) running(b text, d *dialect) text {
 	b = u.counts(b)
-	if l.features.modern {
+	if d.features.has(modern) {
 		b = b.raw(`,"completion_tokens_details":null`)
 	}
 	return b.raw("}")
 }
 
 // final is the usage of a stream's last chunk: no details when there are none.
-func (u usage) final(b text, l *life) text {
+func (u usage) final(b text, d *dialect) text {
 	b = u.counts(b)
-	if l.reportsCache(u.cached) {
+	if d.reportsCache(u.cached) {
 		b = b.raw(`,"prompt_tokens_details":{"cached_tokens":`).int(u.cached)
-		if l.features.modern && u.chat {
+		if d.features.has(modern) && u.chat {
 			b = b.raw(`,"created_cache_tokens":`).int(u.created)
 		}
 		b = b.raw("}")
@@ -38,12 +38,12 @@ func (u usage) final(b text, l *life) text {
 }
 
 // whole is the usage of an answer that is not streamed: everything is there, null if empty.
-func (u usage) whole(b text, l *life) text {
+func (u usage) whole(b text, d *dialect) text {
 	b = u.counts(b).raw(`,"prompt_tokens_details":`)
 	switch {
-	case !l.reportsCache(u.cached):
+	case !d.reportsCache(u.cached):
 		b = b.raw("null")
-	case l.features.modern:
+	case d.features.has(modern):
 		b = b.raw(`{"cached_tokens":`).int(u.cached).raw(`,"created_cache_tokens":`)
 		if u.chat {
 			b = b.int(u.created)
@@ -54,13 +54,13 @@ func (u usage) whole(b text, l *life) text {
 	default:
 		b = b.raw(`{"cached_tokens":`).int(u.cached).raw("}")
 	}
-	if l.features.modern {
+	if d.features.has(modern) {
 		b = b.raw(`,"completion_tokens_details":null`)
 	}
 	return b.raw("}")
 }
 
 // reportsCache reports whether usage has details: from 0.32 on also for a miss.
-func (l *life) reportsCache(cached int) bool {
-	return l.cfg.TokenDetails && (cached > 0 || l.features.missIsZero)
+func (d *dialect) reportsCache(cached int) bool {
+	return d.cfg.TokenDetails && (cached > 0 || d.features.has(missIsZero))
 }

@@ -33,7 +33,7 @@ func session(t *testing.T, trace *Trace, rate float64, o Options) (*sim, *servic
 // Of answers that come whole the router sees the end alone, and of the engines what they count.
 func TestWholeAnswersShowTheirEndAlone(t *testing.T) {
 	trace := generated(t, "conv", 200)
-	s, v := session(t, trace, 1, Options{Replicas: 2, Answers: Answers{Whole: true, Limit: 4096}})
+	s, v := session(t, trace, 1, Options{Traffic: Traffic{Answers: Answers{Whole: true, Limit: 4096}}, Engines: Engines{Replicas: 2}})
 	s.run(0)
 	r := v.routers[0]
 	if err := v.err(); err != nil || s.ended != len(trace.Calls) || len(r.accuracy) != len(trace.Calls) {

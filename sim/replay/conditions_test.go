@@ -69,7 +69,7 @@ func TestReplicasHaveTheirOwnSpeeds(t *testing.T) {
 		t.Errorf("work by speed: %+v", n.Work)
 	}
 	// A fleet of replicas twice as fast needs half the time for everything.
-	o := Options{Trace: generated(t, "synth", 300), Replicas: 2, Rates: []float64{0.5}, Policies: []decision.Policy{decision.RoundRobin}, NoSaturation: true}
+	o := Options{Traffic: Traffic{Trace: generated(t, "synth", 300), Rates: []float64{0.5}}, Engines: Engines{Replicas: 2}, Rules: Rules{Policies: []decision.Policy{decision.RoundRobin}}, Runs: Runs{NoSaturation: true}}
 	one := play(t, o).Policies[decision.RoundRobin]
 	o.Speeds, o.Rates = []float64{2}, []float64{1}
 	two := play(t, o).Policies[decision.RoundRobin]
@@ -107,7 +107,7 @@ func TestPromptsKnownInPartAreEstimated(t *testing.T) {
 	if e, _, _ := count(Options{}); e != 0 {
 		t.Errorf("%d prompts are estimated by default", e)
 	}
-	if e, _, b := count(Options{Texts: 0.3}); e < 250 || e > 350 || b != 0 {
+	if e, _, b := count(Options{Routing: Routing{Texts: 0.3}}); e < 250 || e > 350 || b != 0 {
 		t.Errorf("%d of 1000 prompts are known by their text, %d of them with ids; want 300 and none", e, b)
 	}
 	later := 0
@@ -116,17 +116,17 @@ func TestPromptsKnownInPartAreEstimated(t *testing.T) {
 			later++
 		}
 	}
-	if e, _, b := count(Options{Beginnings: 1}); e != later || b < later*9/10 {
+	if e, _, b := count(Options{Routing: Routing{Beginnings: 1}}); e != later || b < later*9/10 {
 		t.Errorf("%d prompts are known by their beginning, %d with blocks; want all %d later turns", e, b, later)
 	}
-	o := Options{Trace: generated(t, "conv", 300), Replicas: 4, Load: 0.7, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true, Beginnings: 0.8, Texts: 0.2}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 300), Load: 0.7}, Engines: Engines{Replicas: 4}, Routing: Routing{Beginnings: 0.8, Texts: 0.2}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{NoSaturation: true}}
 	if p := play(t, o).Policies[decision.PredictedTTFT]; p.Mean <= 0 || p.HitRate <= 0 {
 		t.Errorf("played with estimated prompts: %+v", p.Numbers)
 	}
 }
 
 func TestRatesReplaceLoads(t *testing.T) {
-	o := Options{Trace: generated(t, "conv", 300), Replicas: 4, Rates: []float64{1.5}, Load: 0.7, Policies: []decision.Policy{decision.RoundRobin}, NoSaturation: true}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 300), Rates: []float64{1.5}, Load: 0.7}, Engines: Engines{Replicas: 4}, Rules: Rules{Policies: []decision.Policy{decision.RoundRobin}}, Runs: Runs{NoSaturation: true}}
 	r := play(t, o)
 	if math.Abs(r.RPS-1.5) > 1e-9 || math.Abs(r.Load*r.Oracle.SaturationRPS-1.5) > 1e-9 {
 		t.Errorf("%v requests/s at load %v of %v", r.RPS, r.Load, r.Oracle.SaturationRPS)
@@ -141,10 +141,7 @@ func TestRatesReplaceLoads(t *testing.T) {
 }
 
 func TestPlotsOverLoadAreDrawn(t *testing.T) {
-	o := Options{
-		Trace: generated(t, "conv", 300), Replicas: 4, Seeds: 1, Block: 512, Profile: Profiles()[0], NoSaturation: true,
-		Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens},
-	}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 300)}, Engines: Engines{Replicas: 4, Block: 512, Profile: Profiles()[0]}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens}}, Runs: Runs{Seeds: 1, NoSaturation: true}}
 	reports, err := PlayLoads(o, 0.5, 0.7, 0.9)
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +236,7 @@ func TestFrontendsKnowWhatTheySaw(t *testing.T) {
 		{FrontendsOlder, []int{0, 1, 1}, 0, true, 2},
 		{FrontendsOlder, []int{1, 1, 1}, -1, false, 8},
 	} {
-		r := &router{calls: newCalls(4), sim: &sim{trace: w}, job: &job{options: Options{Frontends: tc.kind}}}
+		r := &router{calls: newCalls(4), sim: &sim{trace: w}, job: &job{options: Options{Routing: Routing{Frontends: tc.kind}}}}
 		copy(r.cameTo, tc.had)
 		k := r.knowledge(3)
 		if k.before != tc.before || k.early != tc.early || len(k.hashes) != tc.blocks || k.estimated != tc.early || r.cameTo[3] != 0 {
@@ -252,9 +249,9 @@ func TestFrontendsKnowWhatTheySaw(t *testing.T) {
 func TestOlderTurnsHideBlocksOfAFleet(t *testing.T) {
 	hits := map[string]float64{}
 	for name, o := range map[string]Options{
-		"one":   {Frontends: FrontendsSeen},
-		"seen":  {Frontends: FrontendsSeen, Routers: 4, Fleet: FleetDecider, RTT: 1e-3},
-		"older": {Frontends: FrontendsOlder, Routers: 4, Fleet: FleetDecider, RTT: 1e-3},
+		"one":   {Routing: Routing{Frontends: FrontendsSeen}},
+		"seen":  {Routing: Routing{Frontends: FrontendsSeen, Routers: 4, Fleet: FleetDecider, RTT: 1e-3}},
+		"older": {Routing: Routing{Frontends: FrontendsOlder, Routers: 4, Fleet: FleetDecider, RTT: 1e-3}},
 	} {
 		o.Trace, o.Block, o.Replicas, o.Load = generated(t, "chats", 1500), 128, 4, 0.7
 		o.Policies, o.NoSaturation = []decision.Policy{decision.PredictedTTFT}, true

@@ -19,7 +19,7 @@ type lying struct {
 
 func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, change func(*Options), lies ...Lie) *lying {
 	t.Helper()
-	o := Options{Trace: generated(t, trace, calls), Replicas: replicas, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Lies: lies}
+	o := Options{Traffic: Traffic{Trace: generated(t, trace, calls)}, Engines: Engines{Replicas: replicas, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Lies: lies}}
 	o.Block = min(o.Block, o.Trace.Chunk)
 	if change != nil {
 		change(&o)

@@ -14,7 +14,7 @@ import (
 func TestNumbersDescribeTheWholeAnswer(t *testing.T) {
 	trace := &Trace{Name: "two", Chunk: 512, Calls: []Call{{In: 512, Out: 11, Prev: -1}, {In: 1536, Out: 1, Prev: -1}}}
 	s := &sim{
-		trace: newWorkload(trace, 512), arrived: []float64{1, 2}, first: []float64{2, 6}, done: []float64{4, 6}, cached: []int{256, 256},
+		trace: newWorkload(trace, 512), outcomes: outcomes{arrived: []float64{1, 2}, first: []float64{2, 6}, done: []float64{4, 6}, cached: []int{256, 256}},
 	}
 	n := s.numbers(Goal{TTFT: 2, TPOT: 0.2})
 	for name, tt := range map[string]struct{ got, want float64 }{
@@ -34,7 +34,7 @@ func TestNumbersDescribeTheWholeAnswer(t *testing.T) {
 }
 
 func TestReportsHaveTheWholeAnswerAndThePredictions(t *testing.T) {
-	o := Options{Trace: generated(t, "conv", 400), Replicas: 4, Load: 0.7, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true, Goal: Goal{TTFT: 1e9, TPOT: 1e9}}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 400), Load: 0.7}, Engines: Engines{Replicas: 4}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{NoSaturation: true, Goal: Goal{TTFT: 1e9, TPOT: 1e9}}}
 	r := play(t, o)
 	p := r.Policies[decision.PredictedTTFT]
 	if p.Goodput != 1 || p.AnswerMean <= p.Mean || p.AnswerP99 < p.AnswerP50 || p.TPOTP50 < 0.01 || p.TPOTP99 < p.TPOTP50 {

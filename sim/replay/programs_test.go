@@ -58,10 +58,7 @@ func TestSessionsAtOnce(t *testing.T) {
 
 func TestPlayByMemory(t *testing.T) {
 	trace := generated(t, "agent", 200)
-	o := Options{
-		Trace: trace, Replicas: 2, Memory: []float64{0.3, 0.6}, Policies: []decision.Policy{decision.PredictedTTFT}, Seeds: 1, Profile: Profiles()[0],
-		Block: 512, Delays: LocalDelays(),
-	}
+	o := Options{Traffic: Traffic{Trace: trace, Memory: []float64{0.3, 0.6}}, Engines: Engines{Replicas: 2, Profile: Profiles()[0], Block: 512, Delays: LocalDelays()}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1}}
 	reports, err := PlayLoads(o)
 	if err != nil {
 		t.Fatal(err)
@@ -96,7 +93,7 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 	plays(t)
 	trace := generated(t, "agent", 800)
 	p := Profiles()[0]
-	o := Options{Trace: trace, Replicas: 2, Profile: p, Block: 512, PaceBias: 1, Delays: LocalDelays()}
+	o := Options{Traffic: Traffic{Trace: trace}, Engines: Engines{Replicas: 2, Profile: p, Block: 512, Delays: LocalDelays()}, Routing: Routing{PaceBias: 1}}
 	play := func(horizon time.Duration, routers int) Numbers {
 		o := o
 		if o.Routers = routers; routers > 1 {

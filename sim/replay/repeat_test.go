@@ -8,7 +8,7 @@ import (
 
 func TestARepeatedTraceSharesNothingBetweenPasses(t *testing.T) {
 	once := generated(t, "conv", 300)
-	o := Options{Trace: once, AtLeast: 1000}
+	o := Options{Traffic: Traffic{Trace: once, AtLeast: 1000}}
 	long := o.enough()
 	if n := len(long.Calls); n != 1200 {
 		t.Fatalf("%d calls, want four passes of 300", n)
@@ -31,7 +31,7 @@ func TestARepeatedTraceSharesNothingBetweenPasses(t *testing.T) {
 			owner[h] = pass
 		}
 	}
-	if got := (&Options{Trace: once}).enough(); got != once {
+	if got := (&Options{Traffic: Traffic{Trace: once}}).enough(); got != once {
 		t.Error("a trace is played more than once although nobody asked for that")
 	}
 }

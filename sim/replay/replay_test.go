@@ -54,7 +54,7 @@ func TestTheDefaultKeepsItsLead(t *testing.T) {
 		trace string
 		load  float64
 	}{{"conv", 0.7}, {"conv", 0.95}, {"hotdoc", 0.95}, {"synth", 0.95}} {
-		r := play(t, Options{Trace: generated(t, tt.trace, 3000), Replicas: 8, Load: tt.load, Policies: decision.Policies(), Patience: 20})
+		r := play(t, Options{Traffic: Traffic{Trace: generated(t, tt.trace, 3000), Load: tt.load}, Engines: Engines{Replicas: 8}, Rules: Rules{Policies: decision.Policies()}, Runs: Runs{Patience: 20}})
 		own := r.Policies[decision.PredictedTTFT]
 		for name, p := range r.Policies {
 			if name == decision.PredictedTTFT {
@@ -74,7 +74,7 @@ func TestTheDefaultKeepsItsLead(t *testing.T) {
 func TestTheDefaultLeadsOnAShortTrace(t *testing.T) {
 	plays(t)
 	rivals := []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers, decision.LeastTokens}
-	r := play(t, Options{Trace: generated(t, "conv", 2500), Replicas: 8, Load: 0.95, Policies: rivals, NoSaturation: true})
+	r := play(t, Options{Traffic: Traffic{Trace: generated(t, "conv", 2500), Load: 0.95}, Engines: Engines{Replicas: 8}, Rules: Rules{Policies: rivals}, Runs: Runs{NoSaturation: true}})
 	own := r.Policies[decision.PredictedTTFT]
 	for _, name := range rivals[1:] {
 		if own.Mean > 0.95*r.Policies[name].Mean {
@@ -90,7 +90,7 @@ func TestWrongRatesAndLostEventsCostLittle(t *testing.T) {
 	if os.Getenv("KVPILOT_QUALITY") == "" {
 		t.Skip("plays a trace five times: make quality-check runs it")
 	}
-	base := Options{Trace: generated(t, "conv", 6000), Replicas: 8, Load: 0.7, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true}
+	base := Options{Traffic: Traffic{Trace: generated(t, "conv", 6000), Load: 0.7}, Engines: Engines{Replicas: 8}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{NoSaturation: true}}
 	mean := func(change func(*Options)) float64 {
 		o := base
 		change(&o)
@@ -117,7 +117,7 @@ func TestWrongRatesAndLostEventsCostLittle(t *testing.T) {
 
 func TestRunsRepeat(t *testing.T) {
 	plays(t)
-	o := Options{Trace: generated(t, "synth", 600), Replicas: 4, Load: 0.9, Policies: decision.Policies(), Workers: 2}
+	o := Options{Traffic: Traffic{Trace: generated(t, "synth", 600), Load: 0.9}, Engines: Engines{Replicas: 4}, Rules: Rules{Policies: decision.Policies()}, Runs: Runs{Workers: 2}}
 	a, err := json.Marshal(play(t, o))
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestRunsRepeat(t *testing.T) {
 // A run that is given up says no more than what playing it to its end confirms.
 func TestHopelessRunsAreGivenUp(t *testing.T) {
 	plays(t)
-	o := Options{Trace: generated(t, "hotdoc", 1500), Replicas: 4, Load: 0.9, Policies: []decision.Policy{decision.PredictedTTFT, decision.Random}, NoSaturation: true}
+	o := Options{Traffic: Traffic{Trace: generated(t, "hotdoc", 1500), Load: 0.9}, Engines: Engines{Replicas: 4}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT, decision.Random}}, Runs: Runs{NoSaturation: true}}
 	whole := play(t, o)
 	o.Patience = whole.Policies[decision.Random].VsOracle / 2
 	part := play(t, o)
@@ -157,10 +157,7 @@ func TestHopelessRunsAreGivenUp(t *testing.T) {
 
 // Several loads at once are the same as one after the other.
 func TestLoadsMayBePlayedTogether(t *testing.T) {
-	o := Options{
-		Trace: generated(t, "conv", 500), Replicas: 4, Load: 0.9, Seeds: 2, Block: 512, Profile: Profiles()[0],
-		Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens},
-	}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 500), Load: 0.9}, Engines: Engines{Replicas: 4, Block: 512, Profile: Profiles()[0]}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens}}, Runs: Runs{Seeds: 2}}
 	one, err := Play(o)
 	if err != nil {
 		t.Fatal(err)
@@ -178,7 +175,7 @@ func TestEveryGeneratorPlays(t *testing.T) {
 	plays(t)
 	for _, name := range Generators() {
 		trace := generated(t, name, 400)
-		r := play(t, Options{Trace: trace, Replicas: 4, Load: 0.6, Policies: []decision.Policy{decision.PredictedTTFT}, Block: 128})
+		r := play(t, Options{Traffic: Traffic{Trace: trace, Load: 0.6}, Engines: Engines{Replicas: 4, Block: 128}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}})
 		p := r.Policies[decision.PredictedTTFT]
 		if p.Mean <= 0 || math.IsNaN(p.Mean) || p.P99 < p.P50 || p.HitRate < 0 || p.HitRate >= 1 || p.SaturationRPS <= 0 {
 			t.Errorf("%s: %+v", name, p)
@@ -263,7 +260,7 @@ func TestTheEngineKeepsTheModel(t *testing.T) {
 
 func TestOptionsAreChecked(t *testing.T) {
 	trace := generated(t, "conv", 50)
-	good := Options{Trace: trace, Replicas: 2, Load: 0.5, Seeds: 1, Block: 512, Profile: Profiles()[0]}
+	good := Options{Traffic: Traffic{Trace: trace, Load: 0.5}, Engines: Engines{Replicas: 2, Block: 512, Profile: Profiles()[0]}, Runs: Runs{Seeds: 1}}
 	for name, change := range map[string]func(*Options){
 		"no trace": func(o *Options) { o.Trace = nil }, "block": func(o *Options) { o.Block = 100 }, "replicas": func(o *Options) { o.Replicas = 0 },
 		"load": func(o *Options) { o.Load = 0 }, "seeds": func(o *Options) { o.Seeds = 0 }, "policy": func(o *Options) { o.Policies = []decision.Policy{"x"} },

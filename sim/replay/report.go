@@ -4,82 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
-
-// Options say what to play.
-type Options struct {
-	Trace    *Trace
-	Replicas int
-	// Routers stand in front of the replicas, and each call goes to one of them at random; 0 is 1. Fleet says how
-	// they decide when there are several; empty is FleetAlone. RTT is the round trip between two of them in seconds.
-	Routers int
-	Fleet   Fleet
-	RTT     float64
-	// Frontends says what the routers know of a prompt; empty is FrontendsAll.
-	Frontends Frontends
-	// Load is the arrival rate as a share of the pooled-cache oracle's saturation rate; Rates, when there
-	// are any, are the arrival rates in requests per second instead.
-	Load  float64
-	Rates []float64
-	// Memory, when there are any, are loads of a closed loop by its sessions at once instead: by how many times the fleet's memory
-	// their contexts take.
-	Memory   []float64
-	Policies []decision.Policy
-	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
-	Objective decision.Objective
-	Weights   map[string]float64
-	// Seeds is the number of runs per policy; their numbers are averaged.
-	Seeds   int
-	Profile Profile
-	// Block is the block size in tokens; the trace's chunks must be a multiple.
-	Block int
-	// Delays are the times between client, router and engines.
-	Delays Delays
-	// Speeds are the replicas' speeds as multiples of the profile's, repeated over all of them; none is all ones.
-	Speeds []float64
-	// Lies are what is wrong with the first replicas, in their order; none is nothing.
-	Lies []Lie
-	// Answers are what the router sees of answers, Turns the changes of the replicas' speeds during a run.
-	Answers Answers
-	Turns   []Turn
-	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
-	PaceBias, EventLoss float64
-	// Beginnings is the share of later turns of a conversation of which the router knows the turn
-	// before, Texts the share of requests of which it knows the text alone; the length is estimated then.
-	Beginnings, Texts float64
-	// AtLeast has a trace of fewer requests played again and again, each pass with prefixes of its own,
-	// until it has as many; 0 plays it once. Closed loops are always played once.
-	AtLeast int
-	// Goal is what an answer must keep to count as good; the zero value takes DefaultGoal.
-	Goal Goal
-	// NoSaturation leaves the saturation runs out.
-	NoSaturation bool
-	// Patience gives a run up when its mean is sure to exceed that many times the oracle's, because
-	// the fleet cannot keep up with the load; 0 plays everything to its end.
-	Patience float64
-	// Workers bounds the runs at once; 0 takes the number of cores.
-	Workers int
-	// Progress, when set, is called with how many of all runs are done.
-	Progress func(done, all int)
-}
-
-// FewestRequests is a good AtLeast. A policy that sends cheap requests first leaves the expensive ones for
-// the end, and in a short run the end is what is measured.
-const FewestRequests = 6000
-
-// enough is the trace played as often as AtLeast takes. Sessions that wait for their own answers are
-// left alone: their passes would run at the same time.
-func (o *Options) enough() *Trace {
-	if o.Trace.Closed {
-		return o.Trace
-	}
-	return o.Trace.repeat((o.AtLeast + len(o.Trace.Calls) - 1) / len(o.Trace.Calls))
-}
 
 // overload is the arrival rate of saturation runs as a share of the oracle's own.
 const overload = 1.15
@@ -118,52 +47,6 @@ type PolicyReport struct {
 	// saturation rate over the oracle's.
 	VsOracle           float64 `json:"vs_oracle"`
 	SaturationVsOracle float64 `json:"saturation_vs_oracle,omitempty"`
-}
-
-func (o *Options) check() error {
-	var errs []error
-	if o.Trace == nil || len(o.Trace.Calls) == 0 {
-		errs = append(errs, errors.New("no trace"))
-	} else if o.Block < 1 || o.Trace.Chunk%o.Block != 0 {
-		errs = append(errs, fmt.Errorf("block size %d does not divide the trace's chunks of %d tokens", o.Block, o.Trace.Chunk))
-	}
-	if o.Replicas < 1 || o.Replicas > 4096 {
-		errs = append(errs, fmt.Errorf("%d replicas: 1 to 4096 are possible", o.Replicas))
-	}
-	if o.Routers < 0 || o.Routers > 64 {
-		errs = append(errs, fmt.Errorf("%d routers: 1 to 64 are possible", o.Routers))
-	}
-	if o.Fleet != "" && !slices.Contains(Fleets(), o.Fleet) {
-		errs = append(errs, fmt.Errorf("unknown fleet %q; known are %v", o.Fleet, Fleets()))
-	}
-	if o.Frontends != "" && !slices.Contains(FrontendKinds(), o.Frontends) {
-		errs = append(errs, fmt.Errorf("unknown kind of frontends %q; known are %v", o.Frontends, FrontendKinds()))
-	}
-	if o.RTT < 0 || o.RTT > 1 {
-		errs = append(errs, fmt.Errorf("round trip %v: must be from 0 to 1 second", o.RTT))
-	}
-	if o.Load <= 0 || o.Load > 10 {
-		errs = append(errs, fmt.Errorf("load %v: above 0, and 1 is the oracle's saturation", o.Load))
-	}
-	if o.Seeds < 1 {
-		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", o.Seeds))
-	}
-	for _, speed := range o.Speeds {
-		if speed <= 0 {
-			errs = append(errs, fmt.Errorf("speed %v: must be above 0", speed))
-		}
-	}
-	for name, share := range map[string]float64{"event loss": o.EventLoss, "known beginnings": o.Beginnings, "known texts": o.Texts} {
-		if share < 0 || share > 1 {
-			errs = append(errs, fmt.Errorf("share of %s %v: must be from 0 to 1", name, share))
-		}
-	}
-	for _, p := range o.Policies {
-		if !p.Known() {
-			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v", p, decision.Policies()))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // Play plays a trace under each policy and the oracle.

@@ -59,10 +59,7 @@ func testSeveralRouters(t *testing.T, fleet Fleet) {
 
 func TestRunsOfSeveralRoutersRepeat(t *testing.T) {
 	for _, fleet := range Fleets() {
-		o := Options{
-			Trace: generated(t, "conv", 400), Replicas: 4, Load: 0.95, Routers: 3, Fleet: fleet, RTT: 0.001,
-			Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true, Delays: LocalDelays(),
-		}
+		o := Options{Traffic: Traffic{Trace: generated(t, "conv", 400), Load: 0.95}, Engines: Engines{Replicas: 4, Delays: LocalDelays()}, Routing: Routing{Routers: 3, Fleet: fleet, RTT: 0.001}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{NoSaturation: true}}
 		if a, b := play(t, o), play(t, o); !reflect.DeepEqual(a, b) || a.Routers != 3 || a.Fleet != fleet {
 			t.Errorf("two runs with the same seed:\n%+v\n%+v", a, b)
 		}
@@ -72,7 +69,7 @@ func TestRunsOfSeveralRoutersRepeat(t *testing.T) {
 // Several routers of which one decides for all choose as well as one router.
 func TestAFleetWithOneDeciderChoosesAsOneRouterDoes(t *testing.T) {
 	plays(t)
-	o := Options{Trace: generated(t, "conv", 2000), Replicas: 8, Load: 0.9, Seeds: 3, RTT: 0.001, Policies: []decision.Policy{decision.PredictedTTFT}, NoSaturation: true, Delays: LocalDelays()}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 2000), Load: 0.9}, Engines: Engines{Replicas: 8, Delays: LocalDelays()}, Routing: Routing{RTT: 0.001}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 3, NoSaturation: true}}
 	mean := func(routers int, fleet Fleet) float64 {
 		o.Routers, o.Fleet = routers, fleet
 		return play(t, o).Policies[decision.PredictedTTFT].Mean

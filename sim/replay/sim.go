@@ -55,32 +55,80 @@ type dispatcher interface {
 	changed(e int, events []kvEvent)
 }
 
+// clock is virtual time: the events to come, in their order.
+type clock struct {
+	now    float64
+	events eventHeap
+	seq    uint64
+}
+
+func (c *clock) schedule(e event) {
+	c.seq++
+	e.seq = c.seq
+	heap.Push(&c.events, e)
+}
+
+// after runs do when delay seconds have passed.
+func (c *clock) after(delay float64, do func()) {
+	c.schedule(event{at: c.now + delay, kind: eventDo, do: do})
+}
+
+// waits adds up the times to the first token while calls still wait.
+type waits struct {
+	waiting int     // calls that have arrived and have no first token
+	since   float64 // the sum of their arrivals
+	waited  float64 // the sum of all waits that are over
+}
+
+func (w *waits) begin(now float64) { w.waiting, w.since = w.waiting+1, w.since+now }
+
+// leave ends a wait that counts for nothing.
+func (w *waits) leave(arrived float64) { w.waiting, w.since = w.waiting-1, w.since-arrived }
+
+func (w *waits) end(now, arrived float64) {
+	w.leave(arrived)
+	w.waited += now - arrived
+}
+
+// mean is the mean time to the first token over n calls if no call waited any longer: it only grows.
+func (w *waits) mean(now float64, n int) float64 {
+	return (w.waited + float64(w.waiting)*now - w.since) / float64(n)
+}
+
+// outcomes are how each call went.
+type outcomes struct {
+	arrived []float64
+	first   []float64 // time of the first token, NaN before
+	done    []float64 // time of the last token, NaN before
+	cached  []int
+	ended   int // calls that have their last token or were rejected
+}
+
+func newOutcomes(n int) outcomes {
+	o := outcomes{arrived: make([]float64, n), first: make([]float64, n), done: make([]float64, n), cached: make([]int, n)}
+	for i := range n {
+		o.first[i], o.done[i] = math.NaN(), math.NaN()
+	}
+	return o
+}
+
 // sim is one run of one trace under one dispatcher.
 type sim struct {
+	clock
+	outcomes
+	waits   waits
 	trace   *workload
 	engines []*engine
 	pooled  bool // the engines share one cache
 	delays  Delays
-	now     float64
-	events  eventHeap
-	seq     uint64
 	router  dispatcher
 	looked  float64 // when the engines were last caught up
 	dice    *rand.Rand
-
-	arrived []float64 // per call
-	first   []float64 // time of the first token, NaN before
-	done    []float64 // time of the last token, NaN before
-	cached  []int
-	next    [][]int32 // calls that follow a call in its session
-	due     []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
 	steps   int
-	ended   int     // calls that have their last token or were rejected
-	atOnce  *atOnce // nil: sessions start at their own times
-	// waiting is the number of calls that have arrived and have no first token, since the sum of
-	// their arrivals, and waited the sum of all waits that are over.
-	waiting       int
-	since, waited float64
+
+	next   [][]int32 // calls that follow a call in its session
+	due    []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
+	atOnce *atOnce   // nil: sessions start at their own times
 }
 
 // workload is a trace made ready: block hashes per call, arrival times scaled.
@@ -95,11 +143,7 @@ type workload struct {
 // arrivals of one moment evenly up to the next.
 func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	n := len(w.Calls)
-	s := &sim{trace: w, engines: engines, arrived: make([]float64, n), first: make([]float64, n), done: make([]float64, n), cached: make([]int, n), next: make([][]int32, n)}
-	for i := range s.first {
-		s.first[i], s.done[i] = math.NaN(), math.NaN()
-	}
-	s.dice = rand.New(rand.NewPCG(seed, 11))
+	s := &sim{trace: w, engines: engines, outcomes: newOutcomes(n), next: make([][]int32, n), dice: rand.New(rand.NewPCG(seed, 11))}
 	at := spread(w.Trace, seed)
 	for i := range w.Calls {
 		if p := w.Calls[i].Prev; p >= 0 {
@@ -144,23 +188,6 @@ func spread(t *Trace, seed uint64) []float64 {
 	return at
 }
 
-func (s *sim) schedule(e event) {
-	s.seq++
-	e.seq = s.seq
-	heap.Push(&s.events, e)
-}
-
-// after runs do when delay seconds have passed.
-func (s *sim) after(delay float64, do func()) {
-	s.schedule(event{at: s.now + delay, kind: eventDo, do: do})
-}
-
-// mean is the mean time to the first token over all calls of the trace if no call waited any longer:
-// it only grows.
-func (s *sim) mean() float64 {
-	return (s.waited + float64(s.waiting)*s.now - s.since) / float64(len(s.arrived))
-}
-
 // run plays until nothing is left to happen, or until the mean time to the first token is sure to
 // exceed most seconds (0: no limit); then it reports false.
 func (s *sim) run(most float64) bool {
@@ -170,8 +197,7 @@ func (s *sim) run(most float64) bool {
 		switch ev.kind {
 		case eventArrival:
 			s.arrived[ev.n] = s.now
-			s.waiting++
-			s.since += s.now
+			s.waits.begin(s.now)
 			s.router.arrive(ev.n)
 		case eventEngine:
 			if e := s.engines[ev.n]; e.gen == ev.gen && e.until == ev.at {
@@ -180,7 +206,7 @@ func (s *sim) run(most float64) bool {
 		case eventDo:
 			ev.do()
 		}
-		if s.steps++; most > 0 && s.steps&1023 == 0 && s.mean() > most {
+		if s.steps++; most > 0 && s.steps&1023 == 0 && s.waits.mean(s.now, len(s.arrived)) > most {
 			return false
 		}
 	}
@@ -308,9 +334,7 @@ func (s *sim) begun(a *attempt) {
 	s.router.firstToken(a)
 	a.begun = true
 	s.first[a.call] = s.now
-	s.waiting--
-	s.since -= s.arrived[a.call]
-	s.waited += s.now - s.arrived[a.call]
+	s.waits.end(s.now, s.arrived[a.call])
 	s.cached[a.call] += a.seq.Cached()
 }
 
@@ -332,8 +356,7 @@ func (s *sim) publish(e *engine) {
 
 // reject ends a call that the router rejected: it has no first token, and its session continues.
 func (s *sim) reject(call int) {
-	s.waiting--
-	s.since -= s.arrived[call]
+	s.waits.leave(s.arrived[call])
 	s.ended++
 	s.startNext(call)
 }

@@ -15,7 +15,7 @@ func TestEnginesAreLearnedFromWholeAnswers(t *testing.T) {
 	for name, rate := range rates {
 		for _, speed := range []float64{0.25, 1, 4} {
 			t.Run(fmt.Sprintf("%s, %v times the guess", name, speed), func(t *testing.T) {
-				s, v := session(t, generated(t, name, 400), rate*speed, Options{Replicas: 4, Answers: Answers{Whole: true}, Speeds: []float64{speed}})
+				s, v := session(t, generated(t, name, 400), rate*speed, Options{Traffic: Traffic{Answers: Answers{Whole: true}}, Engines: Engines{Replicas: 4, Speeds: []float64{speed}}})
 				s.run(0)
 				for _, r := range v.routers[0].chooser.Rates() {
 					if off := r.TokensPerSecond / 8000 / speed; r.Source != decision.SpeedLearned || math.Abs(math.Log(off)) > math.Log(1.3) {
@@ -36,7 +36,7 @@ func turned(t *testing.T, from, to float64) (ratios []float64) {
 	t.Helper()
 	const at = 120.
 	trace := generated(t, "conv", 500)
-	s, v := session(t, trace, 2, Options{Replicas: 4, Turns: []Turn{{Replica: 0, At: at, Speed: 0.2}}})
+	s, v := session(t, trace, 2, Options{Engines: Engines{Replicas: 4, Turns: []Turn{{Replica: 0, At: at, Speed: 0.2}}}})
 	s.router = &witness{service: v, note: func(a *attempt, sent, predicted float64) {
 		if a.engine == 0 && sent >= at+from && sent < at+to {
 			ratios = append(ratios, predicted/(s.first[a.call]-sent))

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // load sends perSecond requests a second for so long, and calls at once at its moment; it returns what each met.
@@ -98,13 +100,13 @@ func TestWaits12Stopped(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(map[bool]string{true: "streamed", false: "unstreamed"}[stream], func(t *testing.T) {
 			replicas, router := two(t)
-			all := load(router, 10, 15*time.Second, stop, stream, func() { replicas[0].signal(syscall.SIGSTOP) })
+			all := load(router, 10, 15*time.Second, stop, stream, func() { replicas[0].Signal(syscall.SIGSTOP) })
 			worst, failed, _ := figures(t, "SIGSTOP, from the stop on", all, stop)
 			late, _, _ := figures(t, "SIGSTOP, from two seconds later on", all, stop+2*time.Second)
 			if failed > 0 || worst > 3*time.Second || late > time.Second {
 				t.Errorf("%d failed, worst wait %s, %s two seconds later", failed, worst, late)
 			}
-			replicas[0].signal(syscall.SIGCONT)
+			replicas[0].Signal(syscall.SIGCONT)
 			if back := router.until(10*time.Second, func() bool { return router.ready() == 2 }); back > time.Second {
 				t.Errorf("ready %s after it goes on", back)
 			} else {
@@ -116,11 +118,11 @@ func TestWaits12Stopped(t *testing.T) {
 
 // An engine that dies and comes back takes requests within a second of its first healthy answer.
 func TestWaits12Killed(t *testing.T) {
-	port := freePort(t)
+	port := stack.FreeAddress(t)
 	_, number, _ := net.SplitHostPort(port)
 	replicas := []*process{simulate(t, number), simulate(t, "0")}
 	router := serve(t, replicas)
-	all := load(router, 10, 10*time.Second, 3*time.Second, true, func() { replicas[0].kill() })
+	all := load(router, 10, 10*time.Second, 3*time.Second, true, func() { replicas[0].Kill() })
 	failed := 0
 	for _, r := range all {
 		if r.err != nil || r.status != 200 {
@@ -150,11 +152,11 @@ func TestWaits12AllStopped(t *testing.T) {
 	replicas, router := two(t)
 	all := load(router, 5, 12*time.Second, 3*time.Second, true, func() {
 		for _, r := range replicas {
-			r.signal(syscall.SIGSTOP)
+			r.Signal(syscall.SIGSTOP)
 		}
 		time.AfterFunc(8*time.Second, func() {
 			for _, r := range replicas {
-				r.signal(syscall.SIGCONT)
+				r.Signal(syscall.SIGCONT)
 			}
 		})
 	})

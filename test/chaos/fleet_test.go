@@ -52,21 +52,15 @@ func startFleetWith(t *testing.T, more string, n, replicas int, advertise ...str
 	f := &fleet{t: t}
 	settings := more + "registry:\n  replicas:\n"
 	for range replicas {
-		f.replicas = append(f.replicas, start(t, func(out *bufio.Reader) string {
-			line, err := out.ReadString('\n')
-			if err != nil {
-				t.Fatalf("the simulated replica says nothing: %v", err)
-			}
-			// URL  model sim, as vLLM VERSION, events ENDPOINT, replays ENDPOINT
-			url, rest, _ := strings.Cut(line, " ")
-			_, rest, _ = strings.Cut(rest, "events ")
-			events, replays, ok := strings.Cut(strings.TrimSpace(rest), ", replays ")
-			if !ok {
-				t.Fatalf("no endpoints in %q", line)
-			}
-			settings += fmt.Sprintf("    - url: %s\n      events: {endpoint: %q, replay: %q}\n", url, events, replays)
-			return url
-		}, "sim", "--port", "0", "--events-port", "0", "--replay-port", "0"))
+		r := start(t, true, "sim", "--port", "0", "--events-port", "0", "--replay-port", "0")
+		// URL  model sim, as vLLM VERSION, events ENDPOINT, replays ENDPOINT
+		_, rest, _ := strings.Cut(r.line, "events ")
+		events, replays, ok := strings.Cut(strings.TrimSpace(rest), ", replays ")
+		if !ok {
+			t.Fatalf("no endpoints in %q", r.line)
+		}
+		settings += fmt.Sprintf("    - url: %s\n      events: {endpoint: %q, replay: %q}\n", r.url, events, replays)
+		f.replicas = append(f.replicas, r)
 	}
 	file := filepath.Join(t.TempDir(), "kvpilot.yaml")
 	if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
@@ -137,7 +131,7 @@ func (f *fleet) way(i int) *cutter {
 // run starts a router and waits until it is ready.
 func (f *fleet) run(m *member) {
 	f.t.Helper()
-	m.process = start(f.t, nil, m.args...)
+	m.process = start(f.t, false, m.args...)
 	m.process.url = "http://" + m.args[2]
 	m.until(20*time.Second, func() bool { return m.process.ready() == len(f.replicas) })
 }
@@ -380,7 +374,7 @@ func TestFleetDeciderKilled(t *testing.T) {
 	all := f.fire(12*time.Second, moment, func() {
 		dead.leaving.Store(true)
 		killed := time.Now()
-		dead.kill()
+		dead.Kill()
 		f.other(dead).until(10*time.Second, func() bool {
 			for _, m := range f.deciders() {
 				if m != dead {
@@ -407,9 +401,9 @@ func TestFleetDeciderStopped(t *testing.T) {
 	const moment = 4 * time.Second
 	all := f.fire(20*time.Second, moment, func() {
 		stopped.leaving.Store(true)
-		stopped.signal(syscall.SIGSTOP)
+		stopped.Signal(syscall.SIGSTOP)
 		time.Sleep(10 * time.Second)
-		stopped.signal(syscall.SIGCONT)
+		stopped.Signal(syscall.SIGCONT)
 		time.Sleep(time.Second)
 		stopped.leaving.Store(false)
 	})
@@ -462,8 +456,8 @@ func TestFleetRollingRestart(t *testing.T) {
 	all := f.fire(45*time.Second, moment, func() {
 		for _, m := range f.routers {
 			m.leaving.Store(true) // as an endpoint that is not ready any more
-			m.signal(syscall.SIGTERM)
-			_ = m.cmd.Wait()
+			m.Signal(syscall.SIGTERM)
+			<-m.Gone()
 			f.run(m)
 			m.leaving.Store(false)
 		}

@@ -3,27 +3,28 @@
 package chaos
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // process is a kvpilot command that runs beside the test and ends with it.
 type process struct {
+	*proc.Process
 	t    *testing.T
-	cmd  *exec.Cmd
 	url  string // of its HTTP surface
+	line string // its first line of output, when it was read
 	args []string
 }
 
@@ -35,81 +36,53 @@ func binary(t *testing.T) string {
 	return os.Getenv("CHAOS_BINARY")
 }
 
-// start runs kvpilot with args; ready reads its standard output until it knows the URL.
-func start(t *testing.T, ready func(*bufio.Reader) string, args ...string) *process {
+// start runs kvpilot with args; one that talks says its URL in its first line of output.
+func start(t *testing.T, talks bool, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, cmd: exec.Command(binary(t), args...), args: args}
+	cmd := exec.Command(binary(t), args...)
 	if limit := os.Getenv("CHAOS_LIMIT"); limit != "" { // of file descriptors
-		p.cmd = exec.Command("sh", append([]string{"-c", `ulimit -n "$0" && exec "$@"`, limit, binary(t)}, args...)...)
+		cmd = exec.Command("sh", append([]string{"-c", `ulimit -n "$0" && exec "$@"`, limit, binary(t)}, args...)...)
 	}
-	log := &bytes.Buffer{}
-	p.cmd.Stderr = log
-	out, err := p.cmd.StdoutPipe()
+	log := &stack.Log{}
+	cmd.Stderr = log
+	p := &process{t: t, args: args}
+	var err error
+	if talks {
+		var out io.Reader
+		if p.Process, p.line, out, err = proc.StartTalking(args[0], cmd); err == nil {
+			p.url, _, _ = strings.Cut(p.line, " ")
+			go func() { _, _ = io.Copy(io.Discard, out) }() // ends with the process
+		}
+	} else {
+		p.Process, err = proc.Start(args[0], cmd)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		p.kill()
+		p.Kill()
 		if t.Failed() && args[0] == "serve" {
 			t.Logf("the router's log:\n%s", log)
 		}
 	})
-	if ready != nil {
-		read := bufio.NewReader(out)
-		p.url = ready(read)
-		go func() { _, _ = io.Copy(io.Discard, read) }() // ends with the process
-	}
 	return p
 }
-
-// kill ends the process and waits for it; a second time does nothing.
-func (p *process) kill() {
-	if p.cmd.ProcessState != nil {
-		return
-	}
-	p.signal(syscall.SIGCONT)
-	p.signal(syscall.SIGKILL)
-	_ = p.cmd.Wait() // it was killed
-}
-
-func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
 
 // simulate starts one simulated replica.
 func simulate(t *testing.T, port string, more ...string) *process {
 	t.Helper()
-	return start(t, func(out *bufio.Reader) string {
-		line, err := out.ReadString('\n')
-		if err != nil {
-			t.Fatalf("the simulated replica says nothing: %v", err)
-		}
-		url, _, _ := strings.Cut(line, " ")
-		return url
-	}, append([]string{"sim", "--port", port, "--events-port", "0", "--no-replay"}, more...)...)
-}
-
-// freePort is one that nobody listens on just now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return start(t, true, append([]string{"sim", "--port", port, "--events-port", "0", "--no-replay"}, more...)...)
 }
 
 // serve starts the router before the replicas and waits until all are ready.
 func serve(t *testing.T, replicas []*process, more ...string) *process {
 	t.Helper()
-	address := freePort(t)
+	address := stack.FreeAddress(t)
 	args := append([]string{"serve", "--http", address, "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--set", "telemetry.log_level=warn"}, more...)
 	for _, r := range replicas {
 		args = append(args, "--replica", r.url)
 	}
-	p := start(t, nil, args...)
+	p := start(t, false, args...)
 	p.url = "http://" + address
 	p.until(20*time.Second, func() bool { return p.ready() == len(replicas) })
 	return p

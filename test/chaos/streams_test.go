@@ -123,8 +123,8 @@ func TestStreamsOutliveTheirReplica(t *testing.T) {
 		strike func(*process)
 		within time.Duration // until the last stream has ended, in addition to four times an undisturbed one's time
 	}{
-		"kill":                       {func(p *process) { p.signal(syscall.SIGKILL) }, 20 * time.Second},
-		"stop":                       {func(p *process) { p.signal(syscall.SIGSTOP) }, 30 * time.Second},
+		"kill":                       {func(p *process) { p.Signal(syscall.SIGKILL) }, 20 * time.Second},
+		"stop":                       {func(p *process) { p.Signal(syscall.SIGSTOP) }, 30 * time.Second},
 		"hang behind a good /health": {func(p *process) { p.fault(`{"stall":true}`) }, 30 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
@@ -110,29 +111,17 @@ func join(t *testing.T, to string, from ...string) {
 	}
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // launch runs the program until the test ends, and waits until it listens.
 func launch(t *testing.T, cmd *exec.Cmd, address string) string {
 	t.Helper()
 	log := &stack.Log{}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 3 * time.Second
-	if err := cmd.Start(); err != nil {
+	p, err := proc.Start(filepath.Base(cmd.Path), cmd)
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		cmd.Process.Kill() //nolint:errcheck // it may have ended
-		cmd.Wait()         //nolint:errcheck // killed
+		p.Kill()
 		if t.Failed() {
 			t.Logf("%s said:\n%s", filepath.Base(cmd.Path), log)
 		}

@@ -30,12 +30,12 @@ type routerProcess struct {
 func startRouters(t *testing.T, replicas []string) [2]*routerProcess {
 	t.Helper()
 	var routers [2]*routerProcess
-	join := freeAddress(t)
-	for i, gossip := range []string{join, freeAddress(t)} {
-		r := &routerProcess{http: freeAddress(t), admin: freeAddress(t)}
+	join := stack.FreeAddress(t)
+	for i, gossip := range []string{join, stack.FreeAddress(t)} {
+		r := &routerProcess{http: stack.FreeAddress(t), admin: stack.FreeAddress(t)}
 		args := []string{"serve", "--http", r.http, "--grpc", "127.0.0.1:0", "--admin", r.admin, "--set", "telemetry.log_level=warn"}
 		for _, setting := range []string{
-			fmt.Sprintf("name=router-%d", i+1), "listen=" + gossip, "rpc_listen=" + freeAddress(t), "key=a key for the routers of this test", "join=" + join,
+			fmt.Sprintf("name=router-%d", i+1), "listen=" + gossip, "rpc_listen=" + stack.FreeAddress(t), "key=a key for the routers of this test", "join=" + join,
 		} {
 			args = append(args, "--set", "fleet."+setting)
 		}
@@ -136,7 +136,7 @@ func load(t *testing.T, url string, before, after time.Duration, hit func()) (sh
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}
 	const gap = 50 * time.Millisecond
-	dice := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // the same load each time
+	dice := rand.New(rand.NewPCG(1, 1))
 	var running sync.WaitGroup
 	began := time.Now()
 	for n := range int((before + after) / gap) {
@@ -225,7 +225,7 @@ func testStoppedRouter(t *testing.T, p proxy, seen time.Duration) {
 		case <-t.Context().Done():
 		case <-time.After(time.Second + seen + 500*time.Millisecond):
 		}
-		routers[1].cmd.Process.Signal(syscall.SIGCONT) //nolint:errcheck // it may have ended
+		routers[1].cmd.Process.Signal(syscall.SIGCONT)
 	}()
 	shots, stopped := load(t, url, 500*time.Millisecond, seen+500*time.Millisecond, func() { routers[1].signal(t, syscall.SIGSTOP) })
 	late := 0

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // haproxy starts HAProxy with what is shipped in deploy/haproxy.
@@ -21,7 +23,7 @@ func (haproxy) program(t *testing.T) string {
 
 func (p haproxy) start(t *testing.T, o proxyOptions, routers ...string) string {
 	t.Helper()
-	name, address, dir := p.program(t), freeAddress(t), t.TempDir()
+	name, address, dir := p.program(t), stack.FreeAddress(t), t.TempDir()
 	text, err := os.ReadFile(filepath.Join(deployed(t, "haproxy"), "haproxy.cfg"))
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +77,7 @@ func TestHAProxyKeepsBookingsAlive(t *testing.T) {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
-		io.Copy(io.Discard, resp.Body) //nolint:errcheck // it is left in the middle
+		io.Copy(io.Discard, resp.Body)
 	}()
 	waitFor(t, "reports of progress", func() bool {
 		return metric(t, s, "kvpilot_load_reports_total", `call="progress"`, `outcome="applied"`) >= 2

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // nginx starts nginx with what is shipped in deploy/nginx.
@@ -32,7 +34,7 @@ func (nginx) program(t *testing.T) (name, module string) {
 func (p nginx) start(t *testing.T, o proxyOptions, routers ...string) string {
 	t.Helper()
 	name, module := p.program(t)
-	address, dir := freeAddress(t), t.TempDir()
+	address, dir := stack.FreeAddress(t), t.TempDir()
 	text, err := os.ReadFile(filepath.Join(deployed(t, "nginx"), "kvpilot.conf"))
 	if err != nil {
 		t.Fatal(err)

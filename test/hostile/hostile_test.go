@@ -36,8 +36,8 @@ func exchange(t *testing.T, address, wire string) (status int, body string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // a fresh connection takes it
-	go io.WriteString(c, wire)                      //nolint:errcheck // the router may stop reading
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	go io.WriteString(c, wire)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
@@ -120,7 +120,7 @@ func TestNoHeaderIsInjected(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			c.SetDeadline(time.Now().Add(20 * time.Second)) //nolint:errcheck // a fresh connection takes it
+			c.SetDeadline(time.Now().Add(20 * time.Second))
 			if _, err := io.WriteString(c, post(good, header)); err != nil {
 				t.Fatal(err)
 			}
@@ -156,7 +156,7 @@ func TestCompressedAndOversizedBodiesAreRefused(t *testing.T) {
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
 	for range 64 { // 64 MB of zeros in 64 kB
-		z.Write(make([]byte, 1<<20)) //nolint:errcheck // a buffer takes all
+		z.Write(make([]byte, 1<<20))
 	}
 	z.Close()
 	if status, _ := exchange(t, s.HTTP, post(bomb.String(), "Content-Encoding: gzip\r\n")); status != http.StatusUnsupportedMediaType {
@@ -192,7 +192,7 @@ func TestSlowClientsAreLetGo(t *testing.T) {
 		}
 	}
 	for i, c := range conns {
-		c.SetReadDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // the read tells
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		if _, err := io.Copy(io.Discard, c); err != nil {
 			t.Errorf("connection %d is still open after 10 s: %v", i, err)
 		}

@@ -21,6 +21,8 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // honest are the tenants that use the router next to an attacker.
@@ -144,7 +146,7 @@ func (p *process) besides(t *testing.T, most int64, attack func(ctx context.Cont
 	if len(failed) > 0 {
 		t.Fatalf("undisturbed, %d of %d requests failed: %s", len(failed), len(undisturbed), failed[0])
 	}
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.pid), []byte("5"), 0); err != nil { // VmHWM begins again
+	if err := proc.ResetPeak(p.PID); err != nil {
 		t.Skipf("the peak of memory cannot be reset here: %v", err)
 	}
 	c := p.crowd(t)
@@ -152,7 +154,8 @@ func (p *process) besides(t *testing.T, most int64, attack func(ctx context.Cont
 	defer cancel()
 	attack(ctx)
 	times, failed := c.end()
-	peak := p.status(t, "VmHWM") >> 20
+	_, peak := p.memory(t)
+	peak >>= 20
 	t.Logf("honest: %d requests, %d failed, p50 %s, p99 %s (undisturbed %s and %s); the router's peak is %d MiB",
 		len(times), len(failed), times[len(times)/2], p99(times), undisturbed[len(undisturbed)/2], p99(undisturbed), peak)
 	if len(failed) > 0 {
@@ -171,7 +174,7 @@ func eachMemory(t *testing.T, run func(t *testing.T, p *process, most int64), se
 	for limit, most := range memories {
 		t.Run(limit+" MiB", func(t *testing.T) {
 			var bytes int64
-			fmt.Sscan(limit, &bytes) //nolint:errcheck // constants
+			fmt.Sscan(limit, &bytes)
 			run(t, startProcess(t, append(set, withTenants(t), fmt.Sprintf("memory.max_bytes=%d", bytes<<20))...), most)
 		})
 	}
@@ -186,7 +189,7 @@ func sockets(t *testing.T, address string, n int, wire string) (open []net.Conn)
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Close() })
-		io.WriteString(c, wire) //nolint:errcheck // the router may have closed it
+		io.WriteString(c, wire)
 		open = append(open, c)
 	}
 	return open
@@ -240,12 +243,12 @@ func TestAnswersThatNobodyReadsAreCounted(t *testing.T) {
 						continue // the router has closed the connection
 					}
 					if stream.SendMsg(&kvpilotv1.ListDecisionsRequest{Limit: 1000}) == nil {
-						stream.CloseSend() //nolint:errcheck // as above
+						stream.CloseSend()
 					}
 				}
 			}
 			for _, c := range sockets(t, p.HTTP, 400, "GET /kvpilot/v1/decisions?limit=1000 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-of-attacker\r\n\r\n") {
-				c.(*net.TCPConn).SetReadBuffer(4 << 10) //nolint:errcheck // a smaller attack else
+				c.(*net.TCPConn).SetReadBuffer(4 << 10)
 			}
 			sockets(t, p.Admin, 400, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 50))
 			wait(ctx, 8*time.Second)
@@ -271,9 +274,9 @@ func TestIdleStreamsWithoutCredentialsAreFew(t *testing.T) {
 			for _, conn := range dials(t, p.GRPC, 60) {
 				for i := range 256 {
 					if i%2 == 0 {
-						reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx) //nolint:errcheck // refused is as well
+						reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
 					} else {
-						healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{}) //nolint:errcheck // as above
+						healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
 					}
 				}
 			}
@@ -293,7 +296,7 @@ func TestIdleStreamsOfATenantLeaveRoom(t *testing.T) {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer key-of-attacker")
 			for _, conn := range dials(t, p.GRPC, 60) {
 				for range 256 {
-					kvpilotv1.NewRoutingServiceClient(conn).WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{}) //nolint:errcheck // refused is as well
+					kvpilotv1.NewRoutingServiceClient(conn).WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{})
 				}
 			}
 			wait(ctx, 3*time.Second)
@@ -354,7 +357,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 			wait(ctx, time.Second)
 		}
 	})
-	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))
 	if err != nil || len(files) > 700 {
 		t.Errorf("the router has %d files open, %v", len(files), err)
 	}
@@ -364,7 +367,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 }
 
 func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
-	gossip, rpc := freePort(t), freePort(t)
+	gossip, rpc := stack.FreeAddress(t), stack.FreeAddress(t)
 	fleet := []string{"fleet.key=0123456789abcdef0123456789abcdef", "memory.max_bytes=536870912"}
 	first := startProcess(t, append(fleet, "fleet.listen="+gossip, "fleet.rpc_listen="+rpc)...)
 	stop := make(chan struct{})
@@ -394,7 +397,7 @@ func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
 		}
 	})
 	time.Sleep(4 * time.Second)
-	second := startProcess(t, append(fleet, "fleet.listen="+freePort(t), "fleet.rpc_listen="+freePort(t), "fleet.join="+gossip)...)
+	second := startProcess(t, append(fleet, "fleet.listen="+stack.FreeAddress(t), "fleet.rpc_listen="+stack.FreeAddress(t), "fleet.join="+gossip)...)
 	for _, p := range []*process{first, second} {
 		within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()

@@ -19,7 +19,7 @@ func TestHugeUsageIsNotCharged(t *testing.T) {
 	v := startVillain(t)
 	v.does(func(w io.Writer) {
 		body := `{"object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":999999999999,"completion_tokens":999999999999}}`
-		fmt.Fprintf(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body) //nolint:errcheck // the client's status shows it
+		fmt.Fprintf(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
 	})
 	s := stack.Start(t, stack.Options{Existing: []string{"http://" + v.Addr().String()}, Configure: func(c *config.Config) {
 		c.Registry.Replicas = []registry.Spec{{URL: "http://" + v.Addr().String()}}

@@ -1,46 +1,29 @@
 package hostile
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/test/stack"
 )
 
 // process is the router as a process of its own, so that its memory can be measured.
 type process struct {
+	*proc.Process
 	HTTP, GRPC, Admin string
-	pid               int
-	log               *lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder // guarded by mu
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
+	log               *stack.Log
 }
 
 // binary builds kvpilot once for all tests of the package, without the race detector, which would
@@ -72,7 +55,7 @@ func engine(t *testing.T) string {
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, text string) {
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, text) //nolint:errcheck // the router may be gone
+		io.WriteString(w, text)
 	}
 	mux.HandleFunc("/health", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("/version", func(w http.ResponseWriter, _ *http.Request) { answer(w, `{"version":"0.32.0"}`) })
@@ -80,7 +63,7 @@ func engine(t *testing.T) string {
 		answer(w, `{"object":"list","data":[{"id":"sim","object":"model","max_model_len":131072}]}`)
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) //nolint:errcheck // as above
+		io.Copy(io.Discard, r.Body)
 		if r.Method != http.MethodPost || strings.Contains(r.URL.Path, "tokenize") || strings.Contains(r.URL.Path, "render") {
 			http.NotFound(w, r)
 			return
@@ -113,24 +96,21 @@ func startWithin(t *testing.T, files int, set ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{HTTP: freePort(t), GRPC: freePort(t), Admin: freePort(t), log: &lockedBuffer{}}
+	p := &process{HTTP: stack.FreeAddress(t), GRPC: stack.FreeAddress(t), Admin: stack.FreeAddress(t), log: &stack.Log{}}
 	args := []string{"serve", "--replica", engine(t), "--http", p.HTTP, "--grpc", p.GRPC, "--admin", p.Admin, "--set", "listen.drain_timeout=1s"}
 	for _, s := range set {
 		args = append(args, "--set", s)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, name, args...)
+	cmd := exec.Command(name, args...)
 	if files > 0 {
-		cmd = exec.CommandContext(ctx, "sh", append([]string{"-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, files), name}, args...)...)
+		cmd = exec.Command("sh", append([]string{"-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, files), name}, args...)...)
 	}
 	cmd.Stdout, cmd.Stderr = p.log, p.log
-	if err := cmd.Start(); err != nil {
+	if p.Process, err = proc.Start("the router", cmd); err != nil {
 		t.Fatal(err)
 	}
-	p.pid = cmd.Process.Pid
 	t.Cleanup(func() {
-		cancel()
-		cmd.Wait() //nolint:errcheck // it was killed
+		p.Kill()
 		if t.Failed() {
 			t.Logf("the router's log ends: %s", tail(p.log.String(), 4000))
 		}
@@ -151,46 +131,27 @@ func startWithin(t *testing.T, files int, set ...string) *process {
 
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }
 
-func freePort(t *testing.T) string {
+// memory is the resident memory in bytes, now and at most since its peak was reset.
+func (p *process) memory(t *testing.T) (resident, peak int64) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
-// status reads a field of /proc/PID/status in bytes.
-func (p *process) status(t *testing.T, field string) int64 {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	resident, peak, err := proc.Memory(p.PID)
 	if err != nil {
 		t.Fatalf("the router is gone: %v; its log ends: %s", err, tail(p.log.String(), 4000))
 	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, field+":"); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return kb << 10
-		}
-	}
-	t.Fatalf("no %s in /proc", field)
-	return 0
+	return resident, peak
 }
 
 // peak runs an attack and returns by how much the router's memory grew at most, in MiB.
 func (p *process) peak(t *testing.T, attack func()) int64 {
 	t.Helper()
-	idle := p.status(t, "VmRSS")
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.pid), []byte("5"), 0); err != nil { // VmHWM begins again
+	idle, _ := p.memory(t)
+	if err := proc.ResetPeak(p.PID); err != nil {
 		t.Skipf("the peak of memory cannot be reset here: %v", err)
 	}
 	began := time.Now()
 	attack()
-	grown := (p.status(t, "VmHWM") - idle) >> 20
+	_, most := p.memory(t)
+	grown := (most - idle) >> 20
 	t.Logf("idle %d MiB, peak %d MiB above it, %s", idle>>20, grown, time.Since(began).Round(time.Millisecond))
 	return grown
 }

@@ -30,7 +30,7 @@ func firehose(t *testing.T) (url string, streams *atomic.Int64) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/models":
-			io.WriteString(w, `{"data":[{"id":"sim"}]}`) //nolint:errcheck // a test
+			io.WriteString(w, `{"data":[{"id":"sim"}]}`)
 		case "/v1/chat/completions":
 			streams.Add(1)
 			defer streams.Add(-1)
@@ -163,7 +163,7 @@ func TestAnswersThatNobodyReadsEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(6 * stall)
-			c.SetReadDeadline(time.Now().Add(20 * time.Second)) //nolint:errcheck // a fresh connection takes it
+			c.SetReadDeadline(time.Now().Add(20 * time.Second))
 			answers, err := io.ReadAll(c)
 			if n := bytes.Count(answers, []byte("HTTP/1.1 200")); n == asked {
 				t.Errorf("all %d answers waited for a client that did not read (%d bytes, %v)", n, len(answers), err)

@@ -50,14 +50,14 @@ func startVillain(t *testing.T) *villain {
 
 func (v *villain) serve(c net.Conn) {
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // a fresh connection takes it
+	c.SetDeadline(time.Now().Add(time.Minute))
 	in := bufio.NewReader(c)
 	for {
 		req, err := http.ReadRequest(in)
 		if err != nil {
 			return
 		}
-		io.Copy(io.Discard, req.Body) //nolint:errcheck // the answer does not depend on it
+		io.Copy(io.Discard, req.Body)
 		body := ""
 		switch req.URL.Path {
 		case "/v1/models":
@@ -107,7 +107,7 @@ func TestReplicasThatMisbehave(t *testing.T) {
 	s := startWith(t, v)
 	var zipped bytes.Buffer
 	z := gzip.NewWriter(&zipped)
-	io.WriteString(z, `{"object":"chat.completion"}`) //nolint:errcheck // a buffer takes all
+	io.WriteString(z, `{"object":"chat.completion"}`)
 	z.Close()
 	const broke = `"error":{"message":"the replica's answer ended early`
 	cut := "data: {" + broke + `"`

@@ -133,14 +133,14 @@ func TestWhatEnginesAndBrowsersSayToEachOtherEndsHere(t *testing.T) {
 	replica := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/models":
-			io.WriteString(w, `{"data":[{"id":"sim"}]}`) //nolint:errcheck // a test
+			io.WriteString(w, `{"data":[{"id":"sim"}]}`)
 		case "/v1/chat/completions":
 			heard = r.Header.Clone()
 			for _, name := range []string{"Access-Control-Allow-Origin", "Access-Control-Allow-Credentials", "Strict-Transport-Security", "Content-Security-Policy", "Clear-Site-Data", "Refresh"} {
 				w.Header().Set(name, "*")
 			}
 			w.Header().Set("Content-Type", "application/json")
-			io.WriteString(w, `{"id":"x","choices":[]}`) //nolint:errcheck // a test
+			io.WriteString(w, `{"id":"x","choices":[]}`)
 		case "/health", "/version":
 		default:
 			http.NotFound(w, r)
@@ -195,13 +195,13 @@ func TestEncodedPathsAreForwardedAsTheirRoute(t *testing.T) {
 	replica := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/models":
-			io.WriteString(w, `{"data":[{"id":"sim"}]}`) //nolint:errcheck // a test
+			io.WriteString(w, `{"data":[{"id":"sim"}]}`)
 		case "/health", "/version":
 		default:
 			if r.Method == http.MethodPost {
 				asked = r.RequestURI
 			}
-			io.WriteString(w, `{"id":"x","choices":[]}`) //nolint:errcheck // a test
+			io.WriteString(w, `{"id":"x","choices":[]}`)
 		}
 	}))
 	defer replica.Close()

@@ -38,10 +38,10 @@ func startListener(t *testing.T) (l *listener, url string) {
 		case "/health":
 			return
 		case "/version":
-			io.WriteString(w, `{"version":"0.32.0"}`) //nolint:errcheck // as above
+			io.WriteString(w, `{"version":"0.32.0"}`)
 			return
 		case "/v1/models":
-			io.WriteString(w, `{"object":"list","data":[{"id":"sim","object":"model","max_model_len":131072}]}`) //nolint:errcheck // as above
+			io.WriteString(w, `{"object":"list","data":[{"id":"sim","object":"model","max_model_len":131072}]}`)
 			return
 		}
 		if r.Method != http.MethodPost || strings.HasSuffix(r.URL.Path, "tokenize") || strings.HasSuffix(r.URL.Path, "render") {
@@ -57,7 +57,7 @@ func startListener(t *testing.T) (l *listener, url string) {
 		} {
 			w.Header().Set(name, value)
 		}
-		io.WriteString(w, `{"id":"x","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`) //nolint:errcheck // as above
+		io.WriteString(w, `{"id":"x","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`)
 	}))
 	t.Cleanup(s.Close)
 	return l, s.URL
@@ -188,7 +188,7 @@ func TestTargetsThatCannotBeForwardedAreTheRequestsFault(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		io.Copy(io.Discard, resp.Body) //nolint:errcheck // only the status counts
+		io.Copy(io.Discard, resp.Body)
 		return resp.StatusCode
 	}
 	_, _, _, _, before := l.last()

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -85,6 +86,16 @@ func listen(t testing.TB) net.Listener {
 	return l
 }
 
+// FreeAddress is an address of the loopback on which nothing listens.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	list, err := proc.FreeAddresses(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list[0]
+}
+
 func startReplica(ctx context.Context, t testing.TB, running *sync.WaitGroup, change func(*enginesim.Config)) string {
 	t.Helper()
 	cfg := enginesim.DefaultConfig()
@@ -138,7 +149,7 @@ func (s *Stack) waitReady(t testing.TB, secure bool) {
 	t.Helper()
 	client, scheme := http.DefaultClient, "http://"
 	if secure {
-		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // the router's certificate is the test's own
+		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 		defer transport.CloseIdleConnections()
 		client, scheme = &http.Client{Transport: transport}, "https://"
 	}

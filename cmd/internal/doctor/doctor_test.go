@@ -98,27 +98,27 @@ func TestBrokenReplicas(t *testing.T) {
 	}{
 		{"the port is closed", world{url: urlOf(1, "http://"+nobody)}, "network", want{Fail, "r1", "connection refused", "--host 0.0.0.0"}},
 		{"the name is unknown", world{url: urlOf(1, "http://no.such.name.invalid:8000")}, "network", want{Fail, "r1", "not resolved", "correct the name in the replica's url"}},
-		{"health says 503", world{faults: second(enginesim.Faults{Paths: []string{"/health"}, Status: 503})}, "health", want{Fail, "r1", "dead", "restart it"}},
-		{"health hangs", world{faults: second(enginesim.Faults{Paths: []string{"/health"}, Hang: true}), registry: "  probe: {timeout: 300ms}\n"}, "health", want{Fail, "r1", "no answer within 300ms", "look at the process"}},
+		{"health says 503", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/health"}}, AnswerFaults: enginesim.AnswerFaults{Status: 503}})}, "health", want{Fail, "r1", "dead", "restart it"}},
+		{"health hangs", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/health"}}, ConnectionFaults: enginesim.ConnectionFaults{Hang: true}}), registry: "  probe: {timeout: 300ms}\n"}, "health", want{Fail, "r1", "no answer within 300ms", "look at the process"}},
 		{"the url ends with /v1", world{url: func(i int, url string) string { return url + strings.Repeat("/v1", i) }}, "health", want{Fail, "r1", "status 404", "remove /v1"}},
 		{"a key is missing", world{engine: only(func(c *enginesim.Config) { c.APIKey = "sesame-open" })}, "key", want{Fail, "r1", "asks for a key", "api_key_file"}},
 		{"the key is wrong", world{engine: only(func(c *enginesim.Config) { c.APIKey = "sesame-open" }), registry: "  access: {api_key: another-key}\n"}, "key", want{Fail, "r1", "refuses the key", "--api-key"}},
 		{"a version is too old", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.8.5" }}, "version", want{Fail, "r1", "0.8.5", "install vLLM 0.9 or later"}},
 		{"versions differ", world{engine: only(func(c *enginesim.Config) { c.Version = "0.30.0" })}, "version", want{Warn, "sim", "0.30.0 on r1; 0.32.0 on r0", "one vLLM version per pool"}},
-		{"the version is hidden", world{faults: second(enginesim.Faults{Paths: []string{"/version"}, Status: 404})}, "version", want{Warn, "r1", "status 404", "GET /version"}},
+		{"the version is hidden", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/version"}}, AnswerFaults: enginesim.AnswerFaults{Status: 404}})}, "version", want{Warn, "r1", "status 404", "GET /version"}},
 		{"context lengths differ", world{engine: only(func(c *enginesim.Config) { c.Core.MaxModelLen = 4096 })}, "models", want{Fail, "sim", "max_model_len 131072 on r0; max_model_len 4096 on r1", "--max-model-len"}},
 		{"an adapter is missing", world{engine: only(func(c *enginesim.Config) { c.Adapters = []string{"tuned"} })}, "models", want{Warn, "sim", "tuned on r1", "--lora-modules"}},
 		{"an alias for nothing", world{registry: "  aliases: {gpt: qwen}\n"}, "models", want{Fail, "registry.aliases", "replicas serve sim", "--served-model-name qwen"}},
-		{"metrics are off", world{faults: second(enginesim.Faults{Paths: []string{"/metrics"}, Status: 404})}, "metrics", want{Fail, "r1", "status 404", "--disable-log-stats"}},
+		{"metrics are off", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/metrics"}}, AnswerFaults: enginesim.AnswerFaults{Status: 404}})}, "metrics", want{Fail, "r1", "status 404", "--disable-log-stats"}},
 		{"prefix caching is off", world{engine: only(func(c *enginesim.Config) { c.Core.PrefixCaching = false })}, "metrics", want{Fail, "r1", "False", "--enable-prefix-caching"}},
 		{"block sizes differ", world{engine: only(func(c *enginesim.Config) { c.Core.BlockSize = 32 })}, "metrics", want{Warn, "sim", "block size 16 on r0; block size 32 on r1", "--block-size"}},
 		{"the configured block size is wrong", world{replica: settings(func(r running) string { return "block_size: 64\n" + r.sockets() })}, "metrics", want{Fail, "r1", "the engine's is 16", "remove block_size"}},
 		{"ranks are not configured", world{engine: only(func(c *enginesim.Config) { c.Ranks = 2 })}, "ranks", want{Fail, "r1", "metrics of 2 engines", "set ranks: 2"}},
 		{"too many ranks are configured", world{replica: settings(func(r running) string { return "ranks: 2\n" + r.sockets() })}, "ranks", want{Fail, "r1", "metrics of 1", "--data-parallel-size 2"}},
-		{"no tokenizer", world{faults: second(enginesim.Faults{Paths: []string{"/tokenize"}, Status: 404})}, "tokenize", want{Fail, "r1", "unsupported", "POST /tokenize"}},
-		{"no detokenizer", world{faults: second(enginesim.Faults{Paths: []string{"/detokenize"}, Status: 404})}, "tokenize", want{Warn, "r1", "unsupported", "POST /detokenize"}},
+		{"no tokenizer", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/tokenize"}}, AnswerFaults: enginesim.AnswerFaults{Status: 404}})}, "tokenize", want{Fail, "r1", "unsupported", "POST /tokenize"}},
+		{"no detokenizer", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/detokenize"}}, AnswerFaults: enginesim.AnswerFaults{Status: 404}})}, "tokenize", want{Warn, "r1", "unsupported", "POST /detokenize"}},
 		{"no render routes", world{engine: func(_ int, c *enginesim.Config) { c.ScaleOut = false }}, "tokenize", want{Warn, "r1", "render is not there", "--enable-scale-out"}},
-		{"other ids by one of two ways", world{faults: second(enginesim.Faults{Paths: []string{"/tokenize"}, WrongIDs: true})}, "tokenize", want{Fail, "r1", "they part at token", "one vLLM behind this URL"}},
+		{"other ids by one of two ways", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/tokenize"}}, AnswerFaults: enginesim.AnswerFaults{WrongIDs: true}})}, "tokenize", want{Fail, "r1", "they part at token", "one vLLM behind this URL"}},
 		{"another tokenizer", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherWords{} })}, "parity", want{Fail, "sim", `they part at token`, "different tokenizers"}},
 		{"another chat template", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTemplate{} })}, "parity", want{Fail, "sim", "they part at token", "--chat-template"}},
 		{"another rendering of tools", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTools{} })}, "parity", want{Fail, "sim", "they part at token", "render tools differently"}},
@@ -139,15 +139,15 @@ func TestBrokenReplicas(t *testing.T) {
 		{"replays are asked of the event socket", world{replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.events[0], r.events[0])
 		})}, "replay", want{Fail, "r1", "replay (first)", "set events.replay"}},
-		{"the engine publishes nothing", world{faults: second(enginesim.Faults{StopEvents: true})}, "blocks", want{Fail, "r1", "no event came within", `"publisher":"zmq"`}},
+		{"the engine publishes nothing", world{faults: second(enginesim.Faults{EngineFaults: enginesim.EngineFaults{StopEvents: true}})}, "blocks", want{Fail, "r1", "no event came within", `"publisher":"zmq"`}},
 		{"the topic does not match", world{replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s', topic: other}", r.events[0], r.replays[0])
 		})}, "events", want{Fail, "r1", `"other"`, "events.topic"}},
 		{"the topic does not match, and is not reported", world{engine: silentSources, replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s', topic: other}", r.events[0], r.replays[0])
 		})}, "blocks", want{Fail, "r1", "", "events.topic"}},
-		{"the engine publishes other tokens", world{faults: second(enginesim.Faults{LieEvents: true})}, "blocks", want{Fail, "r1", "they part at token", "the same one"}},
-		{"requests fail", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }, faults: second(enginesim.Faults{Paths: []string{"/v1/completions"}, Status: 500})}, "blocks", want{Fail, "r1", "500", "log"}},
+		{"the engine publishes other tokens", world{faults: second(enginesim.Faults{EngineFaults: enginesim.EngineFaults{LieEvents: true}})}, "blocks", want{Fail, "r1", "they part at token", "the same one"}},
+		{"requests fail", world{engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }, faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/v1/completions"}}, AnswerFaults: enginesim.AnswerFaults{Status: 500}})}, "blocks", want{Fail, "r1", "500", "log"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -207,7 +207,9 @@ func (otherTools) Render(c vocab.Chat) (vocab.Rendered, error) {
 }
 
 func TestATokenizerThatIsNotTheEngines(t *testing.T) {
-	w := &world{replicas: 1, faults: func(int) enginesim.Faults { return enginesim.Faults{WrongIDs: true} }}
+	w := &world{replicas: 1, faults: func(int) enginesim.Faults {
+		return enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{WrongIDs: true}}
+	}}
 	expect(t, w.start(t), map[string]want{
 		"tokenize": {Warn, "r0", "", "loses text"},
 		"blocks":   {Fail, "r0", "they part at token", "one vLLM behind the URL"},

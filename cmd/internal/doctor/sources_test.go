@@ -96,7 +96,7 @@ func TestWhatReplaysLack(t *testing.T) {
 	whole := &world{replicas: 1, past: func(list []running) { requests(t, list[0], 6) }}
 	expect(t, whole.start(t), nil)
 	holes := &world{replicas: 1, past: func(list []running) {
-		list[0].engine.SetFaults(enginesim.Faults{HoleEvents: 3})
+		list[0].engine.SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{HoleEvents: 3}})
 		requests(t, list[0], 7)
 		list[0].engine.SetFaults(enginesim.Faults{})
 	}}
@@ -107,7 +107,7 @@ func TestWhatReplaysLack(t *testing.T) {
 
 func TestTheClockOfEvents(t *testing.T) {
 	now := time.Now()
-	s := kvevents.Status{LastEvent: now.Add(3 * time.Second), LastApplied: now.Add(time.Second), Lag: time.Second}
+	s := kvevents.Status{Progress: kvevents.Progress{LastEvent: now.Add(3 * time.Second), LastApplied: now.Add(time.Second), Lag: time.Second}}
 	if ahead := eventsAhead(s); ahead != 3*time.Second || aheadText(ahead) != "3s ahead of this machine" || aheadText(-ahead) != "3s behind this machine" {
 		t.Errorf("%v: %s", ahead, aheadText(ahead))
 	}

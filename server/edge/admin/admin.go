@@ -11,16 +11,27 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/admin/console"
 )
 
+// Health is the router's.
+type Health interface {
+	// Ready returns why the router should get no requests now; nil when it should.
+	Ready() error
+}
+
+// Senders checks the senders of requests.
+type Senders interface {
+	// Allow returns an error of package apierror if the sender of a request has none of the roles.
+	Allow(r *http.Request, roles caller.Roles) error
+}
+
 // Params are what the surface shows.
 type Params struct {
-	// Ready says why the router should get no requests now; nil when it should.
-	Ready func() error
+	Health Health
 	// Metrics serves the metrics.
 	Metrics http.Handler
 	// RPCs serves the contract's RPCs under their REST paths, for the console. It checks the roles that each of them needs.
 	RPCs http.Handler
-	// Allow returns an error of package apierror if the sender of a request has none of the roles; nil allows all.
-	Allow func(r *http.Request, roles caller.Roles) error
+	// Senders may be nil: all are allowed.
+	Senders Senders
 }
 
 // route is one pattern of the surface with the roles of which a caller needs one. An open route
@@ -36,7 +47,7 @@ type route struct {
 func routes(c Config, p Params) []route {
 	live := func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, "ok", "") }
 	ready := func(w http.ResponseWriter, _ *http.Request) {
-		if err := p.Ready(); err != nil {
+		if err := p.Health.Ready(); err != nil {
 			answer(w, http.StatusServiceUnavailable, "not ready", err.Error())
 			return
 		}
@@ -98,8 +109,8 @@ func Handler(c Config, p Params) http.Handler {
 // guard asks for the route's roles.
 func (p Params) guard(r route) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if p.Allow != nil {
-			if err := p.Allow(req, r.roles); err != nil {
+		if p.Senders != nil {
+			if err := p.Senders.Allow(req, r.roles); err != nil {
 				reject(w, apierror.From(err))
 				return
 			}

@@ -10,11 +10,20 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 )
 
+// senders and health are the surface's interfaces as functions.
+type (
+	senders func(*http.Request, caller.Roles) error
+	health  func() error
+)
+
+func (f senders) Allow(r *http.Request, roles caller.Roles) error { return f(r, roles) }
+func (f health) Ready() error                                     { return f() }
+
 // Every route asks for its roles, but those that are open on purpose.
 func TestEveryRouteHasARole(t *testing.T) {
 	ok := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	var who *caller.Caller
-	p := Params{Ready: func() error { return nil }, Metrics: ok, RPCs: ok, Allow: func(_ *http.Request, roles caller.Roles) error {
+	p := Params{Health: health(func() error { return nil }), Metrics: ok, RPCs: ok, Senders: senders(func(_ *http.Request, roles caller.Roles) error {
 		switch {
 		case who == nil:
 			return apierror.New(apierror.Unauthenticated, "who", nil)
@@ -22,7 +31,7 @@ func TestEveryRouteHasARole(t *testing.T) {
 			return apierror.New(apierror.PermissionDenied, "no", nil)
 		}
 		return nil
-	}}
+	})}
 	for _, keyed := range []bool{false, true} {
 		c := Config{Profiles: true, Console: true, KeyedMetrics: keyed, KeyedHealth: keyed}
 		h := Handler(c, p)
@@ -37,7 +46,7 @@ func TestEveryRouteHasARole(t *testing.T) {
 				w := httptest.NewRecorder()
 				req := httptest.NewRequest(method, path+"?seconds=0", nil)
 				if strings.HasPrefix(path, "/debug/") { // profiles take their time: only whether they are let in counts
-					if err := p.Allow(req, r.roles); err != nil {
+					if err := p.Senders.Allow(req, r.roles); err != nil {
 						return apierror.From(err).HTTPStatus()
 					}
 					return http.StatusOK

@@ -28,12 +28,18 @@ const (
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
-	// OnRead is called after a file of keys or a key set was read again, or could not be.
-	OnRead func(source Source, err error)
+	// Reads may be nil.
+	Reads Reads
 	// NoFollow turns off reading a changed file of keys again; only Update does.
 	NoFollow bool
 	// Now is the clock.
 	Now func() time.Time
+}
+
+// Reads records that credentials were read.
+type Reads interface {
+	// Read is called after a file of keys or a key set was read again, or could not be.
+	Read(source Source, err error)
 }
 
 // Source names what was read.
@@ -50,7 +56,7 @@ type Callers struct {
 	log       *slog.Logger
 	metrics   *metrics
 	now       func() time.Time
-	onRead    func(Source, error)
+	reads     Reads
 	noFollow  bool
 	anonymous *caller.Caller
 	set       atomic.Pointer[set]
@@ -69,11 +75,8 @@ func New(c Config, p Params) (*Callers, error) {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	if p.OnRead == nil {
-		p.OnRead = func(Source, error) {}
-	}
 	cs := &Callers{
-		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, onRead: p.OnRead, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
+		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, reads: p.Reads, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }
@@ -233,7 +236,7 @@ func (cs *Callers) readKeysFile() {
 		cs.log.Error("API keys cannot be read; the previous ones stay in force", "error", err)
 	}
 	cs.metrics.read(KeysFile, err)
-	cs.onRead(KeysFile, err)
+	cs.record(KeysFile, err)
 }
 
 // readKeySet reads the key set of tokens when that is due.
@@ -251,6 +254,12 @@ func (cs *Callers) readKeySet(ctx context.Context) {
 	}
 	cs.metrics.read(JWKS, err)
 	if err != nil || t.keys.current.Load() != before {
-		cs.onRead(JWKS, err)
+		cs.record(JWKS, err)
+	}
+}
+
+func (cs *Callers) record(source Source, err error) {
+	if cs.reads != nil {
+		cs.reads.Read(source, err)
 	}
 }

@@ -167,11 +167,11 @@ func TestAKeysFileIsReadAgain(t *testing.T) {
 		}
 		c := config(key("fixed", "settings-key"))
 		c.KeysFile = file
-		cs := mustNew(t, c, callers.Params{OnRead: func(_ callers.Source, err error) {
+		cs := mustNew(t, c, callers.Params{Reads: reads(func(_ callers.Source, err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			list = append(list, err)
-		}})
+		})})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- cs.Run(ctx) }()
@@ -313,3 +313,7 @@ func FuzzCredentials(f *testing.F) {
 		}
 	})
 }
+
+type reads func(callers.Source, error)
+
+func (f reads) Read(source callers.Source, err error) { f(source, err) }

@@ -2,13 +2,16 @@ package gateway_test
 
 import (
 	"bytes"
+	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/route/router"
@@ -96,4 +99,73 @@ func BenchmarkWrite(b *testing.B) {
 			g.ServeHTTP(&nowhere{header: http.Header{}}, r)
 		})
 	}
+}
+
+// BenchmarkTyped is the REST surface's share of a small typed request: a choice, a choice by 8,192 token ids, and a list of 16 replicas.
+func BenchmarkTyped(b *testing.B) {
+	list := &kvpilotv1.ListResponse{}
+	for range 16 {
+		list.Replicas = append(list.Replicas, &kvpilotv1.Replica{
+			ReplicaId: "replica-1", Url: "http://10.0.0.1:8000", Labels: map[string]string{"zone": "a"}, Ranks: []*kvpilotv1.ReplicaRank{{Rank: 1, KnownBlocks: 4096}},
+			Models: []*kvpilotv1.ReplicaModel{{Id: "m", MaxModelLen: 32768}},
+		})
+	}
+	ids := strings.TrimSuffix(strings.Repeat("12345,", 8192), ",")
+	for _, test := range []struct{ name, method, path, body string }{
+		{"choose", "POST", "/kvpilot/v1/choose", `{"model":"m","text":"hello","session_id":"s"}`},
+		{"choose8k", "POST", "/kvpilot/v1/choose", `{"model":"m","token_ids":{"ids":[` + ids + `]}}`},
+		{"list", "GET", "/kvpilot/v1/replicas", ""},
+	} {
+		b.Run(test.name, func(b *testing.B) {
+			b.ReportAllocs()
+			g := newHandler(b, &services{list: list})
+			in := &reader{}
+			r := &http.Request{
+				Method: test.method, URL: &url.URL{Path: test.path}, ProtoMajor: 1, ProtoMinor: 1, ContentLength: int64(len(test.body)), RemoteAddr: "127.0.0.1:1", Host: "h",
+				Header: http.Header{"Content-Type": {"application/json"}}, Body: in,
+			}
+			w := &nowhere{header: http.Header{}}
+			for b.Loop() {
+				in.Reset([]byte(test.body))
+				g.ServeHTTP(w, r)
+			}
+		})
+	}
+}
+
+// BenchmarkTypedStream is the surface's share of one report of a stream and its answer.
+func BenchmarkTypedStream(b *testing.B) {
+	b.ReportAllocs()
+	g := newHandler(b, &services{})
+	body, out := io.Pipe()
+	answered := make(chan struct{}, 1)
+	r := &http.Request{
+		Method: "POST", URL: &url.URL{Path: "/kvpilot/v1/reservations:track"}, ProtoMajor: 1, ProtoMinor: 1, ContentLength: -1, RemoteAddr: "127.0.0.1:1", Host: "h",
+		Header: http.Header{"Content-Type": {"application/json"}}, Body: body,
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		g.ServeHTTP(&flushed{nowhere{header: http.Header{}}, answered}, r)
+	}()
+	line := []byte(`{"sequence":"7","renew":{"reservation_id":"r"}}` + "\n")
+	for b.Loop() {
+		if _, err := out.Write(line); err != nil {
+			b.Fatal(err)
+		}
+		<-answered
+	}
+	_ = out.Close()
+	<-ended
+}
+
+// flushed reports each flush.
+type flushed struct {
+	nowhere
+	done chan struct{}
+}
+
+func (w *flushed) FlushError() error {
+	w.done <- struct{}{}
+	return nil
 }

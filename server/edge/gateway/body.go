@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -11,17 +12,28 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
-// body is a request body that was read whole. As a reader it is at its end: the codec takes the
+// body is a request body that was read whole, or one that is read while it is answered. As a reader it is at its end: the codec takes the
 // bytes themselves.
 type body struct {
 	data        []byte
 	contentType string
+	received    bool      // it was handed to the handler of a raw route
+	live        *liveBody // nil for a body that was read whole
 }
+
+// The content types of messages.
+const (
+	typeJSON  = "application/json"
+	typeLines = "application/x-ndjson"
+	typeForm  = "application/x-www-form-urlencoded"
+)
 
 func (*body) Read([]byte) (int, error) { return 0, io.EOF }
 func (*body) Close() error             { return nil }
@@ -50,47 +62,11 @@ func (b *liveBody) mistake() *apierror.Error {
 	return b.wrong.Load()
 }
 
-// expectBody starts the clock for a body that is still to come. It runs on while the body is
-// rejected and net/http reads the rest of it, and stops when the whole body was read.
-func (g *Gateway) expectBody(rq *request, r *http.Request) {
-	if hasBody(r) {
-		// Test writers have no deadlines; a connection's failure shows when it is read.
-		_ = rq.control.SetReadDeadline(time.Now().Add(rq.config.BodyTimeout))
-	}
-}
+// isEnd reports the end of a body. A wrapped io.EOF is that of a body that was cut off.
+func isEnd(err error) bool { return err == io.EOF } //nolint:errorlint // as said
 
 func hasBody(r *http.Request) bool {
 	return r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0
-}
-
-// readBody reads a request's body, within the limit and the time that the configuration sets.
-func (g *Gateway) readBody(rq *request, r *http.Request, limit int64) (data []byte, err error) {
-	if !hasBody(r) {
-		return nil, nil
-	}
-	if r.ContentLength > limit {
-		rq.closes(r)
-		return nil, tooLarge(limit)
-	}
-	from := r.Body
-	if r.ContentLength < 0 {
-		from = http.MaxBytesReader(rq.w, r.Body, limit)
-	}
-	data, err = rq.holding.read(r.Context(), from, r.ContentLength, func() { _ = rq.control.SetReadDeadline(time.Now()) })
-	if err != nil {
-		rq.closes(r)
-		return nil, bodyError(err, limit)
-	}
-	rq.holding.rest = nil
-	_ = rq.control.SetReadDeadline(time.Time{}) // else it would end the answer
-	return data, nil
-}
-
-// closes ends the connection with the answer: the rest of the body would be read as a request.
-func (rq *request) closes(r *http.Request) {
-	if r.ProtoMajor == 1 {
-		rq.w.Header().Set("Connection", "close")
-	}
 }
 
 func bodyError(err error, limit int64) error {
@@ -137,3 +113,45 @@ func checkType(r *http.Request, opaque bool) error {
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }
+
+const (
+	// smallBody bounds the messages of RPCs that carry no prompt.
+	smallBody = 4 << 20
+	// mostValues bounds the values of a message in JSON, which decoded take many times their bytes: as
+	// many as a prompt may have token ids, and a few more.
+	mostValues = 4<<20 + 64<<10
+)
+
+// small reports whether an RPC's message carries no prompt.
+func small(m protoreflect.MessageDescriptor) bool {
+	for _, name := range []protoreflect.Name{"data", "body", "text"} {
+		if m.Fields().ByName(name) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// checkValues rejects JSON of so many values that the message would take far more memory than the text.
+func checkValues(data []byte) error {
+	if len(data) > mostValues && bytes.Count(data, []byte{','}) > mostValues {
+		return fmt.Errorf("the request body has more than %d values", mostValues)
+	}
+	return nil
+}
+
+// perMessage bounds each message of a stream of them.
+type perMessage struct {
+	io.Reader
+	left int
+}
+
+// Read implements io.Reader.
+func (r *perMessage) Read(p []byte) (int, error) {
+	if r.left <= 0 {
+		return 0, tooLarge(smallBody)
+	}
+	n, err := r.Reader.Read(p[:min(len(p), r.left)])
+	r.left -= n
+	return n, err
+}

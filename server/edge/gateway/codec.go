@@ -2,17 +2,14 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
-	"net/http"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/kit/jsonform"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
@@ -26,12 +23,6 @@ var (
 	_ runtime.Marshaler         = codec{}
 	_ runtime.Delimited         = codec{}
 	_ runtime.StreamContentType = codec{}
-)
-
-const (
-	typeJSON  = "application/json"
-	typeLines = "application/x-ndjson"
-	typeForm  = "application/x-www-form-urlencoded"
 )
 
 func (codec) ContentType(v any) string {
@@ -131,17 +122,4 @@ func syntaxError(data []byte) error {
 		return errors.New("invalid JSON at byte " + itoa(syntax.Offset) + " (line " + itoa(int64(line)) + "): " + syntax.Error())
 	}
 	return errors.New("invalid JSON")
-}
-
-// openStream sends the header of a stream of messages when the stream is open; grpc-gateway would
-// send it with the first message.
-func openStream(ctx context.Context, w http.ResponseWriter, m proto.Message) error {
-	md, ok := runtime.ServerMetadataFromContext(ctx)
-	rq, ours := w.(*request)
-	if m != nil || !ok || !ours || rq.status != 0 || !httpcall.IsOpen(md.HeaderMD) {
-		return nil
-	}
-	rq.w.Header().Set("Content-Type", typeLines)
-	rq.start(http.StatusOK)
-	return rq.control.Flush()
 }

@@ -1,30 +1,44 @@
 package gateway
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
-// cors allows pages of the configured origins to call the router.
-type cors struct {
-	all     bool
-	origins []string
+// origins are those of the pages that may call the router.
+type origins struct {
+	all  bool
+	list []string
+	// changes keeps pages of other origins from changing anything.
+	changes *http.CrossOriginProtection
 }
 
-func newCORS(origins []string) *cors {
-	return &cors{all: slices.Contains(origins, "*"), origins: origins}
+func newOrigins(list []string) (*origins, error) {
+	o := &origins{all: slices.Contains(list, "*"), list: list, changes: http.NewCrossOriginProtection()}
+	for _, origin := range list {
+		if origin == "*" {
+			continue
+		}
+		if err := o.changes.AddTrustedOrigin(origin); err != nil {
+			return nil, fmt.Errorf("gateway.allow_origins: %w", err)
+		}
+	}
+	return o, nil
 }
 
 // answer sets the headers for the request's origin and reports whether it was a preflight that
 // needs nothing more.
-func (c *cors) answer(h http.Header, r *http.Request) bool {
+func (o *origins) answer(h http.Header, r *http.Request) bool {
 	origin := r.Header.Get("Origin")
-	if origin == "" || len(c.origins) == 0 {
+	if origin == "" || len(o.list) == 0 {
 		return false
 	}
 	h.Add("Vary", "Origin")
-	if !c.all && !slices.Contains(c.origins, origin) {
+	if !o.all && !slices.Contains(o.list, origin) {
 		return false
 	}
 	h.Set("Access-Control-Allow-Origin", origin)
@@ -40,15 +54,18 @@ func (c *cors) answer(h http.Header, r *http.Request) bool {
 	return true
 }
 
-// answerOptions lists the methods of a path that has a route; it leaves other paths alone.
-func (g *Gateway) answerOptions(rq *request, r *http.Request) bool {
-	if r.Method != http.MethodOptions {
-		return false
+// check rejects requests of pages of other origins. "*" allows all pages to call engines, but
+// not to change the fleet or the router's bookings.
+func (o *origins) check(r *http.Request, takes taking) error {
+	if o.all && !strings.HasPrefix(r.URL.Path, "/kvpilot/") {
+		return nil
 	}
-	allowed := g.routes.allowed(r.URL)
-	if len(allowed) == 0 {
-		return false
+	if takes == takesUpgrade { // browsers let any page open a WebSocket, and read it
+		r = r.WithContext(r.Context())
+		r.Method = http.MethodPost
 	}
-	rq.w.Header().Set("Allow", strings.Join(append(allowed, http.MethodOptions), ", "))
-	return true
+	if err := o.changes.Check(r); err != nil {
+		return apierror.New(apierror.PermissionDenied, "pages of other origins may not call this router (gateway.allow_origins)", err)
+	}
+	return nil
 }

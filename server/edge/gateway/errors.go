@@ -1,12 +1,10 @@
 package gateway
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strings"
 
-	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -14,22 +12,6 @@ import (
 )
 
 var errNoAnswer = errors.New("the handler ended without an answer")
-
-// onError renders an error of a typed route: its handler's, or the generated code's own.
-func (g *Gateway) onError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, _ http.ResponseWriter, _ *http.Request, err error) {
-	_ = g.onStreamError(ctx, err)
-}
-
-// onStreamError is onError for streams. The status that it returns is not sent: the request takes no more bytes.
-func (g *Gateway) onStreamError(ctx context.Context, err error) *status.Status {
-	if rq := requestFrom(ctx); rq != nil {
-		if whole := rq.handled.Load(); whole != nil {
-			err = *whole
-		}
-		rq.fail(public(err))
-	}
-	return status.New(codes.Internal, "internal error")
-}
 
 // public is the error to show. Errors of the services are public already; what is left is the
 // generated code's own complaint about a body, a path or a query, and its text shows nothing
@@ -59,15 +41,6 @@ func unreadable(message string, err error) *apierror.Error {
 	return apierror.New(apierror.InvalidBody, clip(message), err, apierror.WithParam(field))
 }
 
-// clip bounds text that came from a client.
-func clip(text string) string {
-	const longest = 300
-	if len(text) > longest {
-		return text[:longest] + "…"
-	}
-	return text
-}
-
 // otherMethod stands for all methods that are not HTTP's own, as OpenTelemetry's conventions have it.
 const otherMethod = "_OTHER"
 
@@ -79,4 +52,29 @@ func knownMethod(method string) string {
 		return method
 	}
 	return otherMethod
+}
+
+// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.
+func dialectOf(path string) apierror.Dialect {
+	switch {
+	case below(path, "/v1/messages"):
+		return apierror.Anthropic
+	case below(path, "/v1/responses"):
+		return apierror.OpenAIResponses
+	}
+	return apierror.OpenAI
+}
+
+// below reports whether path is root or under it.
+func below(path, root string) bool {
+	rest, ok := strings.CutPrefix(path, root)
+	return ok && (rest == "" || rest[0] == '/')
+}
+
+// readMethod treats HEAD as GET: net/http leaves the body out.
+func readMethod(method string) string {
+	if method == http.MethodHead {
+		return http.MethodGet
+	}
+	return method
 }

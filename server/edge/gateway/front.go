@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/gen/openapi"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/kit/suggest"
 )
 
@@ -37,12 +39,8 @@ func serveFront(rq *request, r *http.Request) bool {
 }
 
 func (rq *request) describe(pattern string, document []byte) {
-	rq.pattern = pattern
-	h := rq.w.Header()
-	h.Set("Content-Type", typeJSON)
-	h.Set("Content-Length", itoa(int64(len(document))))
-	rq.start(http.StatusOK)
-	_ = rq.write(document) // the client may be gone
+	rq.routed.pattern = pattern
+	rq.out.whole(http.StatusOK, typeJSON, document)
 }
 
 const versionPrefix = "/v1"
@@ -72,3 +70,54 @@ func (t *routes) hint(path string) string {
 
 // serves reports whether a path has a route.
 func (t *routes) serves(path string) bool { return len(t.allowed(&url.URL{Path: path})) > 0 }
+
+// RefuseHost answers requests for a host that is not the router's.
+func (g *Gateway) RefuseHost() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e := apierror.New(apierror.PermissionDenied, "the name in the header Host is not one of this router's: use localhost, or add the name to listen.hosts", nil)
+		contentType, text := e.Body(dialectOf(r.URL.Path))
+		setErrorHeaders(w.Header(), e)
+		w.Header().Set("Content-Type", contentType)
+		w.WriteHeader(e.HTTPStatus())
+		_, _ = w.Write(text) // the client may be gone
+	})
+}
+
+// checkTarget rejects what HTTP/2 carries and a request line cannot. It would fail at the replica's connection.
+func checkTarget(r *http.Request) error {
+	err := httpcall.CheckBytes(r.RequestURI)
+	if err == nil {
+		err = httpcall.CheckQuery(r.URL.RawQuery)
+	}
+	if err != nil {
+		return apierror.New(apierror.InvalidBody, err.Error(), nil)
+	}
+	return nil
+}
+
+const healthPath = "/health"
+
+// isHealth reports whether a request asks for health as engines are asked: load balancers and clients
+// that point at the router instead of an engine keep their probes. Such a request
+// needs no key, makes no span and counts in no metric.
+func isHealth(r *http.Request) bool {
+	switch r.URL.Path {
+	case healthPath:
+		return readMethod(r.Method) == http.MethodGet
+	case "/ping": // SageMaker's probe, which vLLM takes by either method
+		return readMethod(r.Method) == http.MethodGet || r.Method == http.MethodPost
+	}
+	return false
+}
+
+// serveHealth answers 200 without a body while requests can be taken, and 503 with the reason.
+func serveHealth(rq *request, of Health) {
+	if of != nil {
+		if err := of.Ready(); err != nil {
+			rq.fail(apierror.New(apierror.NoReplica, err.Error(), nil))
+			return
+		}
+	}
+	rq.out.w.Header().Set("Content-Length", "0")
+	rq.out.start(http.StatusOK)
+}

@@ -36,9 +36,9 @@ func TestAWrongBaseURLIsNamedWithTheRightPath(t *testing.T) {
 
 func TestTheRootSaysWhatTheSurfaceIs(t *testing.T) {
 	url := start(t, &services{}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Authorize = func(*http.Request, string, string) (*caller.Caller, error) {
+		p.Senders = senders(func(*http.Request, string, string) (*caller.Caller, error) {
 			return nil, apierror.New(apierror.Unauthenticated, "no key", nil)
-		}
+		})
 	})
 	resp, body := call(t, "GET", url+"/", "")
 	var about struct{ Service, Surface, Docs, Openapi string }

@@ -43,6 +43,12 @@ type services struct {
 	choose func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
 	// chooseIn is choose with the call's context.
 	chooseIn func(context.Context, *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error)
+	list     *kvpilotv1.ListResponse
+	watch    func(grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error
+}
+
+func (s *services) List(context.Context, *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
+	return s.list, nil
 }
 
 func (s *services) ChatCompletions(in *httpbody.HttpBody, out bodies) error {
@@ -89,6 +95,9 @@ func (s *services) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpil
 }
 
 func (s *services) Watch(_ *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
+	if s.watch != nil {
+		return s.watch(out)
+	}
 	if err := out.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
@@ -124,16 +133,41 @@ func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackR
 	}
 }
 
+// registered are services without interceptors of their own.
+type registered struct{ services *services }
+
+func (r registered) Register(to grpc.ServiceRegistrar) {
+	kvpilotv1.RegisterInferenceServiceServer(to, r.services)
+	kvpilotv1.RegisterRoutingServiceServer(to, r.services)
+	kvpilotv1.RegisterReplicaServiceServer(to, r.services)
+}
+
+func (registered) Unary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	return next(ctx, req)
+}
+
+func (registered) Stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	return next(srv, ss)
+}
+
+// senders and health are the gateway's interfaces as functions.
+type (
+	senders func(r *http.Request, requestID, rpc string) (*caller.Caller, error)
+	health  func() error
+)
+
+func (f senders) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
+	return f(r, requestID, rpc)
+}
+
+func (f health) Ready() error { return f() }
+
 type option func(*gateway.Config, *gateway.Params)
 
 // newHandler makes a Gateway over services.
 func newHandler(t testing.TB, s *services, options ...option) http.Handler {
 	t.Helper()
-	c, p := gateway.DefaultConfig(), gateway.Params{Register: func(to grpc.ServiceRegistrar) {
-		kvpilotv1.RegisterInferenceServiceServer(to, s)
-		kvpilotv1.RegisterRoutingServiceServer(to, s)
-		kvpilotv1.RegisterReplicaServiceServer(to, s)
-	}}
+	c, p := gateway.DefaultConfig(), gateway.Params{Services: registered{s}}
 	for _, set := range options {
 		set(&c, &p)
 	}
@@ -144,15 +178,6 @@ func newHandler(t testing.TB, s *services, options ...option) http.Handler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- g.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
 	return g
 }
 
@@ -609,7 +634,7 @@ func TestAuthorizationComesBeforeTheBody(t *testing.T) {
 		tenant = e.Caller.Tenant
 		return echo(e, in, out)
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Authorize = func(r *http.Request, id, rpc string) (*caller.Caller, error) {
+		p.Senders = senders(func(r *http.Request, id, rpc string) (*caller.Caller, error) {
 			if id == "" || rpc != "/kvpilot.v1.InferenceService/ChatCompletions" {
 				t.Errorf("request %q for %q", id, rpc)
 			}
@@ -617,7 +642,7 @@ func TestAuthorizationComesBeforeTheBody(t *testing.T) {
 				return &caller.Caller{Tenant: "team"}, nil
 			}
 			return nil, apierror.New(apierror.Unauthenticated, "a key is needed", nil)
-		}
+		})
 	})
 	in, w := io.Pipe() // a body that never comes
 	defer func() { _ = w.Close() }()
@@ -641,8 +666,8 @@ func TestAuthorizationComesBeforeTheBody(t *testing.T) {
 func TestHealthIsAskedAsOfAnEngine(t *testing.T) {
 	serve := func(down error) string {
 		return start(t, &services{chat: echo}, func(_ *gateway.Config, p *gateway.Params) {
-			p.Ready = func() error { return down }
-			p.Authorize = func(*http.Request, string, string) (*caller.Caller, error) { return nil, errors.New("no key") }
+			p.Health = health(func() error { return down })
+			p.Senders = senders(func(*http.Request, string, string) (*caller.Caller, error) { return nil, errors.New("no key") })
 		})
 	}
 	cases := []struct {

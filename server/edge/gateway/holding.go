@@ -36,19 +36,13 @@ type holding struct {
 	rest io.Reader
 }
 
-// open begins the account of a request whose sender is known, and charges its fixed cost.
-func (h *holding) open(g *Gateway, rq *request, r *http.Request) error {
-	conn := ledger.ConnFrom(r.Context())
-	sender := guard.Sender(rq.call.Caller, conn, rq.call.Client)
-	if g.authorize == nil {
-		sender.Open, sender.Nameless = true, false
-	}
-	g.ledger.Open(&h.account, sender)
-	rq.call.Account = &h.account
-	if err := h.account.TakeSoon(r.Context(), ledger.Stream, requestCost); err != nil {
+// open begins the account of a sender, and charges the fixed cost of a request.
+func (h *holding) open(ctx context.Context, book *ledger.Ledger, sender ledger.Sender) error {
+	book.Open(&h.account, sender)
+	if err := h.account.TakeSoon(ctx, ledger.Stream, requestCost); err != nil {
 		return guard.Refused(err)
 	}
-	return guard.Refused(conn.ProveFor(sender))
+	return guard.Refused(ledger.ConnFrom(ctx).ProveFor(sender))
 }
 
 // expects notes a body that must be read, or dropped, before the connection is closed.
@@ -56,17 +50,6 @@ func (h *holding) expects(r *http.Request) {
 	if r.ProtoMajor == 1 && hasBody(r) && r.Header.Get("Expect") == "" {
 		h.rest = r.Body
 	}
-}
-
-// linger reads the rest of a refused body and drops it.
-func (rq *request) linger() {
-	rest := rq.holding.rest
-	if rest == nil || rq.failed == nil || rq.aborted || rq.tunnel != nil {
-		return
-	}
-	_ = rq.control.Flush() // the client may be gone
-	_ = rq.control.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.Copy(io.Discard, io.LimitReader(rest, int64(rq.config.MaxBodyBytes))) // what cannot be read needs no answer
 }
 
 // close releases all.
@@ -98,9 +81,9 @@ func (h *holding) read(ctx context.Context, from io.Reader, n int64, stop func()
 		case err == nil:
 		case int64(len(data)) == n:
 			err = nil
-		case err == io.EOF && n < 0: //nolint:errorlint // the plain io.EOF is the end
+		case isEnd(err) && n < 0:
 			return data, nil
-		case err == io.EOF: //nolint:errorlint // as above
+		case isEnd(err):
 			return nil, io.ErrUnexpectedEOF
 		case h.moving.Evicted():
 			return nil, apierror.New(apierror.BodyTimeout, "the request body arrived too slowly, and its memory was needed", err)
@@ -125,41 +108,4 @@ func (h *holding) grow(ctx context.Context, data []byte, n int64) ([]byte, error
 	copy(more, data)
 	h.account.Give(ledger.Body, old)
 	return more, nil
-}
-
-// writeWhole writes an answer that is in memory, charged while it waits for the client.
-func (rq *request) writeWhole(p []byte) error {
-	h := &rq.holding
-	h.account.Watch(&h.moving, ledger.Answer, func() { _ = rq.control.SetWriteDeadline(time.Now()) })
-	defer h.moving.Done()
-	for len(p) > 0 {
-		rq.extend()
-		if h.moving.Evicted() {
-			rq.aborted = true
-			return errSlowReader
-		}
-		n, err := rq.w.Write(p[:min(len(p), answerPiece)])
-		h.moving.Moved(n)
-		if err != nil {
-			return err
-		}
-		p = p[n:]
-	}
-	return nil
-}
-
-// holdAnswer charges a whole answer before its first byte is written.
-func (rq *request) holdAnswer(n int) *apierror.Error {
-	if n <= smallAnswer {
-		return nil
-	}
-	if err := rq.holding.account.TakeSoon(rq.ctx, ledger.Answer, int64(n)); err != nil {
-		return apierror.From(guard.Refused(err))
-	}
-	return nil
-}
-
-// mostBody is the largest body that the ledger can ever hold, with the copy that is made when it grows.
-func (g *Gateway) mostBody() int64 {
-	return min(int64(g.conf.Load().MaxBodyBytes), g.ledger.Most(ledger.Body)/(bodyGrowth+1)*bodyGrowth)
 }

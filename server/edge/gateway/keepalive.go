@@ -4,8 +4,6 @@ import (
 	"net/http"
 	"sync"
 	"time"
-
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
 // comment is the event that keeps a connection open. Readers of server-sent events skip it.
@@ -15,11 +13,11 @@ const comment = ": keep-alive\n\n"
 // its prompt is computed and while a replica is silent. Proxies and balancers close connections that are idle. The first comment
 // sends the head, with status 200; an error that follows is the last event of the stream.
 type keepAlive struct {
-	rq    *request
+	out   *answer
 	every time.Duration
 	timer *time.Timer
 
-	// mu guards the client's connection and all fields of rq that its writers use, from Await to stop.
+	// mu guards all of the answer, from await to stop.
 	mu sync.Mutex
 	// last is when the client got something, or the waiting began; guarded by mu.
 	last time.Time
@@ -27,15 +25,13 @@ type keepAlive struct {
 	early, over bool
 }
 
-// Await implements router.Awaiter.
-func (a *answer) Await() {
-	rq := (*request)(a)
-	every := rq.config.SSEKeepAlive
-	if every <= 0 || rq.alive != nil || rq.status != 0 {
+// await begins the comments of an answer that is being waited for.
+func (a *answer) await(every time.Duration) {
+	if every <= 0 || a.alive != nil || a.status != 0 {
 		return
 	}
-	k := &keepAlive{rq: rq, every: every, last: time.Now()}
-	rq.alive = k
+	k := &keepAlive{out: a, every: every, last: time.Now()}
+	a.alive = k
 	k.mu.Lock() // tick waits until timer is set
 	k.timer = time.AfterFunc(every, k.tick)
 	k.mu.Unlock()
@@ -45,7 +41,7 @@ func (a *answer) Await() {
 func (k *keepAlive) tick() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.over || k.rq.failed != nil {
+	if k.over || k.out.failed != nil {
 		return
 	}
 	if left := k.every - time.Since(k.last); left > 0 {
@@ -59,20 +55,20 @@ func (k *keepAlive) tick() {
 
 // send writes a comment between two events. An error means that the client is gone.
 func (k *keepAlive) send() error {
-	rq := k.rq
+	out := k.out
 	k.last = time.Now()
-	if rq.status == 0 {
+	if out.status == 0 {
 		k.early = true
-		rq.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-		rq.start(http.StatusOK)
-		rq.g.metrics.alive(phaseWaiting)
-		return rq.write([]byte(comment))
+		out.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		out.start(http.StatusOK)
+		out.metrics.alive(phaseWaiting)
+		return out.write([]byte(comment))
 	}
-	if !rq.events || len(rq.endOfEvent()) > 0 { // another kind of answer, or inside an event
+	if out.cut != cutEvents || len(out.endOfEvent()) > 0 { // another kind of answer, or inside an event
 		return nil
 	}
-	rq.g.metrics.alive(phaseStream)
-	return rq.write([]byte(comment))
+	out.metrics.alive(phaseStream)
+	return out.write([]byte(comment))
 }
 
 // stop ends the comments, before the handler's goroutine uses the request without a lock. It is idempotent.
@@ -99,12 +95,11 @@ func (k *keepAlive) unlock() {
 	}
 }
 
-// beginLate begins an answer behind a head that was sent early. The answer must be what the head says.
-func (k *keepAlive) beginLate(status int, header http.Header) error {
-	k.early = false
-	if status == http.StatusOK && isEvents(header.Get("Content-Type")) {
-		return nil
+// takeEarly reports whether the head was sent early, once.
+func (k *keepAlive) takeEarly() bool {
+	if k == nil || !k.early {
+		return false
 	}
-	k.rq.failLocked(apierror.New(apierror.UpstreamError, "the replica did not answer with a stream of events", nil))
-	return errBegun
+	k.early = false
+	return true
 }

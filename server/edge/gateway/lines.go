@@ -36,8 +36,9 @@ func (d *lineDecoder) Decode(v any) error {
 		d.body.wrong.Store(large)
 		return err
 	}
-	if err == nil {
-		if err = (codec{}).Unmarshal(line, v); err == nil {
+	m, ok := v.(proto.Message)
+	if err == nil && ok {
+		if err = readMessage(line, m); err == nil {
 			return nil
 		}
 	} else if _, syntax := errors.AsType[*json.SyntaxError](err); !syntax {
@@ -46,7 +47,6 @@ func (d *lineDecoder) Decode(v any) error {
 		d.body.wrong.Store(d.mistake(err))
 		return skipped
 	}
-	m, ok := v.(proto.Message)
 	if !ok {
 		return err
 	}
@@ -70,7 +70,7 @@ func (d *lineDecoder) skip() error {
 	begun := false
 	for range maxWrongLine {
 		c, err := rest.ReadByte()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end
+		if isEnd(err) {
 			break
 		}
 		if err != nil {

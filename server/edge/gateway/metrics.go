@@ -51,13 +51,12 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 // begin counts a request that begins, end one that ends.
 func (m *metrics) begin() { m.active.Add(context.Background(), 1) }
 
-func (m *metrics) end(rq *request) {
+func (m *metrics) end(of labelKey, began time.Time) {
 	m.active.Add(context.Background(), -1)
-	m.duration.Record(context.Background(), time.Since(rq.call.Received).Seconds(), m.label(rq))
+	m.duration.Record(context.Background(), time.Since(began).Seconds(), m.label(of))
 }
 
-func (m *metrics) label(rq *request) metric.MeasurementOption {
-	key := labelKey{knownMethod(rq.call.Method), rq.pattern, rq.outcome()}
+func (m *metrics) label(key labelKey) metric.MeasurementOption {
 	if set, ok := m.labels.Load(key); ok {
 		return set.(metric.MeasurementOption)
 	}

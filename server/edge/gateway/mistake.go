@@ -31,18 +31,6 @@ type mistake struct {
 // Error implements error. Only the text gets through the generated code; fieldOf reads it.
 func (m *mistake) Error() string { return fieldPrefix + m.field + `" ` + m.what }
 
-const fieldPrefix = `the field "`
-
-// fieldOf finds the field in the text of a mistake.
-func fieldOf(text string) (string, bool) {
-	rest, ok := strings.CutPrefix(text, fieldPrefix)
-	if !ok {
-		return "", false
-	}
-	field, _, ok := strings.Cut(rest, `"`)
-	return field, ok
-}
-
 // readMessage is protojson with errors that name the field and what it should be.
 func readMessage(data []byte, m proto.Message) error {
 	if (protojson.UnmarshalOptions{}).Unmarshal(data, m) == nil {

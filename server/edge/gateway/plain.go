@@ -52,3 +52,24 @@ func plainValue(text string) string {
 	}
 	return "cannot be read: " + text
 }
+
+const fieldPrefix = `the field "`
+
+// fieldOf finds the field in the text of a mistake.
+func fieldOf(text string) (string, bool) {
+	rest, ok := strings.CutPrefix(text, fieldPrefix)
+	if !ok {
+		return "", false
+	}
+	field, _, ok := strings.Cut(rest, `"`)
+	return field, ok
+}
+
+// clip bounds text that came from a client.
+func clip(text string) string {
+	const longest = 300
+	if len(text) > longest {
+		return text[:longest] + "…"
+	}
+	return text
+}

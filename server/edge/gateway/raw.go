@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"runtime/debug"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
@@ -21,109 +20,107 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
-// serveRaw calls the method that a raw route stands for, as a grpc.Server would, on the request's goroutine.
-func (g *Gateway) serveRaw(rq *request, to *service, rpc string) {
-	defer func() { rq.alive.stop() }()
-	defer func() {
-		if v := recover(); v != nil {
-			g.log.Error("a handler panicked", "method", rpc, "panic", v, "stack", string(debug.Stack()))
-			rq.fail(apierror.New(apierror.Internal, "internal error", nil))
-		}
-	}()
+// serveRaw calls the method that a raw route stands for, on the request's goroutine.
+func (h *handlers) serveRaw(rq *request, rpc string) {
+	defer func() { rq.out.alive.stop() }()
 	var err error
-	switch {
-	case to.stream != nil:
-		err = g.stream(to.impl, (*answer)(rq), to.info, to.stream)
-	case to.unary != nil:
+	if h.streams(rpc) {
+		err = h.callStream(rpc, (*raw)(rq))
+	} else {
 		var out any
-		if out, err = to.unary(to.impl, rq.ctx, rq.decode, g.unary); err == nil {
+		if out, err = h.callUnary(rq.ctx, rpc, rq.decode); err == nil {
 			err = rq.reply(out)
 		}
-	default:
-		err = status.Error(codes.Unimplemented, "unknown method "+rpc)
 	}
 	if err != nil {
 		rq.fail(public(err))
 	}
 }
 
-// answer is a request as the handler of a raw route sees it: the server's end of a stream that sends messages straight to
+// raw is a request as the handler of a raw route sees it: the server's end of a stream that sends messages straight to
 // the client, and the Sink that the router writes to.
-type answer request
+type raw request
 
 var (
-	_ grpc.ServerStream = (*answer)(nil)
-	_ router.Sink       = (*answer)(nil)
-	_ router.Awaiter    = (*answer)(nil)
+	_ grpc.ServerStream = (*raw)(nil)
+	_ router.Sink       = (*raw)(nil)
+	_ router.Awaiter    = (*raw)(nil)
 )
 
 // Context implements grpc.ServerStream.
-func (a *answer) Context() context.Context { return a.ctx }
+func (a *raw) Context() context.Context { return a.ctx }
 
 // SetHeader implements grpc.ServerStream. A raw answer has the headers that Begin sets, and no trailer.
-func (a *answer) SetHeader(metadata.MD) error { return nil }
+func (a *raw) SetHeader(metadata.MD) error { return nil }
 
 // SendHeader implements grpc.ServerStream.
-func (a *answer) SendHeader(metadata.MD) error { return nil }
+func (a *raw) SendHeader(metadata.MD) error { return nil }
 
 // SetTrailer implements grpc.ServerStream.
-func (a *answer) SetTrailer(metadata.MD) {}
+func (a *raw) SetTrailer(metadata.MD) {}
 
 // RecvMsg implements grpc.ServerStream: the one message is the request.
-func (a *answer) RecvMsg(m any) error {
-	if a.received {
+func (a *raw) RecvMsg(m any) error {
+	if a.body.received {
 		return io.EOF
 	}
 	return (*request)(a).decode(m)
 }
 
 // SendMsg implements grpc.ServerStream. It does not keep m. An error means that the client is gone.
-func (a *answer) SendMsg(m any) error {
+func (a *raw) SendMsg(m any) error {
 	body, ok := m.(*httpbody.HttpBody)
 	if !ok {
 		return status.Errorf(codes.Internal, "a raw route answers with %T", m)
 	}
-	if a.status == 0 {
-		a.w.Header().Set("Content-Type", codec{}.ContentType(body))
-		(*request)(a).start(http.StatusOK)
+	if a.out.status == 0 {
+		a.out.w.Header().Set("Content-Type", codec{}.ContentType(body))
+		a.out.start(http.StatusOK)
 	}
-	return (*request)(a).write(body.GetData())
+	return a.out.write(body.GetData())
 }
 
-// Begin implements router.Sink.
-func (a *answer) Begin(status int, header http.Header) error {
-	a.alive.lock()
-	defer a.alive.unlock()
-	if a.alive != nil && a.alive.early {
-		return a.alive.beginLate(status, header)
-	}
-	if a.status != 0 {
+// Await implements router.Awaiter.
+func (a *raw) Await() { a.out.await(a.config.SSEKeepAlive) }
+
+// Begin implements router.Sink. An answer behind a head that was sent early must be what the head says.
+func (a *raw) Begin(status int, header http.Header) error {
+	a.out.alive.lock()
+	defer a.out.alive.unlock()
+	switch {
+	case a.out.alive.takeEarly():
+		if status == http.StatusOK && isEvents(header.Get("Content-Type")) {
+			return nil
+		}
+		(*request)(a).failLocked(apierror.New(apierror.UpstreamError, "the replica did not answer with a stream of events", nil))
+		return errBegun
+	case a.out.status != 0:
 		return errBegun
 	}
-	h := a.w.Header()
+	h := a.out.w.Header()
 	for name, values := range header {
 		if !hopByHop(name) {
 			h[name] = values
 		}
 	}
-	(*request)(a).start(status)
+	a.out.start(status)
 	return nil
 }
 
 // Write implements router.Sink.
-func (a *answer) Write(p []byte) error {
-	a.alive.lock()
-	defer a.alive.unlock()
-	if a.status == 0 {
-		a.w.Header().Set("Content-Type", typeJSON)
-		(*request)(a).start(http.StatusOK)
+func (a *raw) Write(p []byte) error {
+	a.out.alive.lock()
+	defer a.out.alive.unlock()
+	if a.out.status == 0 {
+		a.out.w.Header().Set("Content-Type", typeJSON)
+		a.out.start(http.StatusOK)
 	}
-	return (*request)(a).write(p)
+	return a.out.write(p)
 }
 
 // decode fills the message of a raw route: with the body itself, or with the variables of the path and the query.
 func (rq *request) decode(v any) error {
-	rq.received = true
+	rq.body.received = true
 	switch m := v.(type) {
 	case *httpbody.HttpBody:
 		m.ContentType, m.Data = rq.body.contentType, rq.body.data
@@ -138,7 +135,7 @@ func (rq *request) decode(v any) error {
 }
 
 func (rq *request) decodeURL(m proto.Message) error {
-	if m.ProtoReflect().Descriptor().Fields().Len() > len(rq.params) {
+	if m.ProtoReflect().Descriptor().Fields().Len() > len(rq.routed.params) {
 		query, err := url.ParseQuery(rq.call.RawQuery)
 		if err != nil {
 			return err
@@ -147,7 +144,7 @@ func (rq *request) decodeURL(m proto.Message) error {
 			return err
 		}
 	}
-	for name, value := range rq.params {
+	for name, value := range rq.routed.params {
 		if err := runtime.PopulateFieldFromPath(m, name, value); err != nil {
 			return err
 		}
@@ -161,10 +158,6 @@ func (rq *request) reply(m any) error {
 	if err != nil {
 		return err
 	}
-	h := rq.w.Header()
-	h.Set("Content-Type", codec{}.ContentType(m))
-	h.Set("Content-Length", itoa(int64(len(text))))
-	rq.start(http.StatusOK)
-	_ = rq.write(text) // the client may be gone
+	rq.out.whole(http.StatusOK, codec{}.ContentType(m), text)
 	return nil
 }

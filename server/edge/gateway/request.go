@@ -3,216 +3,46 @@ package gateway
 import (
 	"context"
 	"errors"
-	"maps"
+	"io"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
-// request is one HTTP request on its way. It is the ResponseWriter that the generated handlers of typed routes see; the
-// handlers of raw routes see it as an answer. One goroutine uses it at a time.
+// request is one HTTP request on its way: the call that it makes, the route that it takes, how much of its body has come, and the answer.
+// The handlers of raw routes see it as a raw, the generated handlers of typed routes in a typed. One goroutine uses it at a time.
 type request struct {
-	g        *Gateway
-	config   *Config // as the request began with
-	w        http.ResponseWriter
-	control  *http.ResponseController
-	ctx      context.Context // the handler's: gRPC's interfaces ask for it by method
-	call     httpcall.Call
-	params   map[string]string // the variables of the path
-	body     body
-	received bool // the body was handed to the handler of a raw route
-	holding  holding
-	pattern  string // the route as metrics and spans name it; empty when there is none
-
-	status  int     // as sent; 0 while nothing was
-	tail    [2]byte // the last bytes of a stream of server-sent events
-	events  bool    // the answer is a stream of server-sent events
-	lines   bool    // the answer is a stream of JSON lines
-	pushed  bool    // every write goes out at once
-	opened  bool    // the first piece was written
-	failed  *apierror.Error
-	handled atomic.Pointer[error] // the error of a typed route's handler; nil without one
-	live    *liveBody             // of a stream of messages; nil otherwise
-	tunnel  *tunnel               // what the connection became; nil while it is HTTP
-	aborted bool                  // the connection must not look as if the answer were whole
-	stallBy time.Time
-	alive   *keepAlive // of a stream; nil without one
-	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
-	multiplexed bool
-}
-
-var _ http.ResponseWriter = (*request)(nil)
-
-var (
-	errBegun      = errors.New("the answer has begun")
-	errSlowReader = errors.New("the client reads the answer too slowly, and its memory was needed")
-)
-
-type requestKey struct{}
-
-func requestFrom(ctx context.Context) *request {
-	rq, _ := ctx.Value(requestKey{}).(*request)
-	return rq
-}
-
-// start sends the status and the headers, with the first bytes of the body.
-func (rq *request) start(status int) {
-	h := rq.w.Header()
-	kind := h.Get("Content-Type")
-	rq.events, rq.lines = isEvents(kind), plainType(kind) == typeLines
-	rq.pushed = h.Get("Content-Length") == ""
-	rq.status = status
-	if !rq.multiplexed {
-		rq.extend() // for an answer that is written when its handler has ended
-	}
-	rq.w.WriteHeader(status)
-}
-
-// plainType is a content type without its parameters.
-func plainType(contentType string) string {
-	kind, _, _ := strings.Cut(contentType, ";")
-	return kind
-}
-
-// isEvents reports whether a content type is that of server-sent events.
-func isEvents(contentType string) bool { return plainType(contentType) == "text/event-stream" }
-
-// write sends bytes of the body; those of a stream leave at once. A client that takes nothing for
-// the stall timeout loses its connection: a reader that is merely slow holds the engine back.
-func (rq *request) write(p []byte) error {
-	rq.extend()
-	if rq.events {
-		rq.note(p)
-		if !rq.opened {
-			rq.opened = true
-			return rq.apart(p)
-		}
-	}
-	return rq.send(p)
-}
-
-// note keeps the last two bytes of a stream.
-func (rq *request) note(p []byte) {
-	switch n := len(p); n {
-	case 0:
-	case 1:
-		rq.tail[0], rq.tail[1] = rq.tail[1], p[0]
-	default:
-		rq.tail[0], rq.tail[1] = p[n-2], p[n-1]
-	}
-}
-
-// endOfEvent ends an event that was cut off in its middle, so that the next one stands for itself.
-func (rq *request) endOfEvent() []byte {
-	switch last := rq.tail[1]; {
-	case last == 0, rq.tail == [2]byte{'\n', '\n'}:
-		return nil
-	case last == '\n', last == '\r': // after a line, or after an event with other line ends
-		return []byte("\n")
-	}
-	return []byte("\n\n")
-}
-
-// Header, WriteHeader and Write are for the generated handlers. They do nothing once an error was
-// written: grpc-gateway then writes one of its own.
-func (rq *request) Header() http.Header {
-	if rq.failed != nil {
-		return http.Header{}
-	}
-	return rq.w.Header()
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (rq *request) WriteHeader(status int) {
-	if rq.status == 0 && rq.failed == nil {
-		rq.start(status)
-	}
-}
-
-// Write implements http.ResponseWriter.
-func (rq *request) Write(p []byte) (int, error) {
-	if rq.failed != nil {
-		return len(p), nil
-	}
-	if rq.status == 0 {
-		if refused := rq.holdAnswer(len(p)); refused != nil {
-			rq.fail(refused)
-			return len(p), nil
-		}
-		rq.start(http.StatusOK)
-	}
-	if err := rq.writeWhole(p); err != nil {
-		return 0, err
-	}
-	return len(p), nil
+	config  *Config         // as the request began with
+	ctx     context.Context // the handler's: gRPC's interfaces ask for it by method
+	call    httpcall.Call
+	routed  routed
+	body    body
+	holding holding
+	out     answer
+	tunnel  *tunnel // what the connection became; nil while it is HTTP
 }
 
 // fail answers with an error. The first one counts.
 func (rq *request) fail(e *apierror.Error) {
-	rq.alive.lock()
-	defer rq.alive.unlock()
+	rq.out.alive.lock()
+	defer rq.out.alive.unlock()
 	rq.failLocked(e)
 }
 
 // failLocked is fail for callers that keep comments away.
 func (rq *request) failLocked(e *apierror.Error) {
-	if rq.failed != nil {
-		return
-	}
-	if wrong := rq.live.mistake(); wrong != nil {
-		e = wrong // the service saw the stream end there
-	}
 	if e.Reason == apierror.Cancelled && rq.ctx.Err() != nil {
 		e = clientLeft(e)
 	}
-	rq.failed = e
-	dialect := rq.dialect()
-	switch {
-	case rq.tunnel != nil: // the connection is no longer one for answers
-		rq.g.metrics.brokenStream(e)
-	case rq.status == 0:
-		contentType, text := e.Body(dialect)
-		h := rq.w.Header()
-		setErrorHeaders(h, e)
-		h.Set("Content-Type", contentType)
-		h.Set("Content-Length", itoa(int64(len(text))))
-		if rq.holding.rest != nil {
-			_ = rq.control.EnableFullDuplex() // the rest of the body is read after the answer
-		}
-		rq.start(e.HTTPStatus())
-		_ = rq.write(text) // the client may be gone
-	case rq.events:
-		_ = rq.write(append(rq.endOfEvent(), e.Events(dialect)...)) // as above
-		rq.g.metrics.brokenStream(e)
-	case rq.lines:
-		_ = rq.write(append(e.JSON(dialect), '\n')) // as above
-		rq.g.metrics.brokenStream(e)
-	default:
-		rq.aborted = true
-		rq.g.metrics.brokenStream(e)
+	if rq.out.status == 0 && rq.holding.rest != nil {
+		_ = rq.out.control.EnableFullDuplex() // the rest of the body is read after the answer
 	}
-}
-
-// setErrorHeaders sets the headers that go with an error: reason, retry hints, authentication and upgrade.
-func setErrorHeaders(h http.Header, e *apierror.Error) {
-	h.Set("X-Kvpilot-Reason", apierror.Name(e.Reason))
-	if after := e.RetryAfterHeader(); after != "" {
-		h.Set("Retry-After", after)
-		h.Set("Retry-After-Ms", e.RetryAfterMS())
-	}
-	maps.Copy(h, e.Header)
-	if e.Reason == apierror.Unauthenticated {
-		h.Set("Www-Authenticate", "Bearer")
-	}
-	if protocol := e.Upgrade(); protocol != "" {
-		h.Set("Upgrade", protocol)
-		h.Set("Connection", "Upgrade")
-	}
-	h.Del("Cache-Control")
+	rq.out.fail(e, rq.dialect())
 }
 
 // dialect is that of the request's path; of a proxy's question for a replica, that of its client's path.
@@ -223,29 +53,97 @@ func (rq *request) dialect() apierror.Dialect {
 	return dialectOf(rq.call.Path)
 }
 
-// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.
-func dialectOf(path string) apierror.Dialect {
-	switch {
-	case below(path, "/v1/messages"):
-		return apierror.Anthropic
-	case below(path, "/v1/responses"):
-		return apierror.OpenAIResponses
+// expectBody starts the clock for a body that is still to come. It runs on while the body is
+// rejected and net/http reads the rest of it, and stops when the whole body was read.
+func (rq *request) expectBody(r *http.Request) {
+	if hasBody(r) {
+		// Test writers have no deadlines; a connection's failure shows when it is read.
+		_ = rq.out.control.SetReadDeadline(time.Now().Add(rq.config.BodyTimeout))
 	}
-	return apierror.OpenAI
 }
 
-// below reports whether path is root or under it.
-func below(path, root string) bool {
-	rest, ok := strings.CutPrefix(path, root)
-	return ok && (rest == "" || rest[0] == '/')
+// takeLive leaves the body to be read while it is answered.
+func (rq *request) takeLive(r *http.Request) {
+	control := rq.out.control
+	_ = control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
+	_ = control.EnableFullDuplex()           // HTTP/2 needs no asking
+	rq.call.Mistakes = &httpcall.Mistakes{}
+	rq.body.live = &liveBody{ReadCloser: r.Body, mistakes: rq.call.Mistakes, control: control}
+	rq.call.Live = rq.body.live
 }
 
-// hopByHop reports headers that belong to one connection only.
-func hopByHop(name string) bool {
-	switch name {
-	case "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection",
-		"Te", "Trailer", "Transfer-Encoding", "Upgrade":
-		return true
+// readBody reads a request's body, within the limit and the time that the configuration sets.
+func (rq *request) readBody(r *http.Request, limit int64) (data []byte, err error) {
+	if !hasBody(r) {
+		return nil, nil
 	}
-	return false
+	if r.ContentLength > limit {
+		rq.closes(r)
+		return nil, tooLarge(limit)
+	}
+	from := r.Body
+	if r.ContentLength < 0 {
+		from = http.MaxBytesReader(rq.out.w, r.Body, limit)
+	}
+	control := rq.out.control
+	data, err = rq.holding.read(r.Context(), from, r.ContentLength, func() { _ = control.SetReadDeadline(time.Now()) })
+	if err != nil {
+		rq.closes(r)
+		return nil, bodyError(err, limit)
+	}
+	rq.holding.rest = nil
+	_ = control.SetReadDeadline(time.Time{}) // else it would end the answer
+	return data, nil
+}
+
+// closes ends the connection with the answer: the rest of the body would be read as a request.
+func (rq *request) closes(r *http.Request) {
+	if r.ProtoMajor == 1 {
+		rq.out.w.Header().Set("Connection", "close")
+	}
+}
+
+// linger reads the rest of a refused body and drops it.
+func (rq *request) linger() {
+	rest := rq.holding.rest
+	if rest == nil || rq.out.failed == nil || rq.out.aborted || rq.tunnel != nil {
+		return
+	}
+	_ = rq.out.control.Flush() // the client may be gone
+	_ = rq.out.control.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.Copy(io.Discard, io.LimitReader(rest, int64(rq.config.MaxBodyBytes))) // what cannot be read needs no answer
+}
+
+var errSlowReader = errors.New("the client reads the answer too slowly, and its memory was needed")
+
+// writeWhole writes an answer that is in memory, charged while it waits for the client.
+func (rq *request) writeWhole(p []byte) error {
+	h, out := &rq.holding, &rq.out
+	h.account.Watch(&h.moving, ledger.Answer, func() { _ = out.control.SetWriteDeadline(time.Now()) })
+	defer h.moving.Done()
+	for len(p) > 0 {
+		out.extend()
+		if h.moving.Evicted() {
+			out.aborted = true
+			return errSlowReader
+		}
+		n, err := out.w.Write(p[:min(len(p), answerPiece)])
+		h.moving.Moved(n)
+		if err != nil {
+			return err
+		}
+		p = p[n:]
+	}
+	return nil
+}
+
+// holdAnswer charges a whole answer before its first byte is written.
+func (rq *request) holdAnswer(n int) *apierror.Error {
+	if n <= smallAnswer {
+		return nil
+	}
+	if err := rq.holding.account.TakeSoon(rq.ctx, ledger.Answer, int64(n)); err != nil {
+		return apierror.From(guard.Refused(err))
+	}
+	return nil
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/genproto/googleapis/api/annotations"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -25,42 +24,59 @@ type route struct {
 	rpc string
 	// pattern is the path as the contract writes it: "/v1/models/{model=**}".
 	pattern string
-	// raw routes carry an HttpBody in either direction. They call the service directly; others go over the listener in memory.
+	// raw routes carry an HttpBody in either direction. They call the method directly; others go through the generated handlers.
 	raw bool
-	// opaque routes take a body of any content type; others take JSON.
-	opaque bool
 	// small routes take messages without a prompt.
 	small bool
-	// live routes read their body while they answer.
-	live bool
-	// upgrade routes make a WebSocket of the client's connection.
-	upgrade bool
-	// form routes read a form themselves, while it arrives.
-	form bool
-	service
+	takes taking
 }
 
-// service is one method of the generated server interface. It is empty when the method is not registered.
-type service struct {
-	impl   any
-	unary  grpc.MethodHandler
-	stream grpc.StreamHandler
-	info   *grpc.StreamServerInfo
+// taking is the kind of body that a route takes.
+type taking uint8
+
+const (
+	takesJSON    taking = iota
+	takesAny            // of any content type
+	takesForm           // a form, which the handler reads while it arrives
+	takesLive           // messages, which the handler answers while they arrive
+	takesUpgrade        // none: the connection becomes a WebSocket
+)
+
+func takingOf(rpc protoreflect.MethodDescriptor, pattern string) taking {
+	switch {
+	case rpc.FullName() == realtimeName:
+		return takesUpgrade
+	case rpc.IsStreamingClient():
+		return takesLive
+	case openai.RouteOf(pattern).TakesForm():
+		return takesForm
+	case rpc.Input().FullName() == httpBodyName || strings.Contains(pattern, "{"):
+		return takesAny
+	}
+	return takesJSON
 }
 
-// services are the registered methods by their full names. It is a grpc.ServiceRegistrar.
-type services map[string]service
+// takes returns the kind of body that a path takes; paths without a route take any.
+func (r routed) takes() taking {
+	if r.route == nil {
+		return takesAny
+	}
+	return r.route.takes
+}
 
-// RegisterService implements grpc.ServiceRegistrar.
-func (s services) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	for _, m := range desc.Methods {
-		s["/"+desc.ServiceName+"/"+m.MethodName] = service{impl: impl, unary: m.Handler}
+// rpc returns the full name of the method; empty when there is none.
+func (r routed) rpc() string {
+	if r.route == nil {
+		return ""
 	}
-	for _, m := range desc.Streams {
-		name := "/" + desc.ServiceName + "/" + m.StreamName
-		info := &grpc.StreamServerInfo{FullMethod: name, IsClientStream: m.ClientStreams, IsServerStream: m.ServerStreams}
-		s[name] = service{impl: impl, stream: m.Handler, info: info}
-	}
+	return r.route.rpc
+}
+
+// routed is where a request goes.
+type routed struct {
+	route   *route            // nil when there is none
+	params  map[string]string // the variables of the path
+	pattern string            // the route as metrics and spans name it; empty when there is none
 }
 
 // routes is the contract's table of routes.
@@ -77,7 +93,7 @@ const (
 )
 
 // readRoutes reads the contract's annotations.
-func readRoutes(all services) (*routes, error) {
+func readRoutes() (*routes, error) {
 	none := func(context.Context, *runtime.ServeMux, runtime.Marshaler, http.ResponseWriter, *http.Request, int) {}
 	malformed := func(context.Context, *runtime.ServeMux, runtime.Marshaler, http.ResponseWriter, *http.Request, error) {
 	}
@@ -92,7 +108,7 @@ func readRoutes(all services) (*routes, error) {
 		for i := range file.Services().Len() {
 			methods := file.Services().Get(i).Methods()
 			for j := range methods.Len() {
-				if err := t.add(methods.Get(j), all); err != nil {
+				if err := t.add(methods.Get(j)); err != nil {
 					return nil, err
 				}
 			}
@@ -101,7 +117,7 @@ func readRoutes(all services) (*routes, error) {
 	return t, nil
 }
 
-func (t *routes) add(rpc protoreflect.MethodDescriptor, all services) error {
+func (t *routes) add(rpc protoreflect.MethodDescriptor) error {
 	rule, _ := proto.GetExtension(rpc.Options(), annotations.E_Http).(*annotations.HttpRule)
 	if rule == nil {
 		return nil
@@ -113,13 +129,9 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor, all services) error {
 			return fmt.Errorf("%s: a binding without a known method", rpc.FullName())
 		}
 		r := &route{
-			method: method, pattern: pattern, rpc: name, service: all[name],
-			raw:     rpc.Input().FullName() == httpBodyName || rpc.Output().FullName() == httpBodyName,
-			opaque:  rpc.Input().FullName() == httpBodyName || strings.Contains(pattern, "{"),
-			small:   small(rpc.Input()),
-			live:    rpc.IsStreamingClient(),
-			upgrade: rpc.FullName() == realtimeName,
-			form:    openai.RouteOf(pattern).TakesForm(),
+			method: method, pattern: pattern, rpc: name,
+			raw:   rpc.Input().FullName() == httpBodyName || rpc.Output().FullName() == httpBodyName,
+			small: small(rpc.Input()), takes: takingOf(rpc, pattern),
 		}
 		if !strings.Contains(pattern, "{") {
 			t.exact[pattern] = append(t.exact[pattern], r)
@@ -127,7 +139,7 @@ func (t *routes) add(rpc protoreflect.MethodDescriptor, all services) error {
 		}
 		report := func(w http.ResponseWriter, _ *http.Request, params map[string]string) {
 			if m, ok := w.(*match); ok {
-				m.route, m.params = r, params
+				m.routed = routed{r, params, pattern}
 			}
 		}
 		if err := t.patterns.HandlePath(method, pattern, report); err != nil {
@@ -157,30 +169,29 @@ func verbOf(rule *annotations.HttpRule) (method, pattern string) {
 // report; nothing is written to it.
 type match struct {
 	http.ResponseWriter
-	route  *route
-	params map[string]string
+	routed
 }
 
-// find returns the route of a path and its variables; nil when there is none. Routes without variables have nil params.
-func (t *routes) find(method string, u *url.URL) (*route, map[string]string) {
+// find returns the route of a path. Routes without variables have nil params.
+func (t *routes) find(method string, u *url.URL) routed {
 	if list := t.exact[u.Path]; len(list) > 0 {
 		for _, r := range list {
 			if r.method == method {
-				return r, nil
+				return routed{route: r, pattern: r.pattern}
 			}
 		}
-		return nil, nil
+		return routed{}
 	}
 	var m match
 	t.patterns.ServeHTTP(&m, &http.Request{Method: method, URL: u})
-	return m.route, m.params
+	return m.routed
 }
 
 // allowed lists the methods that a path has.
 func (t *routes) allowed(u *url.URL) []string {
 	var list []string
 	for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodPatch, http.MethodPost, http.MethodPut} {
-		if found, _ := t.find(method, u); found != nil {
+		if t.find(method, u).route != nil {
 			list = append(list, method)
 		}
 	}

@@ -11,14 +11,20 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // ServeHTTP answers one request.
 func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	rq := &request{g: g, config: g.conf.Load(), w: w, control: http.NewResponseController(w), multiplexed: r.ProtoMajor > 1}
+	config := g.conf.Load()
+	rq := &request{config: config, out: answer{
+		client:  client{w: w, control: http.NewResponseController(w), stall: config.StallTimeout, multiplexed: r.ProtoMajor > 1},
+		metrics: g.metrics,
+	}}
 	if u := g.routes.trimSlash(r.URL); u != r.URL {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
 		r.URL = u
@@ -27,7 +33,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
 		Header: r.Header, RequestID: httpcall.RequestID(r.Header), Client: httpcall.Host(r.RemoteAddr), Received: time.Now(),
 	}
-	rq.call.Answer = (*answer)(rq)
+	rq.call.Answer = (*raw)(rq)
 	h := w.Header()
 	h[httpcall.HeaderRequestID] = []string{rq.call.RequestID}
 	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {
@@ -36,15 +42,12 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.Set("Connection", "close")
 	}
 	if isHealth(r) {
-		g.serveHealth(rq)
+		serveHealth(rq, g.health)
 		return
 	}
-	found, params := g.routes.find(readMethod(r.Method), r.URL)
-	if found != nil {
-		rq.pattern, rq.params = found.pattern, params
-		if params == nil {
-			rq.call.Path = r.URL.Path // however the client escaped it
-		}
+	rq.routed = g.routes.find(readMethod(r.Method), r.URL)
+	if rq.routed.route != nil && rq.routed.params == nil {
+		rq.call.Path = r.URL.Path // however the client escaped it
 	}
 	ctx, s := g.startSpan(r, rq)
 	g.metrics.begin()
@@ -52,42 +55,56 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if serveFront(rq, r) {
 		return
 	}
-	if g.cors.answer(h, r) || g.answerOptions(rq, r) {
-		rq.start(http.StatusNoContent)
+	if g.origins.answer(h, r) || g.answerOptions(rq, r) {
+		rq.out.start(http.StatusNoContent)
 		return
 	}
 	rq.ctx = httpcall.With(ctx, &rq.call)
-	switch {
-	case !g.admit(rq, r, found) || !g.takeBody(rq, r, found):
-	case found == nil:
+	switch to := rq.routed.route; {
+	case !g.admit(rq, r) || !g.takeBody(rq, r):
+	case to == nil:
 		g.serveUnknown(rq, r)
-	case found.raw:
-		g.serveRaw(rq, &found.service, found.rpc)
+	case to.raw:
+		g.handlers.serveRaw(rq, to.rpc)
 	default:
-		g.serveTyped(rq, r)
+		serveTyped(g.typed, rq, r)
 	}
-	if rq.status == 0 && rq.failed == nil {
+	if rq.out.status == 0 && rq.out.failed == nil {
 		rq.fail(apierror.New(apierror.Internal, "internal error", errNoAnswer))
 	}
 	rq.linger()
 }
 
+// answerOptions lists the methods of a path that has a route; it leaves other paths alone.
+func (g *Gateway) answerOptions(rq *request, r *http.Request) bool {
+	if r.Method != http.MethodOptions {
+		return false
+	}
+	allowed := g.routes.allowed(r.URL)
+	if len(allowed) == 0 {
+		return false
+	}
+	rq.out.w.Header().Set("Allow", strings.Join(append(allowed, http.MethodOptions), ", "))
+	return true
+}
+
 // admit checks the sender of a request, before its body is read.
-func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
-	g.expectBody(rq, r)
+func (g *Gateway) admit(rq *request, r *http.Request) bool {
+	rq.expectBody(r)
 	err := checkTarget(r)
 	if err == nil {
-		err = g.checkOrigin(r, found)
+		err = g.origins.check(r, rq.routed.takes())
 	}
-	if err == nil && g.authorize != nil {
-		rpc := ""
-		if found != nil {
-			rpc = found.rpc
-		}
-		rq.call.Caller, err = g.authorize(r, rq.call.RequestID, rpc)
+	if err == nil && g.senders != nil {
+		rq.call.Caller, err = g.senders.Authorize(r, rq.call.RequestID, rq.routed.rpc())
 	}
 	if err == nil {
-		err = rq.holding.open(g, rq, r)
+		sender := guard.Sender(rq.call.Caller, ledger.ConnFrom(r.Context()), rq.call.Client)
+		if g.senders == nil {
+			sender.Open, sender.Nameless = true, false
+		}
+		rq.call.Account = &rq.holding.account
+		err = rq.holding.open(r.Context(), g.ledger, sender)
 	}
 	if err != nil {
 		rq.fail(apierror.From(err))
@@ -96,29 +113,26 @@ func (g *Gateway) admit(rq *request, r *http.Request, found *route) bool {
 }
 
 // takeBody reads the body, or leaves it to the handlers that read it while it arrives.
-func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
+func (g *Gateway) takeBody(rq *request, r *http.Request) bool {
 	var err error
-	if found == nil || !found.live {
+	takes := rq.routed.takes()
+	if takes != takesLive {
 		rq.holding.expects(r)
 	}
 	switch {
-	case found != nil && found.upgrade:
-		err = g.takeUpgrade(rq, r)
+	case takes == takesUpgrade:
+		err = g.tunnels.takeUpgrade(rq, r)
 	case readMethod(r.Method) == http.MethodGet: // a body, if there is one, is not read
-	case found != nil && found.live:
+	case takes == takesLive:
 		if err = checkType(r, false); err == nil {
-			_ = rq.control.SetReadDeadline(time.Time{}) // it lasts as long as the answer
-			_ = rq.control.EnableFullDuplex()           // HTTP/2 needs no asking
-			rq.call.Mistakes = &httpcall.Mistakes{}
-			rq.live = &liveBody{ReadCloser: r.Body, mistakes: rq.call.Mistakes, control: rq.control}
-			rq.call.Live = rq.live
+			rq.takeLive(r)
 		}
-	case found != nil && found.form:
-		err = g.takeUpload(rq, r)
+	case takes == takesForm:
+		err = rq.takeUpload(r)
 	default:
-		if err = checkType(r, found == nil || found.opaque); err == nil {
+		if err = checkType(r, takes == takesAny); err == nil {
 			rq.body.contentType = r.Header.Get("Content-Type")
-			rq.body.data, err = g.readBody(rq, r, g.bodyLimit(found, r.URL.Path))
+			rq.body.data, err = rq.readBody(r, g.bodyLimit(rq.routed.route, r.URL.Path))
 		}
 	}
 	if err != nil {
@@ -127,20 +141,14 @@ func (g *Gateway) takeBody(rq *request, r *http.Request, found *route) bool {
 	return err == nil
 }
 
-// serveTyped hands a request to the generated handler, which decodes the message and calls the service over the hop.
-func (g *Gateway) serveTyped(rq *request, r *http.Request) {
-	// The generated code would copy headers into metadata, one by one; handlers find them in the Call.
-	inner := r.WithContext(context.WithValue(rq.ctx, requestKey{}, rq))
-	inner.Method = readMethod(r.Method)
-	inner.Header, inner.Host, inner.RemoteAddr = nil, "", ""
-	inner.Body = &rq.body
-	if rq.live != nil {
-		inner.Body = rq.live
+// bodyLimit is the size that a route's body may have: at most that of the largest one that the ledger can ever hold, with the copy that is
+// made when it grows.
+func (g *Gateway) bodyLimit(to *route, path string) int64 {
+	most := min(int64(g.conf.Load().MaxBodyBytes), g.ledger.Most(ledger.Body)/(bodyGrowth+1)*bodyGrowth)
+	if to != nil && to.small || to == nil && strings.HasPrefix(path, "/kvpilot/") {
+		return min(smallBody, most)
 	}
-	g.typed.ServeHTTP(rq, inner)
-	if wrong := rq.live.mistake(); wrong != nil {
-		rq.fail(wrong)
-	}
+	return most
 }
 
 // serveUnknown answers paths and methods that have no route.
@@ -151,16 +159,16 @@ func (g *Gateway) serveUnknown(rq *request, r *http.Request) {
 	}
 	switch {
 	case len(allowed) > 0:
-		rq.w.Header().Set("Allow", strings.Join(allowed, ", "))
+		rq.out.w.Header().Set("Allow", strings.Join(allowed, ", "))
 		rq.fail(apierror.New(apierror.MethodNotAllowed, "the method "+knownMethod(rq.call.Method)+" is not allowed here", nil))
-	case g.forward == nil || !strings.HasPrefix(r.URL.Path, "/"):
+	case !g.forwards || !strings.HasPrefix(r.URL.Path, "/"):
 		rq.fail(apierror.New(apierror.RouteNotFound, "there is no route "+clip(rq.call.Path)+g.routes.hint(rq.call.Path), nil))
 	default:
 		if err := httpcall.CheckPath(rq.call.Path); err != nil {
 			rq.fail(apierror.New(apierror.InvalidBody, err.Error(), nil))
 			return
 		}
-		g.serveRaw(rq, g.forward, kvpilotv1.InferenceService_Forward_FullMethodName)
+		g.handlers.serveRaw(rq, kvpilotv1.InferenceService_Forward_FullMethodName)
 	}
 }
 
@@ -189,7 +197,7 @@ func canonical(name string) string {
 // startSpan begins the server span, as a child of the client's when it sent one.
 func (g *Gateway) startSpan(r *http.Request, rq *request) (context.Context, trace.Span) {
 	ctx := g.propagator.Extract(r.Context(), carrier{propagation.HeaderCarrier(r.Header)})
-	return span.StartAt(ctx, g.tracer, spanName(knownMethod(rq.call.Method), rq.pattern), trace.SpanKindServer, trace.SpanID{}, rq.call.Received)
+	return span.StartAt(ctx, g.tracer, spanName(knownMethod(rq.call.Method), rq.routed.pattern), trace.SpanKindServer, trace.SpanID{}, rq.call.Received)
 }
 
 // spanName has few values, as OpenTelemetry's conventions want it: clients make up methods.
@@ -210,10 +218,10 @@ func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 		defer g.tunnels.drop(rq.tunnel)
 	}
 	rq.holding.close()
-	if v != nil && rq.status == 0 {
-		rq.status = http.StatusInternalServerError
+	if v != nil && rq.out.status == 0 {
+		rq.out.status = http.StatusInternalServerError
 	}
-	g.metrics.end(rq)
+	g.metrics.end(labelKey{knownMethod(rq.call.Method), rq.routed.pattern, rq.out.outcome()}, rq.call.Received)
 	if s.IsRecording() {
 		st := describe(rq, r)
 		span.Leave(s, st, st.fault != "")
@@ -222,23 +230,7 @@ func (g *Gateway) finish(rq *request, r *http.Request, s trace.Span) {
 	if v != nil {
 		panic(v) // net/http knows what to do; only the record is ours
 	}
-	if rq.aborted {
+	if rq.out.aborted {
 		panic(http.ErrAbortHandler)
 	}
-}
-
-// outcome is the status for the record: 499 if the client disconnected, also after a part of the answer was sent.
-func (rq *request) outcome() int {
-	if rq.failed != nil && rq.failed.Reason == apierror.Cancelled {
-		return apierror.StatusClientClosed
-	}
-	return rq.status
-}
-
-// readMethod treats HEAD as GET: net/http leaves the body out.
-func readMethod(method string) string {
-	if method == http.MethodHead {
-		return http.MethodGet
-	}
-	return method
 }

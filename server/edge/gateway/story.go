@@ -24,12 +24,12 @@ func describe(rq *request, r *http.Request) *story {
 	st := stories.Get().(*story)
 	*st = story{
 		method: knownMethod(rq.call.Method), path: rq.call.Path, scheme: "http", version: strings.TrimPrefix(r.Proto, "HTTP/"),
-		requestID: strings.Clone(rq.call.RequestID), route: rq.pattern, status: rq.outcome(),
+		requestID: strings.Clone(rq.call.RequestID), route: rq.routed.pattern, status: rq.out.outcome(),
 	}
 	if r.TLS != nil {
 		st.scheme = "https"
 	}
-	if e := rq.failed; e != nil && e.Fault() == apierror.FaultOurs {
+	if e := rq.out.failed; e != nil && e.Fault() == apierror.FaultOurs {
 		st.fault, st.words = apierror.Name(e.Reason), e.OwnWords()
 	}
 	return st

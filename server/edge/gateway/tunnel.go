@@ -2,16 +2,11 @@ package gateway
 
 import (
 	"bufio"
-	"context"
-	"io"
 	"net"
-	"net/http"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // tunnels are the connections that have become WebSockets: net/http knows nothing of them any more.
@@ -69,85 +64,6 @@ func (t *tunnels) cut() {
 	for one := range t.open {
 		one.cut()
 	}
-}
-
-// Leave rejects new WebSockets, waits for the open ones until ctx ends, and then closes them. It returns when the
-// last handler has ended; an error means that some were closed by it. It must be called once only.
-func (g *Gateway) Leave(ctx context.Context) error {
-	none := g.tunnels.leave()
-	select {
-	case <-none:
-		return nil
-	case <-ctx.Done():
-	}
-	g.tunnels.cut()
-	<-none // their connections are closed
-	return ctx.Err()
-}
-
-// upgrade is a client that waits for its connection to become a WebSocket.
-type upgrade struct{ rq *request }
-
-var _ router.Upgrade = upgrade{}
-
-// takeUpgrade offers the client's connection to the handler, when that is what the request asks for. The handler rejects any
-// other.
-func (g *Gateway) takeUpgrade(rq *request, r *http.Request) error {
-	if hasBody(r) {
-		return apierror.New(apierror.InvalidBody, "the handshake of a WebSocket has no body", nil)
-	}
-	if r.Method == http.MethodGet && r.ProtoMajor == 1 && r.ProtoMinor > 0 &&
-		lists(r.Header["Connection"], "upgrade") && lists(r.Header["Upgrade"], "websocket") && r.Header.Get("Sec-Websocket-Key") != "" {
-		rq.call.Upgrade = upgrade{rq}
-	}
-	return nil
-}
-
-// lists reports whether a header with lists as values names a word.
-func lists(values []string, word string) bool {
-	for _, line := range values {
-		for one := range strings.SplitSeq(line, ",") {
-			if strings.EqualFold(strings.TrimSpace(one), word) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// Switch implements router.Upgrade.
-func (u upgrade) Switch(header http.Header) (io.ReadWriteCloser, error) {
-	rq := u.rq
-	one := &tunnel{stall: rq.g.StallTimeout()}
-	if !rq.g.tunnels.add(one) {
-		return nil, apierror.New(apierror.ShuttingDown, "the router is stopping", nil, apierror.WithRetryAfter(time.Second))
-	}
-	conn, buffered, err := rq.control.Hijack()
-	if err != nil {
-		rq.g.tunnels.drop(one)
-		return nil, err
-	}
-	rq.tunnel, rq.status = one, http.StatusSwitchingProtocols
-	one.take(conn, buffered.Reader)
-	for name, values := range rq.w.Header() { // of the gateway's own: the request's id, and what pages of other origins may read
-		if header[name] == nil {
-			header[name] = values
-		}
-	}
-	for name := range header {
-		if hopByHop(name) {
-			delete(header, name)
-		}
-	}
-	var head strings.Builder
-	head.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n")
-	_ = header.Write(&head) // a Builder takes everything
-	head.WriteString("\r\n")
-	if _, err := io.WriteString(one, head.String()); err != nil {
-		one.Close() //nolint:errcheck // the client disconnected
-		return nil, err
-	}
-	return one, nil
 }
 
 // tunnel is a connection that has become a WebSocket.

@@ -20,17 +20,17 @@ type upload struct {
 }
 
 // takeUpload leaves the body to be read by the handler.
-func (g *Gateway) takeUpload(rq *request, r *http.Request) error {
+func (rq *request) takeUpload(r *http.Request) error {
 	if err := checkType(r, true); err != nil {
 		return err
 	}
-	limit := int64(g.conf.Load().MaxBodyBytes)
+	limit := int64(rq.config.MaxBodyBytes)
 	if r.ContentLength > limit {
 		return tooLarge(limit)
 	}
 	rq.body.contentType = r.Header.Get("Content-Type")
 	if hasBody(r) {
-		rq.call.Stream = &upload{rq: rq, from: http.MaxBytesReader(rq.w, r.Body, limit), closes: r.ProtoMajor == 1}
+		rq.call.Stream = &upload{rq: rq, from: http.MaxBytesReader(rq.out.w, r.Body, limit), closes: r.ProtoMajor == 1}
 		rq.call.StreamSize = r.ContentLength
 	}
 	return nil
@@ -47,14 +47,14 @@ func (u *upload) Read(p []byte) (int, error) {
 		}
 	}
 	switch {
-	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a body that was cut off
+	case isEnd(err):
 		u.rq.holding.rest = nil
-		_ = u.rq.control.SetReadDeadline(time.Time{}) // else it would end the answer
+		_ = u.rq.out.control.SetReadDeadline(time.Time{}) // else it would end the answer
 	case err != nil:
-		if u.closes && u.rq.status == 0 {
-			u.rq.w.Header().Set("Connection", "close") // the rest of the body would be read as a request
+		if u.closes && u.rq.out.status == 0 {
+			u.rq.out.w.Header().Set("Connection", "close") // the rest of the body would be read as a request
 		}
-		err = bodyError(err, int64(u.rq.g.conf.Load().MaxBodyBytes))
+		err = bodyError(err, int64(u.rq.config.MaxBodyBytes))
 	}
 	return n, err
 }

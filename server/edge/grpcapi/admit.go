@@ -16,25 +16,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
-// Known reports whether a method is one of the contract's.
-func (a *API) Known(method string) bool { return a.methods[method] != nil }
-
-// origin is where a call came from, for the audit log.
-type origin struct{ address, requestID string }
-
-func originOf(ctx context.Context) origin {
-	if e := httpcall.From(ctx); e != nil {
-		return origin{e.Client, e.RequestID}
-	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	if p := passedOn(ctx); p != nil {
-		return origin{p.address, single(md, "x-request-id")}
-	}
-	return origin{clientOf(ctx), single(md, "x-request-id")}
+// admission identifies the senders of calls before anything of their messages is read, and checks their roles.
+type admission struct {
+	callers *callers.Callers
+	methods map[string]*methodInfo
+	// tenantHeader is the header of gateways, tenantKey the same as metadata have it.
+	tenantHeader, tenantKey string
+	audit                   *audit.Log
+	metrics                 *metrics
 }
 
+// Known reports whether a method is one of the contract's.
+func (a *admission) Known(method string) bool { return a.methods[method] != nil }
+
 // Admit identifies the sender of a gRPC call before anything of its message is read.
-func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error) {
+func (a *admission) Admit(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error) {
 	m := a.methods[method]
 	if m == nil {
 		return nil, nil
@@ -47,7 +43,7 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 		}
 		from.address = httpcall.Host(p.Addr.String())
 	}
-	who, err := a.Callers.Identify(by)
+	who, err := a.callers.Identify(by)
 	if err != nil {
 		return nil, a.unknown(err, method, from)
 	}
@@ -59,15 +55,21 @@ func (a *API) Admit(ctx context.Context, method string, md metadata.MD) (*caller
 
 // Authorize identifies the sender of a REST request before its body is read. rpc is the method that the route stands for;
 // without a method, only the credentials are checked.
-func (a *API) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
+func (a *admission) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
 	by := credentialsOf(r)
 	by.Tenant, by.Client = r.Header.Get(a.tenantHeader), r.Header.Get(callers.HeaderClient)
 	return a.authorize(r, by, requestID, rpc)
 }
 
-// AuthorizeAdmin is Authorize for the admin surface, where browsers send a key as the password of basic authentication.
-func (a *API) AuthorizeAdmin(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
-	return a.authorize(r, browserCredentials(r), requestID, rpc)
+// Admin identifies the senders of requests to the admin surface, where browsers send a key as the password of basic authentication.
+type Admin struct{ admission *admission }
+
+// Admin returns the senders of the admin surface.
+func (a *admission) Admin() Admin { return Admin{a} }
+
+// Authorize is API.Authorize for the admin surface.
+func (a Admin) Authorize(r *http.Request, requestID, rpc string) (*caller.Caller, error) {
+	return a.admission.authorize(r, browserCredentials(r), requestID, rpc)
 }
 
 func credentialsOf(r *http.Request) callers.Credentials {
@@ -82,8 +84,8 @@ func browserCredentials(r *http.Request) callers.Credentials {
 	return by
 }
 
-func (a *API) authorize(r *http.Request, by callers.Credentials, requestID, rpc string) (*caller.Caller, error) {
-	who, err := a.Callers.IdentifyWaiting(r.Context(), by)
+func (a *admission) authorize(r *http.Request, by callers.Credentials, requestID, rpc string) (*caller.Caller, error) {
+	who, err := a.callers.IdentifyWaiting(r.Context(), by)
 	from := origin{httpcall.Host(r.RemoteAddr), requestID}
 	m := a.methods[rpc]
 	if m == nil {
@@ -95,37 +97,37 @@ func (a *API) authorize(r *http.Request, by callers.Credentials, requestID, rpc 
 	return who, a.unknown(err, rpc, from)
 }
 
-// AllowAdmin checks that the sender of a request to the admin surface has one of the roles.
-func (a *API) AllowAdmin(r *http.Request, roles caller.Roles) error {
+// Allow checks that the sender of a request to the admin surface has one of the roles.
+func (a Admin) Allow(r *http.Request, roles caller.Roles) error {
 	from, path := origin{httpcall.Host(r.RemoteAddr), r.Header.Get(httpcall.HeaderRequestID)}, r.URL.Path
-	who, err := a.Callers.IdentifyWaiting(r.Context(), browserCredentials(r))
+	who, err := a.admission.callers.IdentifyWaiting(r.Context(), browserCredentials(r))
 	if err != nil {
-		return a.unknown(err, path, from)
+		return a.admission.unknown(err, path, from)
 	}
-	if err := a.permit(who, path, &methodInfo{roles: roles}, from); err != nil {
+	if err := a.admission.permit(who, path, &methodInfo{roles: roles}, from); err != nil {
 		return err
 	}
 	if who.By != caller.Open && (strings.HasPrefix(path, "/console") || strings.HasPrefix(path, "/debug")) {
-		a.Audit.Write(audit.Event{Kind: audit.Read, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Method: path}.From(who))
+		a.admission.audit.Write(audit.Event{Kind: audit.Read, Outcome: audit.OK, Address: from.address, RequestID: from.requestID, Method: path}.From(who))
 	}
 	return nil
 }
 
 // unknown counts and records a refusal of credentials, and returns it.
-func (a *API) unknown(err error, method string, from origin) error {
+func (a *admission) unknown(err error, method string, from origin) error {
 	if err == nil {
 		return nil
 	}
 	a.metrics.refused.Add(context.Background(), 1, a.metrics.unknownKey)
 	public := apierror.From(err)
-	a.Audit.Write(audit.Event{
+	a.audit.Write(audit.Event{
 		Kind: audit.Refused, Outcome: apierror.Name(public.Reason), Address: from.address, RequestID: from.requestID, Method: method, Detail: public.Message,
 	})
 	return err
 }
 
 // permit rejects a caller that has none of a method's roles.
-func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from origin) error {
+func (a *admission) permit(who *caller.Caller, method string, m *methodInfo, from origin) error {
 	if who.May(m.roles) {
 		return nil
 	}
@@ -135,65 +137,8 @@ func (a *API) permit(who *caller.Caller, method string, m *methodInfo, from orig
 		needs = caller.Admin
 	}
 	err := apierror.New(apierror.PermissionDenied, "the caller needs the role "+strings.ReplaceAll(needs.String(), ",", " or "), nil)
-	a.Audit.Write(audit.Event{
+	a.audit.Write(audit.Event{
 		Kind: audit.Refused, Outcome: apierror.Name(err.Reason), Address: from.address, RequestID: from.requestID, Method: method,
 	}.From(who))
 	return err
-}
-
-// record writes what a call did to the fleet, or what it read, into the audit log.
-func (a *API) record(ctx context.Context, kind audit.Kind, method, target string, err error) {
-	a.recordWith(ctx, audit.Event{Kind: kind, Method: method, Target: target}, err)
-}
-
-// recordWith completes an event with the caller and the outcome, and writes it.
-func (a *API) recordWith(ctx context.Context, e audit.Event, err error) {
-	from := originOf(ctx)
-	e.Outcome, e.Address, e.RequestID = audit.OK, from.address, from.requestID
-	if err != nil {
-		e.Outcome = apierror.Name(apierror.From(err).Reason)
-	}
-	a.Audit.Write(e.From(a.caller(ctx)))
-}
-
-// recordRead writes that a call reads what belongs to other tenants. Without credentials there are none. A call that another router
-// has passed on is written there.
-func (a *API) recordRead(ctx context.Context, method, target string) {
-	if who := a.caller(ctx); who.By != caller.Open && who.May(caller.Observe) && passedOn(ctx) == nil {
-		a.record(ctx, audit.Read, method, target, nil)
-	}
-}
-
-// mayRegister rejects registration without credentials unless the operator allows it.
-func (a *API) mayRegister() error {
-	if !a.Callers.Open() || a.Registration {
-		return nil
-	}
-	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)
-}
-
-// mayLoadAdapters rejects changes of all engines without credentials unless the operator allows them.
-func (a *API) mayLoadAdapters() error {
-	if !a.Callers.Open() || a.conf.Load().OpenAdapters {
-		return nil
-	}
-	return apierror.New(apierror.PermissionDenied, "adapters are loaded and unloaded by callers with the role admin, and this router has no credentials: set api.keys, or api.open_adapters", nil)
-}
-
-// clientOf is the address that a call came from, without its port.
-func clientOf(ctx context.Context) string {
-	if e := httpcall.From(ctx); e != nil {
-		return e.Client
-	}
-	if p, ok := peer.FromContext(ctx); ok {
-		return httpcall.Host(p.Addr.String())
-	}
-	return ""
-}
-
-func single(md metadata.MD, name string) string {
-	if v := md[name]; len(v) > 0 {
-		return v[0]
-	}
-	return ""
 }

@@ -31,11 +31,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
@@ -43,6 +47,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -121,6 +126,28 @@ func (f *fakeLife) Finish(key load.Key, r chooser.Result) load.Outcome {
 	return f.outcome
 }
 
+// idle is a ready router that does nothing and whose settings stay.
+type idle struct{}
+
+func (idle) Config() chooser.Config     { return chooser.DefaultConfig() }
+func (idle) Rates() []chooser.Rate      { return nil }
+func (idle) Waiting() int               { return 0 }
+func (idle) Ready() error               { return nil }
+func (idle) Settings() grpcapi.Settings { return nil }
+
+// silent are replicas that report nothing.
+type silent struct{}
+
+func (silent) Stats(replica.Slot) (enginestats.Stats, bool) { return enginestats.Stats{}, false }
+func (silent) State(replica.ID) breaker.State               { return breaker.Closed }
+
+// empty is an index without feeds.
+type empty struct{}
+
+func (empty) Stats() kvindex.Stats                 { return kvindex.Stats{} }
+func (empty) State(replica.Slot) kvblock.FeedState { return kvblock.FeedNone }
+func (empty) Statuses() []kvevents.Status          { return nil }
+
 type rig struct {
 	api       *grpcapi.API
 	router    *fakeRouter
@@ -148,8 +175,9 @@ func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig 
 	fleet := registry.New(registry.DefaultConfig(), registry.Params{})
 	r.decisions = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
 	params := grpcapi.Params{
-		Router: r.router, Lifecycle: r.life, Book: book, Registry: fleet, Decisions: r.decisions,
-		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), Choice: chooser.DefaultConfig, History: r.history, Forward: true,
+		Router: r.router, Lifecycle: r.life, Chooser: idle{}, Decisions: r.decisions, Settings: idle{}, Health: idle{},
+		Ranks:  grpcapi.Ranks{Registry: fleet, Book: book, Engines: silent{}, Index: empty{}, Feeds: empty{}, Breakers: silent{}},
+		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), History: r.history, Traces: &history.Traces{}, Forward: true,
 	}
 	for _, change := range with {
 		change(&params)
@@ -158,7 +186,7 @@ func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig 
 	must(err)
 	r.api = api
 	protect := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{
-		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Known: api.Known, Admit: api.Admit,
+		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Senders: api,
 	})
 	server := grpc.NewServer(append(protect.Options(), grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))...)
 	api.Register(protect.Registrar(server))

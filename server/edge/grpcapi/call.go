@@ -2,99 +2,82 @@ package grpcapi
 
 import (
 	"context"
-	"net/http"
-	"strconv"
-	"strings"
-	"time"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
-	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// call describes a raw call to the router: as the REST client sent it, or with the route's own
+// calls makes what the router is called with.
+type calls struct {
+	senders   *senders
+	overrides overrides
+}
+
+// raw describes a raw call to the router: as the REST client sent it, or with the route's own
 // path for a gRPC caller.
-func (a *API) call(ctx context.Context, method, path string) (*router.Call, error) {
-	c := sent(ctx)
-	if c.Method == "" { // of a gRPC caller
-		c.Method, c.Path = method, path
+func (c calls) raw(ctx context.Context, method, path string) (*router.Call, error) {
+	out := sent(ctx)
+	if out.Method == "" { // of a gRPC caller
+		out.Method, out.Path = method, path
 	}
-	who := a.caller(ctx)
-	c.Tenant, c.ShowOverlap, c.Steers = who.Tenant, who.May(caller.Observe), who.May(caller.Steer)
-	c.Route = openai.RouteOf(c.Path)
+	who := c.senders.of(ctx)
+	out.Tenant, out.ShowOverlap, out.Steers = who.Tenant, who.May(caller.Observe), who.May(caller.Steer)
+	out.Route = openai.RouteOf(out.Path)
 	var err error
-	c.Options, err = a.options(c.Header)
-	return c, err
+	out.Options, err = c.overrides.fromHeader(out.Header)
+	return out, err
 }
 
-// sent returns what a call carries in addition to its message: a REST client's request, or a gRPC caller's metadata.
-func sent(ctx context.Context) *router.Call {
-	if e := httpcall.From(ctx); e != nil {
-		return &e.Call
+// question begins a question to the router.
+func (c calls) question(ctx context.Context) *router.Question {
+	call, who := sent(ctx), c.senders.of(ctx)
+	return &router.Question{
+		Header: call.Header, RequestID: call.RequestID, Received: call.Received,
+		Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer), Options: chooser.Options{PinnedRank: -1},
 	}
-	h := headers(ctx)
-	return &router.Call{Header: h, RequestID: httpcall.RequestID(h), Client: clientOf(ctx), Received: time.Now()}
 }
 
-// sinkFor takes the router's answer to the caller: a REST client itself, or a stream of messages.
-func sinkFor(out grpc.ServerStream) router.Sink {
-	if e := httpcall.From(out.Context()); e != nil {
-		return e.Answer
+func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
+	q.Body, q.Truncated = b.GetJson(), b.GetTruncated()
+	switch b.GetApi() {
+	case kvpilotv1.ApiKind_API_KIND_CHAT_COMPLETIONS:
+		q.Route = openai.RouteChat
+	case kvpilotv1.ApiKind_API_KIND_COMPLETIONS:
+		q.Route = openai.RouteCompletions
+	case kvpilotv1.ApiKind_API_KIND_RESPONSES:
+		q.Route = openai.RouteResponses
+	case kvpilotv1.ApiKind_API_KIND_MESSAGES:
+		q.Route = openai.RouteMessages
+	case kvpilotv1.ApiKind_API_KIND_UNSPECIFIED:
+		q.Route = openai.RouteAny
 	}
-	return &messages{out: out}
 }
 
-// finish completes an answer: a gRPC caller gets one message even when the body is empty.
-func finish(to router.Sink, err error) error {
-	if m, ok := to.(*messages); ok && err == nil && m.begun && !m.sent {
-		return m.Write(nil)
-	}
-	return err
+// answering answers inference calls; *router.Router does.
+type answering interface {
+	Serve(ctx context.Context, call *router.Call, to router.Sink) error
+	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
+	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
+	Realtime(ctx context.Context, call *router.Call, model string, up router.Upgrade) error
+	Models() []byte
+	Model(id string) ([]byte, error)
 }
 
-// messages is the Sink of a gRPC caller.
-type messages struct {
-	out         grpc.ServerStream
-	contentType string
-	begun, sent bool
+// choosing answers questions; *router.Router does.
+type choosing interface {
+	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
+	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
+	// Claimed reports whether a question of this name has a live booking here, or is getting one.
+	Claimed(tenant, name string) bool
 }
 
-var _ router.Sink = (*messages)(nil)
-
-// Begin implements router.Sink.
-func (s *messages) Begin(status int, header http.Header) error {
-	s.begun = true
-	s.contentType = header.Get("Content-Type")
-	md := metadata.MD{}
-	if status != http.StatusOK {
-		md.Set("x-http-status", strconv.Itoa(status))
-	}
-	for name, values := range header {
-		if name == httpcall.HeaderRequestID || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, "X-Ratelimit-") {
-			md[strings.ToLower(name)] = values
-		}
-	}
-	return s.out.SetHeader(md)
-}
-
-// Write implements router.Sink.
-func (s *messages) Write(p []byte) error {
-	// grpc-go has encoded the message when SendMsg returns; instruments may look at it later, so each
-	// piece gets a message of its own.
-	m := &httpbody.HttpBody{Data: p}
-	if !s.sent {
-		m.ContentType, s.sent = s.contentType, true
-	}
-	return s.out.SendMsg(m)
-}
-
-// invalid is the error of a header or a field. The message names it too: gRPC clients print the message alone.
-func invalid(param, message string) error {
-	return apierror.New(apierror.InvalidBody, param+": "+message, nil, apierror.WithParam(param))
-}
+type (
+	body   = httpbody.HttpBody
+	bodies = grpc.ServerStreamingServer[httpbody.HttpBody]
+)

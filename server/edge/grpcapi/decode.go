@@ -16,9 +16,12 @@ const (
 	fieldIDs      = 1
 )
 
+// Messages reads the contract's messages for the gRPC listener.
+type Messages struct{}
+
 // Decode is proto.Unmarshal, faster where a request carries token ids: proto reads packed numbers one by one. It does not keep wire.
 // Done MAY take the message's memory back.
-func Decode(wire []byte, into proto.Message) error {
+func (Messages) Decode(wire []byte, into proto.Message) error {
 	m, ok := into.(*kvpilotv1.ChooseReplicaRequest)
 	if !ok {
 		return proto.Unmarshal(wire, into)

@@ -10,6 +10,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 )
 
+// messages are those of the gRPC listener.
+var messages grpcapi.Messages
+
 // wireOf is a message's wire, or the test's end.
 func wireOf(t testing.TB, m proto.Message) []byte {
 	t.Helper()
@@ -30,7 +33,7 @@ func withIDs(ids ...uint32) *kvpilotv1.ChooseReplicaRequest {
 func decodesAlike(t *testing.T, wire []byte) {
 	t.Helper()
 	var want, got kvpilotv1.ChooseReplicaRequest
-	wantErr, err := proto.Unmarshal(wire, &want), grpcapi.Decode(wire, &got)
+	wantErr, err := proto.Unmarshal(wire, &want), messages.Decode(wire, &got)
 	if (wantErr == nil) != (err == nil) {
 		t.Fatalf("%x: error %v, want %v", wire, err, wantErr)
 	}
@@ -90,7 +93,7 @@ func TestRequestsWithTokenIDsAreDecodedAsProtoDoes(t *testing.T) {
 func TestDecodedTokenIDsAreACopy(t *testing.T) {
 	wire := wireOf(t, withIDs(1, 2, 3))
 	var m kvpilotv1.ChooseReplicaRequest
-	if err := grpcapi.Decode(wire, &m); err != nil {
+	if err := messages.Decode(wire, &m); err != nil {
 		t.Fatal(err)
 	}
 	clear(wire)
@@ -112,7 +115,7 @@ func BenchmarkDecodeRequest(b *testing.B) {
 		ids[i] = uint32(i * 17)
 	}
 	wire := wireOf(b, withIDs(ids...))
-	for name, decode := range map[string]func([]byte, proto.Message) error{"ours": grpcapi.Decode, "proto": proto.Unmarshal} {
+	for name, decode := range map[string]func([]byte, proto.Message) error{"ours": messages.Decode, "proto": proto.Unmarshal} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -1,4 +1,4 @@
-// Package grpcapi implements the contract's three services: proto in, domain call, proto out.
+// Package grpcapi implements the contract's services, a type each: proto in, domain call, proto out.
 //
 // An API is registered on the grpc.Server for gRPC clients and with the REST surface. Both run the
 // same interceptors: they recover from panics, check callers' roles and requests against the

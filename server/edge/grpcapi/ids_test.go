@@ -34,13 +34,13 @@ func prompt(first uint32, n int) *kvpilotv1.ChooseReplicaRequest {
 func TestListsOfIDsAreUsedAgain(t *testing.T) {
 	for i, n := range []int{8192, 16 << 10, 3000, 16<<10 + 1, 8191, 1, 8192} {
 		want, got := prompt(uint32(i*100_000), n), &kvpilotv1.ChooseReplicaRequest{}
-		if err := grpcapi.Decode(wireOf(t, want), got); err != nil || !proto.Equal(got, want) {
+		if err := messages.Decode(wireOf(t, want), got); err != nil || !proto.Equal(got, want) {
 			t.Fatalf("%d ids: %v, equal %t", n, err, proto.Equal(got, want))
 		}
-		grpcapi.Done(got)
+		messages.Done(got)
 	}
-	grpcapi.Done(&kvpilotv1.ChooseReplicaRequest{})
-	grpcapi.Done(&kvpilotv1.TokenizeRequest{})
+	messages.Done(&kvpilotv1.ChooseReplicaRequest{})
+	messages.Done(&kvpilotv1.TokenizeRequest{})
 }
 
 // Ids that outlive their call are not used again.
@@ -51,12 +51,12 @@ func TestIDsThatAreInUseStay(t *testing.T) {
 	} {
 		want, got := prompt(7, 8192), &kvpilotv1.ChooseReplicaRequest{}
 		change(want)
-		if err := grpcapi.Decode(wireOf(t, want), got); err != nil {
+		if err := messages.Decode(wireOf(t, want), got); err != nil {
 			t.Fatal(err)
 		}
-		grpcapi.Done(got)
+		messages.Done(got)
 		for i := range 10 {
-			if err := grpcapi.Decode(wireOf(t, prompt(uint32(i), 8192)), &kvpilotv1.ChooseReplicaRequest{}); err != nil {
+			if err := messages.Decode(wireOf(t, prompt(uint32(i), 8192)), &kvpilotv1.ChooseReplicaRequest{}); err != nil {
 				t.Fatal(err)
 			}
 		}

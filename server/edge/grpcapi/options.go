@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -52,45 +53,48 @@ func errOverrides() error {
 	return apierror.New(apierror.PermissionDenied, "this router does not accept routing options from callers (api.overrides)", nil)
 }
 
-// options reads what the headers ask of the choice.
-func (a *API) options(h http.Header) (chooser.Options, error) {
-	o := chooser.Options{PinnedRank: -1}
+// overrides reads what callers ask of the choice.
+type overrides struct{ conf *atomic.Pointer[Config] }
+
+// fromHeader reads what the headers ask of the choice.
+func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
+	q := chooser.Options{PinnedRank: -1}
 	var err error
-	if o.Targets.TTFT, err = target(h, ttftHeaders()); err != nil {
-		return o, err
+	if q.Targets.TTFT, err = target(h, ttftHeaders()); err != nil {
+		return q, err
 	}
-	if o.Targets.TPOT, err = target(h, tpotHeaders()); err != nil {
-		return o, err
+	if q.Targets.TPOT, err = target(h, tpotHeaders()); err != nil {
+		return q, err
 	}
 	policy, weights, pin := first(h, headerPolicy), first(h, headerWeights), first(h, headerPin)
 	allow, deny := first(h, headerAllow), first(h, headerDeny)
 	if policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {
-		return o, nil
+		return q, nil
 	}
-	if !a.conf.Load().Overrides {
-		return o, errOverrides()
+	if !o.conf.Load().Overrides {
+		return q, errOverrides()
 	}
-	o.Policy, o.Allowed, o.Denied = decision.Policy(policy), ids(split(allow)), ids(split(deny))
-	o.Pinned = replica.ID(pin)
+	q.Policy, q.Allowed, q.Denied = decision.Policy(policy), ids(split(allow)), ids(split(deny))
+	q.Pinned = replica.ID(pin)
 	if name, rank, ok := strings.Cut(pin, "@"); ok {
 		n, err := strconv.ParseUint(rank, 10, 16)
 		if err != nil {
-			return o, invalid(headerPin, "the rank after @ must be a number")
+			return q, invalid(headerPin, "the rank after @ must be a number")
 		}
-		o.Pinned, o.PinnedRank = replica.ID(name), int(n)
+		q.Pinned, q.PinnedRank = replica.ID(name), int(n)
 	}
 	for _, pair := range split(weights) {
 		name, text, _ := strings.Cut(pair, "=")
 		n, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
-			return o, invalid(headerWeights, "each weight must have the form name=number")
+			return q, invalid(headerWeights, "each weight must have the form name=number")
 		}
-		if o.Weights == nil {
-			o.Weights = map[string]float64{}
+		if q.Weights == nil {
+			q.Weights = map[string]float64{}
 		}
-		o.Weights[name] = n
+		q.Weights[name] = n
 	}
-	return o, checkPolicy(o)
+	return q, checkPolicy(q)
 }
 
 // target reads a time from the first of the headers that is there; zero when none is.
@@ -109,36 +113,36 @@ func target(h http.Header, names []string) (time.Duration, error) {
 	return 0, nil
 }
 
-// overrides reads what a typed request asks of the choice.
-func (a *API) overrides(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (chooser.Options, error) {
-	o := chooser.Options{PinnedRank: -1}
+// of reads what a typed request asks of the choice.
+func (o overrides) of(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (chooser.Options, error) {
+	q := chooser.Options{PinnedRank: -1}
 	if c == nil && p == nil {
-		return o, nil
+		return q, nil
 	}
-	if !a.conf.Load().Overrides {
-		return o, errOverrides()
+	if !o.conf.Load().Overrides {
+		return q, errOverrides()
 	}
-	o.Policy = decision.Policy(p.GetName())
-	o.Allowed, o.Denied, o.Pinned = ids(c.GetAllow()), ids(c.GetDeny()), replica.ID(c.GetPin())
-	o.MinRank = int(c.GetMinRank())
+	q.Policy = decision.Policy(p.GetName())
+	q.Allowed, q.Denied, q.Pinned = ids(c.GetAllow()), ids(c.GetDeny()), replica.ID(c.GetPin())
+	q.MinRank = int(c.GetMinRank())
 	if c != nil && c.MaxRank != nil {
-		o.MaxRank = int(c.GetMaxRank())
-		if o.MaxRank < o.MinRank {
-			return o, invalid("candidates.max_rank", "max_rank is below min_rank")
+		q.MaxRank = int(c.GetMaxRank())
+		if q.MaxRank < q.MinRank {
+			return q, invalid("candidates.max_rank", "max_rank is below min_rank")
 		}
-		if o.MaxRank == 0 { // where the chooser's zero is no bound
-			o.MaxRank = -1
+		if q.MaxRank == 0 { // where the chooser's zero is no bound
+			q.MaxRank = -1
 		}
 	}
-	o.Weights = p.GetParams()
+	q.Weights = p.GetParams()
 	if p != nil && p.Temperature != nil {
 		weights := map[string]float64{weightTemperature: p.GetTemperature()}
-		for name, n := range o.Weights {
+		for name, n := range q.Weights {
 			weights[name] = n
 		}
-		o.Weights = weights
+		q.Weights = weights
 	}
-	return o, checkPolicy(o)
+	return q, checkPolicy(q)
 }
 
 // checkPolicy names an unknown policy or number before anything is done.

@@ -23,18 +23,7 @@ const (
 	mostListBytes = 1 << 20
 	// disorder is how many decisions more are looked at: requests are recorded almost in the order of their times.
 	disorder = 32
-	// listMemory is what the answer of a list takes while it is made, and answerMemory that of a smaller one.
-	listMemory   = 3 * mostListBytes
-	answerMemory = 1 << 20
 )
-
-// hold charges a call, before its answer is made, with the memory that this takes.
-func (a *API) hold(ctx context.Context, bytes int64) error {
-	if e := httpcall.From(ctx); e != nil {
-		return guard.Refused(e.Account.TakeSoon(ctx, ledger.Answer, bytes))
-	}
-	return guard.Reserve(ctx, bytes)
-}
 
 // page is one answer of a list.
 type page struct {
@@ -113,4 +102,18 @@ func (p page) cut(out *kvpilotv1.ListDecisionsResponse) {
 	if err == nil { // it is plain data
 		out.NextPageToken = base64.RawURLEncoding.EncodeToString(text)
 	}
+}
+
+const (
+	// listMemory is what the answer of a list takes while it is made, and answerMemory that of a smaller one.
+	listMemory   = 3 * mostListBytes
+	answerMemory = 1 << 20
+)
+
+// hold charges a call, before its answer is made, with the memory that this takes.
+func hold(ctx context.Context, bytes int64) error {
+	if e := httpcall.From(ctx); e != nil {
+		return guard.Refused(e.Account.TakeSoon(ctx, ledger.Answer, bytes))
+	}
+	return guard.Reserve(ctx, bytes)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -95,30 +96,33 @@ func TestPagesOfLargeDecisionsAreShort(t *testing.T) {
 	}
 }
 
+// The patience of a question to other routers is virtual here: long pages take their time under the race detector.
 func TestPagesOfAFleetMissNothing(t *testing.T) {
-	f := newFleetRig(t, keyed)
-	began := time.Now().Add(-time.Hour)
-	large := make([]decision.Candidate, 1000)
-	for i := range large {
-		large[i].Replica = replica.ID("a-replica-with-a-long-name-" + fmt.Sprint(i))
-	}
-	var want []string
-	for i := range 260 {
-		d := &decision.Decision{Tenant: "team", Model: "m", At: began.Add(time.Duration(i) * time.Second)}
-		at := []string{idA, idB, idC}[i%3]
-		if d.ID = fmt.Sprintf("%s%04d", at, i); at == idC && i > 218 { // its pages are shorter than those of the others
-			d.Candidates = large
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleetRig(t, keyed)
+		began := time.Now().Add(-time.Hour)
+		large := make([]decision.Candidate, 1000)
+		for i := range large {
+			large[i].Replica = replica.ID("a-replica-with-a-long-name-" + fmt.Sprint(i))
 		}
-		record(f.nodes[at], d)
-		want = append(want, d.ID)
-	}
-	slices.Reverse(want)
-	for _, router := range []string{idA, idC} {
-		got, sizes := pages(t, func(in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
-			return f.routing(router).ListDecisions(as(t, "ops"), in)
-		}, &kvpilotv1.ListDecisionsRequest{})
-		if !slices.Equal(got, want) {
-			t.Errorf("at %s: %d decisions on pages of %v, in order and without gaps: false, want all %d", router, len(got), sizes, len(want))
+		var want []string
+		for i := range 260 {
+			d := &decision.Decision{Tenant: "team", Model: "m", At: began.Add(time.Duration(i) * time.Second)}
+			at := []string{idA, idB, idC}[i%3]
+			if d.ID = fmt.Sprintf("%s%04d", at, i); at == idC && i > 218 { // its pages are shorter than those of the others
+				d.Candidates = large
+			}
+			record(f.nodes[at], d)
+			want = append(want, d.ID)
 		}
-	}
+		slices.Reverse(want)
+		for _, router := range []string{idA, idC} {
+			got, sizes := pages(t, func(in *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
+				return f.routing(router).ListDecisions(as(t, "ops"), in)
+			}, &kvpilotv1.ListDecisionsRequest{})
+			if !slices.Equal(got, want) {
+				t.Errorf("at %s: %d decisions on pages of %v, in order and without gaps: false, want all %d", router, len(got), sizes, len(want))
+			}
+		}
+	})
 }

@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -19,25 +20,32 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
-// replicas lists the fleet and lets it change.
+// replicas is ReplicaService: it lists the fleet and lets it change.
 type replicas struct {
 	kvpilotv1.UnimplementedReplicaServiceServer
-	api *API
+	ranks   *Ranks
+	pools   pools
+	senders *senders
+	others  *others
+	trail   trail
+	life    *life
+	// registration lets callers without a key register replicas.
+	registration bool
 }
 
 func (s *replicas) Register(ctx context.Context, in *kvpilotv1.RegisterRequest) (_ *kvpilotv1.RegisterResponse, err error) {
 	defer func() {
-		s.api.record(ctx, audit.Register, kvpilotv1.ReplicaService_Register_FullMethodName, in.GetReplicaId(), err)
+		s.trail.record(ctx, audit.Register, kvpilotv1.ReplicaService_Register_FullMethodName, in.GetReplicaId(), err)
 	}()
-	if err := s.api.mayRegister(); err != nil {
+	if err := s.mayRegister(); err != nil {
 		return nil, err
 	}
-	_, there := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
+	_, there := s.ranks.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
 	spec, err := specFrom(in)
 	if err != nil {
 		return nil, err
 	}
-	_, until, err := s.api.Registry.Register(ctx, spec, in.GetLease().AsDuration())
+	_, until, err := s.ranks.Registry.Register(ctx, spec, in.GetLease().AsDuration())
 	if err != nil {
 		return nil, registryError(err)
 	}
@@ -78,49 +86,45 @@ func eventsSpec(e *kvpilotv1.EventsSpec) registry.EventsSpec {
 
 func (s *replicas) Deregister(ctx context.Context, in *kvpilotv1.DeregisterRequest) (_ *kvpilotv1.DeregisterResponse, err error) {
 	defer func() {
-		s.api.record(ctx, audit.Deregister, kvpilotv1.ReplicaService_Deregister_FullMethodName, in.GetReplicaId(), err)
+		s.trail.record(ctx, audit.Deregister, kvpilotv1.ReplicaService_Deregister_FullMethodName, in.GetReplicaId(), err)
 	}()
-	if err := s.api.mayRegister(); err != nil {
+	if err := s.mayRegister(); err != nil {
 		return nil, err
 	}
-	if err := s.api.Registry.Deregister(ctx, replica.ID(in.GetReplicaId())); err != nil {
+	if err := s.ranks.Registry.Deregister(ctx, replica.ID(in.GetReplicaId())); err != nil {
 		return nil, registryError(err)
 	}
 	return &kvpilotv1.DeregisterResponse{}, nil
 }
 
-// replicasOf are the replicas that serve a model; no name means all there are.
-func (a *API) replicasOf(model string) ([]*replica.Replica, error) {
-	if model == "" {
-		return a.Registry.Snapshot().Replicas, nil
+// mayRegister rejects registration without credentials unless the operator allows it.
+func (s *replicas) mayRegister() error {
+	if !s.senders.callers.Open() || s.registration {
+		return nil
 	}
-	pool, err := a.pool(model)
-	if err != nil {
-		return nil, err
-	}
-	return pool.Replicas, nil
+	return apierror.New(apierror.PermissionDenied, "registration is off: set registry.registration.enabled, or use API keys", nil)
 }
 
 func (s *replicas) List(ctx context.Context, in *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
-	list, err := s.api.replicasOf(in.GetModel())
+	list, err := s.pools.replicasOf(in.GetModel())
 	if err != nil {
 		return nil, err
 	}
-	out, known := &kvpilotv1.ListResponse{}, s.api.caches()
+	out, known := &kvpilotv1.ListResponse{}, s.ranks.caches()
 	for _, r := range list {
-		out.Replicas = append(out.Replicas, s.api.replicaProto(r, known))
+		out.Replicas = append(out.Replicas, s.ranks.replicaProto(r, known))
 	}
-	s.api.countDraining(ctx, list, out.GetReplicas()...)
+	s.countDraining(ctx, list, out.GetReplicas()...)
 	return out, nil
 }
 
 func (s *replicas) Get(ctx context.Context, in *kvpilotv1.GetRequest) (*kvpilotv1.GetResponse, error) {
-	r, ok := s.api.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
+	r, ok := s.ranks.Registry.Snapshot().Replica(replica.ID(in.GetReplicaId()))
 	if !ok {
-		return nil, s.api.unknownReplica(in.GetReplicaId())
+		return nil, s.pools.unknownReplica(in.GetReplicaId())
 	}
-	out := s.api.replicaProto(r, s.api.caches())
-	s.api.countDraining(ctx, []*replica.Replica{r}, out)
+	out := s.ranks.replicaProto(r, s.ranks.caches())
+	s.countDraining(ctx, []*replica.Replica{r}, out)
 	return &kvpilotv1.GetResponse{Replica: out}, nil
 }
 
@@ -128,9 +132,9 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 	if err := out.SendHeader(httpcall.StreamOpen()); err != nil {
 		return err
 	}
-	ctx, done := s.api.lasting(out.Context())
+	ctx, done := s.life.lasting(out.Context())
 	defer done()
-	for change := range s.api.Registry.Watch(ctx) {
+	for change := range s.ranks.Registry.Watch(ctx) {
 		r := change.Replica
 		if r == nil {
 			continue
@@ -138,11 +142,41 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 		if _, serves := r.Serves(in.GetModel()); in.GetModel() != "" && !serves {
 			continue
 		}
-		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.api.replicaProto(r, s.api.caches()), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
+		if err := out.Send(&kvpilotv1.WatchResponse{Replica: s.ranks.replicaProto(r, s.ranks.caches()), Removed: change.Kind == registry.ChangeRemoved}); err != nil {
 			return err
 		}
 	}
 	return stopped(out.Context())
+}
+
+// countDraining replaces this router's count of the requests in flight on draining replicas by their deciders', which know
+// those of all routers. A decider that does not answer changes nothing.
+func (s *replicas) countDraining(ctx context.Context, list []*replica.Replica, shown ...*kvpilotv1.Replica) {
+	if s.others.of(ctx) == nil {
+		return
+	}
+	loads := &kvpilotv1.GetLoadsResponse{}
+	var draining []*replica.Replica
+	counts := map[string]*kvpilotv1.ReplicaDrain{}
+	now := time.Now()
+	for i, r := range list {
+		d := shown[i].GetDrain()
+		if d == nil {
+			continue
+		}
+		draining = append(draining, r)
+		counts[string(r.ID)], d.InFlight = d, 0
+		for rank, slot := range r.Slots {
+			loads.Ranks = append(loads.Ranks, &kvpilotv1.RankLoad{ReplicaId: string(r.ID), Rank: uint32(rank), Requests: uint32(s.ranks.Book.View(slot, now).InFlight)})
+		}
+	}
+	if len(draining) == 0 {
+		return
+	}
+	s.others.loadsWide(ctx, &kvpilotv1.GetLoadsRequest{}, draining, loads)
+	for _, l := range loads.GetRanks() {
+		counts[l.GetReplicaId()].InFlight += l.GetRequests()
+	}
 }
 
 // registryError is the public form of a registry's error. Errors about the caller's own spec are shown as they are.
@@ -182,4 +216,29 @@ func cutPort(endpoint string) (host string, port int, ok bool) {
 	}
 	port, err := strconv.Atoi(endpoint[i+1:])
 	return endpoint[:i], port, err == nil
+}
+
+func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kvpilotv1.DrainResponse, err error) {
+	event := audit.Event{Kind: audit.Drain, Method: kvpilotv1.ReplicaService_Drain_FullMethodName, Target: in.GetReplicaId(), Detail: in.GetReason()}
+	if in.GetUndo() {
+		event.Kind = audit.Undrain
+	}
+	defer func() { s.trail.recordWith(ctx, event, err) }()
+	id := replica.ID(in.GetReplicaId())
+	if in.GetUndo() {
+		err = s.ranks.Registry.Undrain(ctx, id)
+	} else {
+		who := s.senders.of(ctx)
+		err = s.ranks.Registry.Drain(ctx, id, registry.DrainOptions{By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce(), Move: in.GetMove()})
+	}
+	if err != nil && !errors.Is(err, registry.ErrUnknownReplica) {
+		return nil, registryError(err)
+	}
+	r, ok := s.ranks.Registry.Snapshot().Replica(id)
+	if !ok || err != nil {
+		return nil, s.pools.unknownReplica(in.GetReplicaId())
+	}
+	out := s.ranks.replicaProto(r, s.ranks.caches())
+	s.countDraining(ctx, []*replica.Replica{r}, out)
+	return &kvpilotv1.DrainResponse{Replica: out}, nil
 }

@@ -489,3 +489,20 @@ func TestMetadataNamesAreOneRule(t *testing.T) {
 		}
 	}
 }
+
+func TestReleaseTakesEveryEnd(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	client := kvpilotv1.NewRoutingServiceClient(r.hop)
+	for n, name := range kvpilotv1.End_name {
+		want := strings.ToLower(strings.TrimPrefix(name, "END_"))
+		if n == 0 {
+			want = "completed"
+		}
+		if _, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: name, End: kvpilotv1.End(n)}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := r.life.finished[name].End.String(); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}

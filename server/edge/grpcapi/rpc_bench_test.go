@@ -34,7 +34,7 @@ func (d *decided) Choose(context.Context, *router.Question) (*router.Answer, err
 func serveGuarded(b testing.TB, api *grpcapi.API, on net.Listener, dial func(context.Context, string) (net.Conn, error)) *client.Client {
 	b.Helper()
 	g := guard.New(guard.Limits{Message: 4 << 20, Streams: 1000, HeaderBytes: 1 << 20, Handshake: time.Minute, Idle: time.Minute}, guard.Params{
-		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Known: api.Known, Admit: api.Admit, Decode: grpcapi.Decode, Done: grpcapi.Done,
+		Ledger: ledger.New(ledger.Config{Bytes: 1 << 30, Places: 1 << 30}, nil), Senders: api, Messages: grpcapi.Messages{},
 	})
 	server := grpc.NewServer(append(g.Options(), grpc.UnaryInterceptor(api.Unary), grpc.StreamInterceptor(api.Stream))...)
 	api.Register(g.Registrar(server))

@@ -19,18 +19,24 @@ type Settings interface {
 	Versions() []reload.Version
 }
 
-// settings applies changed settings.
+// SettingsOwner has the router's settings once it runs.
+type SettingsOwner interface {
+	// Settings returns nil where the settings cannot be changed.
+	Settings() Settings
+}
+
+// settings is ConfigService: it applies changed settings.
 type settings struct {
 	kvpilotv1.UnimplementedConfigServiceServer
-	api *API
+	owner   SettingsOwner
+	senders *senders
+	trail   trail
 }
 
 // manager returns the router's settings, or an error where they cannot be changed.
 func (s *settings) manager() (Settings, error) {
-	if s.api.Settings != nil {
-		if d := s.api.Settings(); d != nil {
-			return d, nil
-		}
+	if changeable := s.owner.Settings(); changeable != nil {
+		return changeable, nil
 	}
 	return nil, apierror.New(apierror.NotSupported, "the settings of this router cannot be changed while it runs", nil)
 }
@@ -40,9 +46,9 @@ func (s *settings) ReloadConfig(ctx context.Context, in *kvpilotv1.ReloadConfigR
 	if err != nil {
 		return nil, err
 	}
-	result, err := manager.Reload(ctx, reload.Request{Origin: reload.OriginCall, Who: s.api.senderOf(ctx), DryRun: in.GetDryRun()})
+	result, err := manager.Reload(ctx, reload.Request{Origin: reload.OriginCall, Who: s.senders.name(ctx), DryRun: in.GetDryRun()})
 	if !in.GetDryRun() {
-		s.api.record(ctx, audit.Settings, kvpilotv1.ConfigService_ReloadConfig_FullMethodName, "", err)
+		s.trail.record(ctx, audit.Settings, kvpilotv1.ConfigService_ReloadConfig_FullMethodName, "", err)
 	}
 	if err != nil {
 		return nil, reloadError(err)
@@ -55,9 +61,9 @@ func (s *settings) RollbackConfig(ctx context.Context, in *kvpilotv1.RollbackCon
 	if err != nil {
 		return nil, err
 	}
-	result, err := manager.Rollback(ctx, in.GetVersion(), reload.Request{Who: s.api.senderOf(ctx), DryRun: in.GetDryRun()})
+	result, err := manager.Rollback(ctx, in.GetVersion(), reload.Request{Who: s.senders.name(ctx), DryRun: in.GetDryRun()})
 	if !in.GetDryRun() {
-		s.api.record(ctx, audit.Settings, kvpilotv1.ConfigService_RollbackConfig_FullMethodName, "", err)
+		s.trail.record(ctx, audit.Settings, kvpilotv1.ConfigService_RollbackConfig_FullMethodName, "", err)
 	}
 	if err != nil {
 		return nil, reloadError(err)
@@ -75,18 +81,6 @@ func (s *settings) ListConfigVersions(context.Context, *kvpilotv1.ListConfigVers
 		out.Versions = append(out.Versions, versionProto(v, i == 0))
 	}
 	return out, nil
-}
-
-// senderOf names a caller in the history: the key's tenant, and the address.
-func (a *API) senderOf(ctx context.Context) string {
-	tenant, address := a.tenant(ctx), clientOf(ctx)
-	switch {
-	case tenant == "":
-		return address
-	case address == "":
-		return tenant
-	}
-	return tenant + " (" + address + ")"
 }
 
 // reloadError is the public form. Settings are named in it, and values as the operator wrote them, but no secrets.

@@ -14,41 +14,80 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/observe/history"
+	"github.com/kvpilot/kvpilot/server/peers/forward"
+	"github.com/kvpilot/kvpilot/server/peers/members"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
-// status reports what this router is and does.
+// choice is how the router chooses, and what it has learned for that; *chooser.Chooser is one.
+type choice interface {
+	Config() chooser.Config
+	// Waiting returns the number of requests in the hold queue.
+	Waiting() int
+}
+
+// rates are the learned speeds of the ranks; *chooser.Chooser has them.
+type rates interface {
+	Rates() []chooser.Rate
+}
+
+// Health is the router's.
+type Health interface {
+	// Ready returns why the router should get no requests now; nil when it should.
+	Ready() error
+}
+
+// Links are templates of URLs of other programs; an empty one means that there is none.
+type Links struct {
+	// Trace is of a trace, with {trace_id}.
+	Trace string
+	// Dashboard is of a dashboard, with {model} and {replica}.
+	Dashboard string
+}
+
+// status is RouterService: it reports what this router is and does.
 type status struct {
 	kvpilotv1.UnimplementedRouterServiceServer
-	api *API
+	version string
+	links   Links
+	began   time.Time
+	ranks   *Ranks
+	choice  choice
+	health  Health
+	tokens  *tokenizer.Pool
+	history *history.History
+	traces  *history.Traces
+	others  *others
+	trail   trail
 }
 
 func (s *status) GetStatus(context.Context, *kvpilotv1.GetStatusRequest) (*kvpilotv1.GetStatusResponse, error) {
-	a := s.api
-	choice, index := a.Choice(), a.Index()
+	choice, index := s.choice.Config(), s.ranks.Index.Stats()
 	out := &kvpilotv1.GetStatusResponse{
-		Time: timestamppb.Now(), Version: a.Version, Uptime: durationpb.New(time.Since(a.began)),
+		Time: timestamppb.Now(), Version: s.version, Uptime: durationpb.New(time.Since(s.began)),
 		Policy: string(choice.Policy), ShadowPolicy: string(choice.Shadow),
-		Booked: uint32(a.Book.Live()), Held: uint32(a.Waiting()),
+		Booked: uint32(s.ranks.Book.Live()), Held: uint32(s.choice.Waiting()),
 		Index:  &kvpilotv1.IndexStatus{Blocks: uint64(index.Blocks), MaxBlocks: uint64(index.MaxBlocks), Bytes: uint64(index.Bytes), Cut: index.Cut},
-		Minute: stepProto(a.History.Minute()),
-		Links:  &kvpilotv1.Links{Trace: a.Links.Trace, Dashboard: a.Links.Dashboard},
+		Minute: stepProto(s.history.Minute()),
+		Links:  &kvpilotv1.Links{Trace: s.links.Trace, Dashboard: s.links.Dashboard},
 	}
-	if err := a.Ready(); err != nil {
+	if err := s.health.Ready(); err != nil {
 		out.NotReady = err.Error()
 	}
-	for _, m := range a.Tokens.Parity() {
+	for _, m := range s.tokens.Parity() {
 		out.Parity = append(out.Parity, &kvpilotv1.TokenParity{Model: m.Model, State: m.State, Detail: m.Detail})
 	}
 	return out, nil
 }
 
 func (s *status) GetHistory(ctx context.Context, in *kvpilotv1.GetHistoryRequest) (*kvpilotv1.GetHistoryResponse, error) {
-	if err := s.api.hold(ctx, answerMemory); err != nil {
+	if err := hold(ctx, answerMemory); err != nil {
 		return nil, err
 	}
 	out := &kvpilotv1.GetHistoryResponse{}
-	for _, step := range s.api.History.Since(in.GetSince().AsTime(), in.GetStepSeconds() > 1) {
+	for _, step := range s.history.Since(in.GetSince().AsTime(), in.GetStepSeconds() > 1) {
 		out.Steps = append(out.Steps, stepProto(step))
 	}
 	return out, nil
@@ -72,12 +111,12 @@ func stepProto(s history.Step) *kvpilotv1.HistoryStep {
 }
 
 func (s *status) ListTraces(ctx context.Context, _ *kvpilotv1.ListTracesRequest) (*kvpilotv1.ListTracesResponse, error) {
-	if err := s.api.hold(ctx, answerMemory); err != nil {
+	if err := hold(ctx, answerMemory); err != nil {
 		return nil, err
 	}
-	s.api.recordRead(ctx, kvpilotv1.RouterService_ListTraces_FullMethodName, "")
+	s.trail.recordRead(ctx, kvpilotv1.RouterService_ListTraces_FullMethodName, "")
 	out := &kvpilotv1.ListTracesResponse{}
-	for _, spans := range s.api.Traces.Last() {
+	for _, spans := range s.traces.Last() {
 		out.Traces = append(out.Traces, traceProto(spans))
 	}
 	return out, nil
@@ -126,4 +165,65 @@ func attributeText(v attribute.Value) string {
 	return strings.ToValidUTF8(text, "\ufffd")
 }
 
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+func (s *status) ListRouters(ctx context.Context, in *kvpilotv1.ListRoutersRequest) (*kvpilotv1.ListRoutersResponse, error) {
+	self := &kvpilotv1.Router{Self: true, State: kvpilotv1.RouterState_ROUTER_STATE_ALIVE, Connected: true, Report: s.report(), Started: timestamppb.New(s.began)}
+	out := &kvpilotv1.ListRoutersResponse{Routers: []*kvpilotv1.Router{self}}
+	if s.others.peers != nil {
+		describe(self, s.others.peers.Self())
+	}
+	fleet := s.others.of(ctx)
+	if fleet == nil {
+		self.Decides = s.others.pools.models()
+		return out, nil
+	}
+	byID := map[string]*kvpilotv1.Router{self.GetRouterId(): self}
+	for _, m := range fleet.Members() {
+		r := &kvpilotv1.Router{Connected: fleet.Peer(m.ID) != nil, State: routerState(m.State)}
+		describe(r, m)
+		byID[m.ID] = r
+		out.Routers = append(out.Routers, r)
+	}
+	for _, model := range s.others.pools.models() {
+		if r := byID[fleet.Decider(model)]; r != nil {
+			r.Decides = append(r.Decides, model)
+		}
+	}
+	others, _ := fleet.Others()
+	answers, _ := forward.Gather(s.others.onward(ctx), others, func(ctx context.Context, p *forward.Peer) (*kvpilotv1.ListRoutersResponse, error) {
+		return p.Router.ListRouters(ctx, in)
+	})
+	for _, answer := range answers {
+		if list := answer.Says.GetRouters(); len(list) > 0 {
+			byID[answer.From.ID].Report = list[0].GetReport()
+		}
+	}
+	return out, nil
+}
+
+// report is what this router says of itself.
+func (s *status) report() *kvpilotv1.RouterReport {
+	out := &kvpilotv1.RouterReport{Version: s.version, Able: true, Requests: uint32(s.ranks.Book.Live()), Held: uint32(s.choice.Waiting())}
+	if err := s.health.Ready(); err != nil {
+		out.NotReady = err.Error()
+	}
+	if s.others.peers != nil {
+		out.Able, out.Requests = s.others.peers.Able(), uint32(s.others.peers.Requests())
+	}
+	return out
+}
+
+func describe(r *kvpilotv1.Router, m members.Member) {
+	r.RouterId, r.Name, r.Address, r.WireMajor, r.WireMinor, r.Started = m.ID, m.Name, m.Address, m.WireMajor, m.WireMinor, timestamppb.New(m.Started)
+}
+
+func routerState(s members.State) kvpilotv1.RouterState {
+	switch s {
+	case members.Alive:
+		return kvpilotv1.RouterState_ROUTER_STATE_ALIVE
+	case members.Stranger:
+		return kvpilotv1.RouterState_ROUTER_STATE_STRANGER
+	case members.Dead:
+		return kvpilotv1.RouterState_ROUTER_STATE_DEAD
+	}
+	return kvpilotv1.RouterState_ROUTER_STATE_UNSPECIFIED
+}

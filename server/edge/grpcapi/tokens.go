@@ -9,21 +9,28 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // retryTokenize is when a caller may ask again that no tokenizer could answer.
 const retryTokenize = time.Second
 
-func (s *routing) Tokenize(ctx context.Context, in *kvpilotv1.TokenizeRequest) (*kvpilotv1.TokenizeResponse, error) {
+// tokens turns texts into token ids and back.
+type tokens struct {
+	router choosing
+	calls  calls
+	pools  pools
+	pool   *tokenizer.Pool
+}
+
+func (s *tokens) Tokenize(ctx context.Context, in *kvpilotv1.TokenizeRequest) (*kvpilotv1.TokenizeResponse, error) {
 	if b := in.GetBody(); b != nil {
 		if in.AddSpecialTokens != nil {
 			return nil, invalid("add_special_tokens", "must not be set with a body, whose own add_special_tokens counts")
 		}
 		return s.tokenizeBody(ctx, in.GetModel(), b)
 	}
-	pool, err := s.api.pool(in.GetModel())
+	pool, err := s.pools.pool(in.GetModel())
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +41,7 @@ func (s *routing) Tokenize(ctx context.Context, in *kvpilotv1.TokenizeRequest) (
 	if in.AddSpecialTokens != nil {
 		p.Fields = []prompt.Field{{Name: "add_special_tokens", Value: []byte(strconv.FormatBool(in.GetAddSpecialTokens()))}}
 	}
-	enc, err := s.api.Tokens.Tokenize(ctx, tokenizer.Request{Prompt: p, Pool: pool.Served, Replicas: pool.Replicas})
+	enc, err := s.pool.Tokenize(ctx, tokenizer.Request{Prompt: p, Pool: pool.Served, Replicas: pool.Replicas})
 	if err != nil {
 		return nil, tokenizeError(ctx, err)
 	}
@@ -42,11 +49,11 @@ func (s *routing) Tokenize(ctx context.Context, in *kvpilotv1.TokenizeRequest) (
 }
 
 // tokenizeBody lets the router read the body, as it would to answer it.
-func (s *routing) tokenizeBody(ctx context.Context, model string, b *kvpilotv1.RequestBody) (*kvpilotv1.TokenizeResponse, error) {
-	q := s.api.question(ctx)
+func (s *tokens) tokenizeBody(ctx context.Context, model string, b *kvpilotv1.RequestBody) (*kvpilotv1.TokenizeResponse, error) {
+	q := s.calls.question(ctx)
 	q.Model = model
 	setBody(q, b)
-	a, err := s.api.Router.Encode(ctx, q)
+	a, err := s.router.Encode(ctx, q)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +72,8 @@ func tokenized(enc *tokenizer.Encoding) *kvpilotv1.TokenizeResponse {
 	return out
 }
 
-func (s *routing) Detokenize(ctx context.Context, in *kvpilotv1.DetokenizeRequest) (*kvpilotv1.DetokenizeResponse, error) {
-	pool, err := s.api.pool(in.GetModel())
+func (s *tokens) Detokenize(ctx context.Context, in *kvpilotv1.DetokenizeRequest) (*kvpilotv1.DetokenizeResponse, error) {
+	pool, err := s.pools.pool(in.GetModel())
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +81,7 @@ func (s *routing) Detokenize(ctx context.Context, in *kvpilotv1.DetokenizeReques
 	for i, seq := range in.GetSequences() {
 		lists[i] = seq.GetIds()
 	}
-	texts, err := s.api.Tokens.DetokenizeBatch(ctx, pool.Replicas, pool.Served, lists)
+	texts, err := s.pool.DetokenizeBatch(ctx, pool.Replicas, pool.Served, lists)
 	if err != nil {
 		return nil, tokenizeError(ctx, err)
 	}
@@ -93,21 +100,4 @@ func tokenizeError(ctx context.Context, err error) error {
 		return apierror.New(apierror.UpstreamError, "no replica could tokenize now", err, apierror.WithRetryAfter(retryTokenize))
 	}
 	return err
-}
-
-// pool finds the replicas of a model; no name means the only model there is.
-func (a *API) pool(model string) (*registry.Pool, error) {
-	snapshot := a.Registry.Snapshot()
-	if model == "" {
-		pool, ok := snapshot.Unnamed()
-		if !ok {
-			return nil, invalid("model", "is missing, and the router does not serve exactly one model."+snapshot.KnownModels())
-		}
-		return pool, nil
-	}
-	pool, ok := snapshot.Pool(model)
-	if !ok {
-		return nil, apierror.New(apierror.ModelNotFound, snapshot.UnknownModel(model), nil, apierror.WithParam("model"))
-	}
-	return pool, nil
 }

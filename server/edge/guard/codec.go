@@ -23,15 +23,14 @@ const (
 // codec decodes large messages within the caller's share. Its Marshal is the usual one, but for large answers.
 type codec struct {
 	encoding.CodecV2
-	// decode reads a message from its bytes, which it must not keep.
-	decode func(wire []byte, into proto.Message) error
+	messages Messages
 	// whole are the buffers in which messages of several frames are put together.
 	whole *sync.Pool // of *[]byte with smallMessage bytes
 }
 
-func newCodec(p Params) codec {
+func newCodec(m Messages) codec {
 	return codec{
-		encoding.GetCodecV2("proto"), p.Decode,
+		encoding.GetCodecV2("proto"), m,
 		&sync.Pool{New: func() any { b := make([]byte, smallMessage); return &b }},
 	}
 }
@@ -48,11 +47,11 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 // message above 32 KiB, and clear all of it: that is a prompt of 8,192 token ids.
 func (c codec) unmarshalSmall(data mem.BufferSlice, m proto.Message) error {
 	if len(data) == 1 {
-		return c.decode(data[0].ReadOnlyData(), m)
+		return c.messages.Decode(data[0].ReadOnlyData(), m)
 	}
 	buf := c.whole.Get().(*[]byte)
 	defer c.whole.Put(buf)
-	return c.decode((*buf)[:data.CopyTo(*buf)], m)
+	return c.messages.Decode((*buf)[:data.CopyTo(*buf)], m)
 }
 
 // incoming is a message together with the account that it is charged to.
@@ -99,7 +98,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 		return reject(m, noteNoRoom)
 	}
 	defer account.Give(ledger.Body, int64(n))
-	return c.decode(wire, m)
+	return c.messages.Decode(wire, m)
 }
 
 // promptField reports whether the contract's messages carry prompts in fields of this name. Decoded,

@@ -34,7 +34,7 @@ func (d *Guard) Options() []grpc.ServerOption {
 	l := d.limits
 	return []grpc.ServerOption{
 		grpc.InTapHandle(d.tap),
-		grpc.ForceServerCodecV2(newCodec(d.Params)),
+		grpc.ForceServerCodecV2(newCodec(d.Messages)),
 		experimental.BufferPool(d.frames),
 		grpc.RPCDecompressor(noCompression{}), //nolint:staticcheck // the only way to reject what another package has registered
 		grpc.InitialWindowSize(streamWindow), grpc.InitialConnWindowSize(connWindow),
@@ -105,8 +105,8 @@ func guardUnary(handler grpc.MethodHandler) grpc.MethodHandler {
 			message = m
 			return c.received(m)
 		}, interceptor)
-		if m, ok := message.(proto.Message); ok && c.guard.Done != nil {
-			c.guard.Done(m)
+		if m, ok := message.(proto.Message); ok {
+			c.guard.Messages.Done(m)
 		}
 		if err != nil {
 			return out, err

@@ -38,18 +38,35 @@ type Limits struct {
 	Stall time.Duration
 }
 
-// Params are what a Guard works with. Ledger and Known are required.
+// Senders identifies the senders of calls.
+type Senders interface {
+	// Known reports the methods that need credentials. Of others that are registered (health, reflection), callers get few at once.
+	Known(method string) bool
+	// Admit identifies the sender of a call of a known method, or rejects it. It must not wait.
+	Admit(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
+}
+
+// Messages reads the messages of calls.
+type Messages interface {
+	// Decode reads a message from its bytes, which it must not keep.
+	Decode(wire []byte, into proto.Message) error
+	// Done takes each unary call's message when the handler has returned, before the answer is sent.
+	Done(m proto.Message)
+}
+
+// plain are messages as package proto reads them.
+type plain struct{}
+
+func (plain) Decode(wire []byte, into proto.Message) error { return proto.Unmarshal(wire, into) }
+func (plain) Done(proto.Message)                           {}
+
+// Params are what a Guard works with. Ledger and Senders are required.
 type Params struct {
 	// Ledger counts what calls hold.
-	Ledger *ledger.Ledger
-	// Known reports the methods that need credentials. Of others that are registered (health, reflection), callers get few at once.
-	Known func(method string) bool
-	// Admit identifies the sender of a call, or rejects it. It must not wait. Nil admits all.
-	Admit func(ctx context.Context, method string, md metadata.MD) (*caller.Caller, error)
-	// Decode reads a message from its bytes, which it must not keep; nil is proto.Unmarshal.
-	Decode func(wire []byte, into proto.Message) error
-	// Done, if not nil, takes each unary call's message when the handler has returned, before the answer is sent.
-	Done func(proto.Message)
+	Ledger  *ledger.Ledger
+	Senders Senders
+	// Messages may be nil: package proto reads them.
+	Messages Messages
 
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -85,8 +102,8 @@ func New(l Limits, p Params) *Guard {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	if p.Decode == nil {
-		p.Decode = proto.Unmarshal
+	if p.Messages == nil {
+		p.Messages = plain{}
 	}
 	d := &Guard{Params: p, limits: l, ledger: p.Ledger, registered: map[string]bool{}, answers: map[*waiting]struct{}{}, metrics: newMetrics(p.Meter)}
 	d.SetTimes(l.Receive, l.Stall)
@@ -118,7 +135,7 @@ const (
 
 // tap sees a call's header before anything of its message is kept.
 func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	known := d.Known(info.FullMethodName)
+	known := d.Senders.Known(info.FullMethodName)
 	if !known && !d.registered[info.FullMethodName] {
 		return ctx, nil // it is answered at once
 	}
@@ -131,9 +148,9 @@ func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error
 			c.before.Store(c.conn.Received())
 		}
 	}
-	if known && d.Admit != nil {
+	if known {
 		var err error
-		if c.Caller, err = d.Admit(ctx, info.FullMethodName, info.Header); err != nil {
+		if c.Caller, err = d.Senders.Admit(ctx, info.FullMethodName, info.Header); err != nil {
 			return nil, apierror.From(err)
 		}
 	}

@@ -19,6 +19,22 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
+// senders returns the sender of a call, and whether its method is known.
+type senders func(method string, md metadata.MD) (*caller.Caller, bool)
+
+// strangers are the senders of methods that need no credentials.
+var strangers = senders(func(string, metadata.MD) (*caller.Caller, bool) { return nil, false })
+
+func (f senders) Known(method string) bool {
+	_, known := f(method, nil)
+	return known
+}
+
+func (f senders) Admit(_ context.Context, method string, md metadata.MD) (*caller.Caller, error) {
+	who, _ := f(method, md)
+	return who, nil
+}
+
 func newLedger(bytes int64) *ledger.Ledger {
 	return ledger.New(ledger.Config{Bytes: bytes, Places: 1 << 20}, nil)
 }
@@ -76,7 +92,7 @@ func TestDroppedFramesAreGivenBack(t *testing.T) {
 
 func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
 	b := newLedger(1 << 30)
-	c := newCodec(Params{Decode: proto.Unmarshal})
+	c := newCodec(plain{})
 	var own ledger.Account
 	b.Open(&own, ledger.Sender{Tenant: "a"})
 	want := &httpbody.HttpBody{ContentType: "application/json", Data: []byte(strings.Repeat("a", 200_000))}
@@ -101,7 +117,7 @@ func TestLargeBodiesAreDecodedWithoutACopy(t *testing.T) {
 // A message of several frames is put together in a buffer that the next one uses again.
 func TestMessagesOfSeveralFramesAreDecoded(t *testing.T) {
 	b := newLedger(1 << 30)
-	c := newCodec(Params{Decode: proto.Unmarshal})
+	c := newCodec(plain{})
 	var own ledger.Account
 	b.Open(&own, ledger.Sender{Tenant: "a"})
 	for _, size := range []int{0, 1, 20_000, 32_768, 33_000, smallMessage - 100, smallMessage + 100} {
@@ -129,10 +145,7 @@ func TestMessagesOfSeveralFramesAreDecoded(t *testing.T) {
 // A call that sends for too long, and one that reads nothing, end; one that does neither goes on.
 func TestRoundsEndCallsThatTakeTooLong(t *testing.T) {
 	d := New(Limits{Receive: 8 * time.Second, Stall: 16 * time.Second}, Params{
-		Ledger: newLedger(1 << 20), Known: func(string) bool { return true },
-		Admit: func(context.Context, string, metadata.MD) (*caller.Caller, error) {
-			return &caller.Caller{Tenant: "team-a"}, nil
-		},
+		Ledger: newLedger(1 << 20), Senders: senders(func(string, metadata.MD) (*caller.Caller, bool) { return &caller.Caller{Tenant: "team-a"}, true }),
 	})
 	ctx, err := d.tap(t.Context(), &tap.Info{FullMethodName: "/a/b"})
 	if err != nil {

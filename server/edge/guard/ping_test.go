@@ -45,7 +45,7 @@ func (p *pipes) dial() net.Conn {
 func serve(t *testing.T) (*pipes, func()) {
 	t.Helper()
 	d := New(Limits{Message: 1 << 20, Streams: 10, HeaderBytes: 1 << 16, Handshake: time.Minute, Idle: time.Hour}, Params{
-		Ledger: newLedger(1 << 20), Known: func(string) bool { return false },
+		Ledger: newLedger(1 << 20), Senders: strangers,
 	})
 	server := grpc.NewServer(d.Options()...)
 	server.RegisterService(&grpc.ServiceDesc{ServiceName: "a", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{

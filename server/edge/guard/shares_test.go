@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"context"
 	"net"
 	"strings"
 	"testing"
@@ -54,10 +53,9 @@ func receive(t *testing.T, server *ledger.Conn, client net.Conn, n int) {
 
 func newGuard(l *ledger.Ledger) *Guard {
 	d := New(Limits{}, Params{
-		Ledger: l, Known: func(method string) bool { return strings.HasPrefix(method, "/kvpilot") },
-		Admit: func(_ context.Context, _ string, md metadata.MD) (*caller.Caller, error) {
-			return &caller.Caller{Tenant: md.Get("tenant")[0]}, nil
-		},
+		Ledger: l, Senders: senders(func(method string, md metadata.MD) (*caller.Caller, bool) {
+			return &caller.Caller{Tenant: strings.Join(md.Get("tenant"), "")}, strings.HasPrefix(method, "/kvpilot")
+		}),
 	})
 	d.registered["/health/Watch"] = true
 	return d
@@ -154,7 +152,7 @@ func TestLargeAnswersAreChargedUntilTheyAreSent(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		wire, err := newCodec(d.Params).Marshal(out)
+		wire, err := newCodec(d.Messages).Marshal(out)
 		if err != nil || wire.Len() < len(answer.Data) {
 			t.Fatalf("%v, %d bytes", err, wire.Len())
 		}

@@ -34,8 +34,8 @@ func (p *Plane) bind(f *feed) {
 
 	b.mu.Lock()
 	if i := slices.IndexFunc(b.feeds, func(other *feed) bool { return other.events.Topic == f.events.Topic }); i >= 0 {
-		f.note("rank " + b.feeds[i].label + " has the same socket and topic: their events cannot be distinguished")
-		p.log.Error("two ranks share an event socket and a topic", "rank", f.label, "other", b.feeds[i].label, "endpoint", b.endpoint, "topic", f.events.Topic)
+		f.journal.note("rank " + b.feeds[i].journal.label + " has the same socket and topic: their events cannot be distinguished")
+		p.log.Error("two ranks share an event socket and a topic", "rank", f.journal.label, "other", b.feeds[i].journal.label, "endpoint", b.endpoint, "topic", f.events.Topic)
 	}
 	b.feeds = append(b.feeds, f)
 	conns := make([]*zmtp.Conn, 0, len(b.conns))
@@ -86,7 +86,7 @@ func (b *binder) run(ctx context.Context) {
 			return
 		}
 		for _, f := range b.users() {
-			f.note(err.Error())
+			f.journal.note(err.Error())
 		}
 		b.plane.log.Warn("KV event socket cannot be bound", "endpoint", b.endpoint, "error", err)
 		sleep(ctx, pause)

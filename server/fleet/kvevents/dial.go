@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -20,14 +21,10 @@ const (
 	sequenceBytes = 8
 )
 
-// publisher names the process that publishes, where the engine does: in the same frame, behind the
-// number of the batch. Zero is no name.
-type publisher [16]byte
-
 // numbered is the content of the frame before the payload.
 type numbered struct {
 	seq uint64
-	by  publisher
+	by  sequence.Publisher
 }
 
 // dialLoop keeps a connection to the engine's event socket until ctx ends.
@@ -43,7 +40,7 @@ func (f *feed) dialLoop(ctx context.Context) {
 		if time.Since(began) > stable {
 			pause = reconnectMin
 		}
-		f.note(err.Error())
+		f.journal.note(err.Error())
 		sleep(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, max(f.plane.config.ReconnectMax, reconnectMin))
 	}
@@ -105,7 +102,7 @@ func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, n numbere
 			p.putMessage(m)
 			return err
 		}
-		n, ok := sequence(m)
+		n, ok := numberOf(m)
 		ok = ok && n.seq != zmtp.EndOfReplay
 		if !ok {
 			p.metrics.malformed.Add(background, 1)
@@ -114,9 +111,9 @@ func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, n numbere
 	}
 }
 
-// sequence reads the number of a batch: the frame before the last, whatever comes before it. The name
+// numberOf reads the number of a batch: the frame before the last, whatever comes before it. The name
 // of the publisher may follow the number.
-func sequence(m *zmtp.Message) (n numbered, ok bool) {
+func numberOf(m *zmtp.Message) (n numbered, ok bool) {
 	last := len(m.Frames)
 	if last < 2 {
 		return n, false
@@ -141,23 +138,23 @@ func (f *feed) onMalformed(m *zmtp.Message) {
 		sizes = append(sizes, len(frame))
 	}
 	f.plane.putMessage(m)
-	f.count(func(s *Status) { s.Malformed++ })
-	f.note(fmt.Sprintf("a message without a batch number: frames of %v bytes", sizes))
-	f.warn(oddFrames, "KV event messages without a batch number are dropped", "frame_bytes", sizes)
-	f.malformedDue.Store(true)
+	f.journal.count(func(s *Status) { s.Malformed++ })
+	f.journal.note(fmt.Sprintf("a message without a batch number: frames of %v bytes", sizes))
+	f.journal.warn(oddFrames, "KV event messages without a batch number are dropped", "frame_bytes", sizes)
+	f.inbox.malformedDue.Store(true)
 	f.schedule()
 }
 
 // connected notifies the feed of a new connection and numbers it.
 func (f *feed) connected(sockets replica.Events, instance string) (epoch uint64) {
 	epoch = f.epochs.Add(1)
-	f.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, nil)
+	f.inbox.queue.push(item{kind: itemUp, epoch: epoch, at: time.Now(), made: &made{sockets, instance}}, nil)
 	f.schedule()
 	return epoch
 }
 
 func (f *feed) disconnected(epoch uint64, err error) {
-	f.queue.push(item{kind: itemDown, epoch: epoch, at: time.Now(), err: err}, nil)
+	f.inbox.queue.push(item{kind: itemDown, epoch: epoch, at: time.Now(), err: err}, nil)
 	f.schedule()
 }
 
@@ -170,9 +167,9 @@ func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Me
 	fits := func(queued int64) bool {
 		return queued+size <= f.plane.perFeed && all <= int64(f.plane.config.QueueBytes)
 	}
-	done := f.queue.push(it, fits)
+	done := f.inbox.queue.push(it, fits)
 	if done == pushFull {
-		f.pauses.Add(1)
+		f.journal.count(func(s *Status) { s.Pauses++ })
 		f.plane.metrics.pauses.Add(background, 1)
 		done = f.wait(ctx, it, size)
 	}
@@ -181,7 +178,7 @@ func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Me
 		f.plane.putMessage(m)
 		return
 	}
-	if !f.waiting.Load() {
+	if !f.inbox.waiting.Load() {
 		f.schedule()
 	}
 }
@@ -195,10 +192,10 @@ func (f *feed) wait(ctx context.Context, it item, size int64) pushed {
 		select {
 		case <-ctx.Done():
 			return pushShut
-		case <-f.queue.room:
+		case <-f.inbox.queue.room:
 		}
-		if done := f.queue.push(it, fits); done != pushFull {
-			f.queue.wake() // others may wait as well
+		if done := f.inbox.queue.push(it, fits); done != pushFull {
+			f.inbox.queue.wake() // others may wait as well
 			return done
 		}
 	}

@@ -27,8 +27,11 @@
 // replay is asked for from that batch on, and the answer must begin with the same bytes. A
 // number that goes back, another content, or an answer without the batch is a new life: the
 // rank is reset at once and read from the start. Without a replay socket only numbers
-// show it: a connection that continues with the next number is taken for the same life. An endpoint
+// show it: a connection that continues with the next number is taken for the same life. Where a replay socket is set and fails to
+// show it, the rank is DEGRADED until all was read again. An endpoint
 // "grpc://host:port" is vLLM's Control service, which lists the sockets and names the process.
 //
-// Decoding is in package vllm, the wire in server/wire/zmtp. What blocks mean is the Sink's work.
+// Package sequence has the rules: it turns events (a connection, a batch, the end of a replay, a tick) into effects (apply, reset,
+// request a replay). Here a feed reads the sockets and runs the replays, and its follower executes the effects. Decoding is in
+// package vllm, the wire in server/wire/zmtp. What blocks mean is the Sink's work.
 package kvevents

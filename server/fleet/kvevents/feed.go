@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
 )
 
@@ -17,111 +18,56 @@ const (
 	turnTime  = 2 * time.Millisecond // the same, in time
 )
 
-// feed follows one rank. Readers push what arrives into its queue; only the worker that has the turn
-// takes it out and touches the state below turn.
+// feed reads the sockets of one rank. What arrives goes into its inbox; only the worker that has the turn
+// takes it out and passes it to the follower.
 type feed struct {
-	plane  *Plane
-	slot   replica.Slot
-	events replica.Events
-	label  string
+	plane   *Plane
+	events  replica.Events
+	inbox   inbox
+	journal journal
 
 	epochs    atomic.Uint64 // numbers connections
 	scheduled atomic.Bool   // in Plane.runnable, or having its turn
 	started   atomic.Bool   // cancel and spawn are set
 	closed    atomic.Bool
-	restarted atomic.Int64 // when a new engine process began, as other parts noticed; 0: none
-	tickDue   atomic.Bool
-	// malformedDue: a message came that is no batch. odd are the kinds of oddities that were logged.
-	malformedDue atomic.Bool
-	odd          atomic.Uint32
-	waiting      atomic.Bool // live batches wait for a replay
-	pauses       atomic.Uint64
-	queue        queue
-	replies      chan reply
-	cancel       context.CancelFunc
-	spawn        func(func(context.Context)) // starts a goroutine that ends with the feed
+	cancel    context.CancelFunc
+	spawn     func(func(context.Context)) // starts a goroutine that ends with the feed
 
-	turn  sync.Mutex // held by the worker that runs the feed; everything below belongs to it
-	d     *vllm.Decoder
-	pos   position
-	conn  connection
-	rec   *recovery // nil: no replay is running
-	gap   gap
-	lives lives
-	jobs  uint64 // numbers replay requests
-	// rereadAt is when a replay was last asked for a batch that could not be read.
-	rereadAt     time.Time
-	published    publication
-	replaySocket replaySocket
-	instance     string // the name of the engine process, if it has one
-
-	reportMu sync.Mutex
-	status   Status // guarded by reportMu
-}
-
-// position is how far the feed has come in the engine's numbering.
-type position struct {
-	known    bool   // next is meaningful
-	next     uint64 // the batch expected next
-	print    uint64 // of batch next-1, to recognise the engine life
-	hasPrint bool
-	by       publisher // of this engine life; zero: the engine does not name it
-	exact    bool      // everything since the engine's start was applied
-	lower    bool      // this life has published events of tiers below the GPU
-	dirty    bool      // the sink may hold something
-	partial  bool      // a replay failed that could have brought more; it is worth another attempt
-	barren   bool      // replays of this life hold nothing
-	replayed bool      // replays of this life hold something
-	unproven bool      // another feed gave it, and no event has confirmed it yet
-	// unchecked: it rests on replays of a socket that was not compared with the live feed since.
-	unchecked bool
-}
-
-// connection is what is known about the event socket.
-type connection struct {
-	up      bool
-	epoch   uint64
-	downAt  time.Time
-	live    sample // the newest batch on this connection
-	hasLive bool
-	trusted bool // the engine behind it was shown to be the one we know, or there was none
-	// doubtful: replays of the engine that was known held nothing, so that no replay can show whether this is
-	// the same one. It ends with the first batch.
-	doubtful bool
-	heard    time.Time // last batch, live or replayed
-	probeAt  time.Time // when to look for lost events
-	proof    proof     // whether the replay socket belongs to the same engine
-	// compareAt is when that is looked at again, after a proof that failed.
-	compareAt time.Time
-	// misses are comparisons whose replay began too late; unseen probes that found batches before any came live.
-	misses, unseen int
-}
-
-// publication is what the rest of the router knows of the feed.
-type publication struct {
-	state   kvblock.FeedState
-	any     bool
-	problem string
+	turn     sync.Mutex        // held by the worker that runs the feed
+	follower follower          // guarded by turn
+	held     *sequence.Request // guarded by turn; the first replay, while it has to wait
 }
 
 func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *feed {
-	f := &feed{plane: p, slot: slot, events: events, label: label, replies: make(chan reply, maxReplies), queue: newQueue()}
-	f.conn.downAt = time.Now()
-	f.status = Status{Slot: slot, Label: label, Endpoint: events.Endpoint, Replay: events.Replay}
-	if events.Endpoint != "" {
-		f.status.State = kvblock.FeedCold
-		f.pos.dirty = true // the sink may have brought something from an earlier run
+	f := &feed{plane: p, events: events, inbox: newInbox()}
+	f.journal.log, f.journal.label, f.journal.endpoint = p.log, label, events.Endpoint
+	followed, now := events.Endpoint != "", time.Now()
+	f.journal.status = Status{Slot: slot, Label: label, Sockets: Sockets{Endpoint: events.Endpoint, Replay: events.Replay}}
+	if followed {
+		f.journal.status.State = kvblock.FeedCold
+	}
+	doubts, canDoubt := p.sink.(doubter)
+	f.follower = follower{
+		machine: sequence.Machine{Followed: followed, CanDoubt: canDoubt, Probe: p.config.Probe, ForgetAfter: p.config.ForgetAfter},
+		state:   sequence.New(now, followed, rand.Uint64()),
+		slot:    slot, sink: p.sink, doubts: doubts,
+		journal: &f.journal, metrics: p.metrics, replayer: f,
 	}
 	return f
 }
 
-// inherit copies what old knew, so that the same engine continues behind new sockets.
+// inherit copies what old knew, so that the same engine continues behind new sockets. old has ended.
 func (f *feed) inherit(old *feed) {
-	f.pos, f.published, f.lives, f.instance = old.pos, old.published, old.lives, old.instance
-	f.replaySocket = old.replaySocket
+	f.follower.state, f.follower.problem = old.follower.state.Moved(time.Now()), old.follower.problem
 	s := old.report()
-	s.Label, s.Endpoint, s.Replay = f.label, f.events.Endpoint, f.events.Replay
-	f.status = s
+	s.Label, s.Endpoint, s.Replay = f.journal.label, f.events.Endpoint, f.events.Replay
+	f.journal.status = s
+}
+
+func (f *feed) report() Status {
+	s := f.journal.report()
+	s.Queued, s.QueuedBytes = f.inbox.queue.size()
+	return s
 }
 
 // schedule asks for a turn. It never blocks.
@@ -139,82 +85,104 @@ func (f *feed) schedule() {
 func (f *feed) takeTurn(d *vllm.Decoder) {
 	f.turn.Lock()
 	if !f.closed.Load() {
-		f.d = d
-		f.run()
-		f.d = nil
+		f.run(d)
 	}
 	f.turn.Unlock()
 	f.scheduled.Store(false)
-	if f.hasWork() {
+	if f.inbox.hasWork() {
 		f.schedule()
 	}
 }
 
-func (f *feed) hasWork() bool {
-	if f.restarted.Load() != 0 || f.tickDue.Load() || f.malformedDue.Load() || len(f.replies) > 0 {
-		return true
-	}
-	n, _ := f.queue.size()
-	return n > 0 && !f.waiting.Load()
-}
-
 // run handles what has happened, for at most one turn.
-func (f *feed) run() {
-	if f.events.Endpoint == "" {
-		f.reset("no feed")
-		f.pos = position{}
+func (f *feed) run(d *vllm.Decoder) {
+	now := time.Now()
+	if began := f.inbox.restarted.Swap(0); began != 0 {
+		f.follower.begin(sequence.Restarted, now, time.Unix(0, began))
+		f.follower.handle()
 	}
-	if began := f.restarted.Swap(0); began != 0 && f.pos.known && f.lives.latest.UnixNano() < began {
-		f.newLife("the engine process is a new one")
+	if f.inbox.malformedDue.Swap(false) {
+		f.follower.begin(sequence.Malformed, now, now)
+		f.follower.handle()
 	}
-	if f.malformedDue.Swap(false) {
-		f.pos.exact = false
+	if f.inbox.tickDue.Swap(false) {
+		f.replayHeld()
+		n, _ := f.inbox.queue.size()
+		f.follower.begin(sequence.Tick, now, now).Queued = n > 0
+		f.follower.handle()
 	}
-	if f.tickDue.Swap(false) {
-		f.onTick(time.Now())
-	}
-	started := time.Now()
+	started := now
 	for n := 0; n < turnItems; n++ {
-		if n%16 == 15 && time.Since(started) > turnTime {
-			break
+		if n%16 == 15 {
+			if now = time.Now(); now.Sub(started) > turnTime {
+				break
+			}
 		}
-		if !f.step() {
+		if !f.next(d, now) {
 			break
 		}
 	}
-	f.waiting.Store(f.rec != nil)
-	f.publish()
+	f.endTurn()
 }
 
-// step handles one item and reports whether there was one.
-func (f *feed) step() bool {
+// endTurn publishes what has become of the feed.
+func (f *feed) endTurn() {
+	f.inbox.waiting.Store(f.follower.state.Waiting())
+	f.follower.endTurn()
+}
+
+// next handles one reply or item and reports whether there was one.
+func (f *feed) next(d *vllm.Decoder, now time.Time) bool {
 	select {
-	case r := <-f.replies:
-		f.onReply(r)
+	case r := <-f.inbox.replies:
+		f.onReply(d, r)
 		return true
 	default:
 	}
-	if f.rec != nil {
+	if f.follower.state.Waiting() {
 		return false
 	}
-	it, ok := f.queue.peek()
+	it, ok := f.inbox.queue.peek()
 	if !ok {
 		return false
 	}
-	done := true
+	keep := false
 	switch it.kind {
 	case itemUp:
-		f.onUp(it)
+		e := f.follower.begin(sequence.Connected, now, it.at)
+		e.Epoch, e.Link = it.epoch, sequence.Link{Replay: it.made.sockets.Replay, Instance: it.made.instance}
+		f.journal.connected(it.made.sockets)
+		f.plane.metrics.connects.Add(background, 1)
+		f.follower.handle()
 	case itemDown:
-		f.onDown(it)
+		e := f.follower.begin(sequence.Disconnected, now, it.at)
+		e.Epoch, e.Err = it.epoch, it.err
+		f.follower.handle()
 	case itemLive:
-		done = f.onLive(it)
+		f.follower.begin(sequence.Live, now, it.at).Epoch = it.epoch
+		keep = f.follower.handleBatch(d, numbered{it.seq, it.by}, it.payload())
 	}
-	if done {
-		f.queue.drop()
+	if !keep {
+		f.inbox.queue.drop()
 		f.release(it)
 	}
 	return true
+}
+
+// onReply handles one message of a replay, or its end.
+func (f *feed) onReply(d *vllm.Decoder, r reply) {
+	defer f.plane.putMessage(r.msg)
+	now := time.Now()
+	switch {
+	case !f.follower.state.Awaits(r.job):
+	case r.end:
+		e := f.follower.begin(sequence.ReplayEnded, now, now)
+		e.Job, e.Err, e.Ending = r.job, r.err, f.inbox.queue.ended(f.follower.state.Epoch())
+		f.follower.handle()
+	default:
+		f.follower.begin(sequence.Replayed, now, now).Job = r.job
+		f.follower.handleBatch(d, numbered{r.seq, r.by}, r.payload())
+	}
 }
 
 // release frees a batch's memory.
@@ -229,51 +197,7 @@ func (f *feed) release(it item) {
 // discard empties the queue of a feed that has ended. Replays end with the feed's context and
 // their replies go with the channel.
 func (f *feed) discard() {
-	for _, it := range f.queue.close() {
+	for _, it := range f.inbox.queue.close() {
 		f.release(it)
 	}
-	f.rec = nil
-}
-
-// onTick does what is due by the clock: forget, probe, retry.
-func (f *feed) onTick(now time.Time) {
-	if f.rec != nil && f.rec.delayed && !f.plane.delays(now) {
-		f.begin()
-	}
-	forget := f.plane.config.ForgetAfter
-	if !f.conn.up {
-		if forget > 0 && f.pos.known && now.Sub(f.conn.downAt) > forget {
-			f.noteProblem("forgotten: not reachable for %v", forget)
-			f.reset("unreachable")
-			f.pos = position{}
-		}
-		return
-	}
-	if f.compareDue(now) {
-		f.prove(f.conn.live)
-		return
-	}
-	if n, _ := f.queue.size(); n > 0 || f.rec != nil || !f.canReplay() || f.conn.probeAt.IsZero() || now.Before(f.conn.probeAt) {
-		return
-	}
-	switch {
-	case !f.pos.known:
-		f.recover(whyFirst)
-	case f.conn.doubtful, f.pos.partial && !f.pos.exact:
-		f.recover(whyRebuild)
-	default:
-		f.recover(whyProbe)
-	}
-}
-
-// nextProbe sets the time of the next look for lost events.
-func (f *feed) nextProbe(after time.Duration) { f.probeAfter(time.Now(), after) }
-
-// probeAfter is nextProbe with the time that it counts from.
-func (f *feed) probeAfter(from time.Time, after time.Duration) {
-	if f.plane.config.Probe <= 0 {
-		f.conn.probeAt = time.Time{}
-		return
-	}
-	f.conn.probeAt = from.Add(after/2 + rand.N(after)) // spread: feeds are added together
 }

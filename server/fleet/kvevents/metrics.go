@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
@@ -43,8 +44,8 @@ func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
 	kinds := instruments.Values("kind", "stored", "removed", "cleared") // in the order of vllm.Op
 	ops := instruments.Values("op", "stored", "removed")
 	whats := instruments.Values("what", "field", "tag", "misfit")
-	whys := instruments.Values("why", whyNames[:]...)
-	reasons := instruments.Values("reason", resetNames[:]...)
+	whys := instruments.Values("why", sequence.WhyNames[:]...)
+	reasons := instruments.Values("reason", sequence.ReasonNames[:]...)
 	m := &metrics{kinds: optionsOf(kinds), ops: optionsOf(ops), whats: optionsOf(whats), whys: optionsOf(whys)}
 	m.batches = s.Counter("kvpilot.kvevents.batches", "{batch}", "Batches applied, live or replayed.")
 	m.events = s.CounterBy("kvpilot.kvevents.events", "{event}", "Events applied, by kind.", kinds...)
@@ -86,13 +87,9 @@ func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
 }
 
 // applied counts a batch.
-func (m *metrics) applied(b *vllm.Batch, stored, removed int, lag time.Duration) {
+func (m *metrics) applied(b *vllm.Batch, c *contents, lag time.Duration) {
 	m.batches.Add(background, 1)
 	m.lag.Record(background, lag.Seconds())
-	var kinds [3]int
-	for i := range b.Events {
-		kinds[b.Events[i].Op]++
-	}
 	add := func(c metric.Int64Counter, o options, counts ...int) {
 		for i, n := range counts {
 			if n > 0 {
@@ -100,14 +97,14 @@ func (m *metrics) applied(b *vllm.Batch, stored, removed int, lag time.Duration)
 			}
 		}
 	}
-	add(m.events, m.kinds, kinds[:]...)
-	add(m.blocks, m.ops, stored, removed)
+	add(m.events, m.kinds, c.kinds[:]...)
+	add(m.blocks, m.ops, c.stored, c.removed)
 	add(m.unknown, m.whats, b.UnknownFields, b.UnknownTags, b.Misfits)
 }
 
-func (m *metrics) replay(w why)       { m.replays.Add(background, 1, m.whys[w]...) }
-func (m *metrics) replayFailed(w why) { m.replayFailures.Add(background, 1, m.whys[w]...) }
+func (m *metrics) replay(w sequence.Why)       { m.replays.Add(background, 1, m.whys[w]...) }
+func (m *metrics) replayFailed(w sequence.Why) { m.replayFailures.Add(background, 1, m.whys[w]...) }
 
-func (m *metrics) reset(reason string) {
-	m.resets.Add(background, 1, instruments.Label("reason", reason))
+func (m *metrics) reset(r sequence.Reason) {
+	m.resets.Add(background, 1, instruments.Label("reason", sequence.ReasonNames[r]))
 }

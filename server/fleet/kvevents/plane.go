@@ -173,7 +173,7 @@ func (p *Plane) Restarted(slot replica.Slot, began time.Time) {
 	f := p.feeds[slot]
 	p.mu.Unlock()
 	if f != nil {
-		f.restarted.Store(began.UnixNano())
+		f.inbox.restarted.Store(began.UnixNano())
 		f.schedule()
 	}
 }
@@ -267,7 +267,7 @@ func (p *Plane) tick(ctx context.Context) {
 		}
 		p.mu.Lock()
 		for _, f := range p.feeds {
-			f.tickDue.Store(true)
+			f.inbox.tickDue.Store(true)
 			f.schedule()
 		}
 		p.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -15,7 +16,7 @@ import (
 type reply struct {
 	job uint64
 	seq uint64
-	by  publisher
+	by  sequence.Publisher
 	msg *zmtp.Message
 	end bool
 	err error
@@ -23,28 +24,37 @@ type reply struct {
 
 func (r *reply) payload() []byte { return r.msg.Frames[len(r.msg.Frames)-1] }
 
-// request is one question to a replay socket: for all batches from a number on, or for the first one of them. Replies carry job.
-type request struct {
-	at        string
-	job, from uint64
-	one       bool
-}
-
-// replay sends a request after a delay.
-func (f *feed) replay(r request, delay time.Duration) {
+// replay executes a request. The first one for all that an engine holds waits until DelayFirstReplays allows it.
+func (f *feed) replay(r sequence.Request) {
+	f.held = nil
+	if r.First {
+		if r.Why == sequence.WhyFirst && f.plane.delays(time.Now()) {
+			f.held = &r
+			return
+		}
+		f.journal.count(func(s *Status) { s.Replays++ })
+		f.plane.metrics.replay(r.Why)
+	}
 	f.spawn(func(ctx context.Context) {
-		sleep(ctx, delay)
+		sleep(ctx, r.After)
 		err := f.fetch(ctx, r)
-		f.reply(ctx, reply{job: r.job, end: true, err: err})
+		f.reply(ctx, reply{job: r.Job, end: true, err: err})
 	})
 }
 
+// replayHeld executes the request that waits, if it may and is still of use.
+func (f *feed) replayHeld() {
+	if r := f.held; r != nil && f.follower.state.Awaits(r.Job) && !f.plane.delays(time.Now()) {
+		f.replay(*r)
+	}
+}
+
 // fetch asks once and passes on what comes until the end marker.
-func (f *feed) fetch(ctx context.Context, r request) error {
+func (f *feed) fetch(ctx context.Context, r sequence.Request) error {
 	timeout := f.plane.config.ReplayTimeout
 	params := f.plane.socket(zmtp.DEALER)
 	params.HandshakeTimeout, params.Heartbeat = timeout, 0
-	conn, err := zmtp.Dial(ctx, r.at, params)
+	conn, err := zmtp.Dial(ctx, r.At, params)
 	if err != nil {
 		return err
 	}
@@ -57,7 +67,7 @@ func (f *feed) fetch(ctx context.Context, r request) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := conn.Send(nil, binary.BigEndian.AppendUint64(nil, r.from)); err != nil {
+	if err := conn.Send(nil, binary.BigEndian.AppendUint64(nil, r.From)); err != nil {
 		return err
 	}
 	for skipped := 0; ; skipped++ {
@@ -70,7 +80,7 @@ func (f *feed) fetch(ctx context.Context, r request) error {
 			}
 			return err
 		}
-		n, ok := sequence(m)
+		n, ok := numberOf(m)
 		if !ok {
 			f.onMalformed(m)
 			return errors.New("a reply without a number")
@@ -79,17 +89,17 @@ func (f *feed) fetch(ctx context.Context, r request) error {
 			f.plane.putMessage(m)
 			return nil
 		}
-		if r.one && n.seq < r.from {
+		if r.One && n.seq < r.From {
 			f.plane.putMessage(m)
-			if skipped > maxUseless {
-				return errUseless
+			if skipped > sequence.MaxUseless {
+				return sequence.ErrUseless
 			}
 			continue
 		}
-		if !f.reply(ctx, reply{job: r.job, seq: n.seq, by: n.by, msg: m}) {
+		if !f.reply(ctx, reply{job: r.Job, seq: n.seq, by: n.by, msg: m}) {
 			return ctx.Err()
 		}
-		if r.one {
+		if r.One {
 			return nil
 		}
 	}
@@ -98,12 +108,12 @@ func (f *feed) fetch(ctx context.Context, r request) error {
 // reply hands r to the feed, waiting while too much is under way.
 func (f *feed) reply(ctx context.Context, r reply) bool {
 	if r.msg != nil && r.msg.Cap() > largeReply {
-		for len(f.replies) > 0 && ctx.Err() == nil {
+		for len(f.inbox.replies) > 0 && ctx.Err() == nil {
 			sleep(ctx, time.Millisecond)
 		}
 	}
 	select {
-	case f.replies <- r:
+	case f.inbox.replies <- r:
 		f.schedule()
 		return true
 	case <-ctx.Done():

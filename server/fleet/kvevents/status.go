@@ -5,20 +5,36 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
 )
 
-// Status is what is known about one rank's feed. Counters count from the Add of the rank.
+// ForeignReplay begins the Foreign of a Status.
+const ForeignReplay = sequence.ForeignReplay
+
+// Status is what is known about one rank's feed.
 type Status struct {
 	Slot  replica.Slot
 	Label string
-	// Endpoint and Replay are the engine's sockets; empty when there is none.
+	State kvblock.FeedState
+	Sockets
+	Progress
+	Counts
+	Trouble
+}
+
+// Sockets are the engine's; empty when there is none. Connected reports whether the event socket is connected now.
+type Sockets struct {
 	Endpoint, Replay string
-	State            kvblock.FeedState
-	// Connected reports whether the event socket is connected now; Recovering whether a replay is running.
-	Connected, Recovering bool
+	Connected        bool
+}
+
+// Progress is how far a feed has come.
+type Progress struct {
 	// Next is the number of the batch that is expected next; meaningful when Known.
 	Next  uint64
 	Known bool
+	// Recovering reports whether a replay is running.
+	Recovering bool
 	// Queued batches have arrived and are not applied; QueuedBytes is their memory.
 	Queued      int
 	QueuedBytes int64
@@ -26,6 +42,10 @@ type Status struct {
 	// LastApplied ours; zero when none was applied.
 	Lag                    time.Duration
 	LastEvent, LastApplied time.Time
+}
+
+// Counts count from the Add of the rank.
+type Counts struct {
 	// Batches were applied, live or replayed; Stored and Removed count their blocks.
 	Batches, Replayed, Stored, Removed uint64
 	// Gaps were found in the numbering; Replays were asked for; Resets forgot the rank's blocks, of
@@ -38,6 +58,10 @@ type Status struct {
 	// DecodeErrors counts batches that could not be read; Unknown fields and tags were skipped, Misfits
 	// were events with tokens that do not match their hashes.
 	DecodeErrors, Unknown, Misfits uint64
+}
+
+// Trouble is what is wrong, or was.
+type Trouble struct {
 	// Foreign is why the replay socket belongs to another engine than the event socket; empty while nothing shows that. The
 	// state is then degraded, and only live batches are followed.
 	Foreign string

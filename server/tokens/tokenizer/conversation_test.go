@@ -235,7 +235,7 @@ func TestKnownBeginningsSurviveAnOutage(t *testing.T) {
 		encode(t, pool, k.body(), rep)
 		pool.WaitIdle()
 	}
-	r.SetFaults(enginesim.Faults{Status: 500})
+	r.SetFaults(enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}})
 	for i := range 4 {
 		k.turn()
 		enc := encode(t, pool, k.body(), rep)

@@ -86,7 +86,7 @@ func TestImagesWithoutHashesHaveNoIDs(t *testing.T) {
 }
 
 func TestEmptyAnswerIsTokenless(t *testing.T) {
-	r := &simulated{faults: enginesim.Faults{Body: `{"count":0,"max_model_len":131072,"tokens":[],"token_strs":null,"token_ids":[]}`}}
+	r := &simulated{faults: enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Body: `{"count":0,"max_model_len":131072,"tokens":[],"token_strs":null,"token_ids":[]}`}}}
 	enc := encode(t, start(t, tokenizer.DefaultConfig()), `{"prompt":"`+strings.Repeat("word ", 100)+`"}`, serve(t, "a", r))
 	if enc.Source != tokenizer.SourceNone || enc.Reason != tokenizer.ReasonEmpty || enc.Tokens < 50 {
 		t.Errorf("Encode() from %s (%q) with %d tokens, want none (empty) with an estimate", enc.Source, enc.Reason, enc.Tokens)
@@ -151,9 +151,7 @@ func TestClientFaultsSurface(t *testing.T) {
 		status int
 		text   string
 	}{{404, "The model `x` does not exist."}, {400, "template: conversation roles must alternate"}} {
-		r := &simulated{faults: enginesim.Faults{
-			Status: tc.status, Body: fmt.Sprintf(`{"error":{"message":%q,"type":"BadRequestError","param":null,"code":%d}}`, tc.text, tc.status),
-		}}
+		r := &simulated{faults: enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: tc.status, Body: fmt.Sprintf(`{"error":{"message":%q,"type":"BadRequestError","param":null,"code":%d}}`, tc.text, tc.status)}}}
 		rep := serve(t, "a", r)
 		pool := start(t, tokenizer.DefaultConfig())
 		for range 10 { // more often than a breaker would bear
@@ -191,16 +189,16 @@ func TestTokenizerFaultsNeverFailARequest(t *testing.T) {
 		name, reason string
 		faults       enginesim.Faults
 	}{
-		{"hang", "timeout", enginesim.Faults{Hang: true}},
-		{"half a body", "connect", enginesim.Faults{HalfBody: true}},
-		{"an object without tokens", "malformed", enginesim.Faults{Body: `{"count":3,"ids":[1,2,3]}`}},
-		{"no JSON", "malformed", enginesim.Faults{Body: "<html>ok</html>"}},
-		{"500", "status", enginesim.Faults{Status: 500}},
-		{"500 with a string code", "status", enginesim.Faults{Status: 500, StringCodes: true}},
-		{"503 with a string", "status", enginesim.Faults{Scaling: true}},
-		{"429", "status", enginesim.Faults{Status: 429, RetryAfter: 1}},
-		{"401", "auth", enginesim.Faults{Status: 401, Body: `{"error":"Unauthorized"}`}},
-		{"no route", "unsupported", enginesim.Faults{Status: 404, Body: `{"detail":"Not Found"}`}},
+		{"hang", "timeout", enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Hang: true}}},
+		{"half a body", "connect", enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{HalfBody: true}}},
+		{"an object without tokens", "malformed", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Body: `{"count":3,"ids":[1,2,3]}`}}},
+		{"no JSON", "malformed", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Body: "<html>ok</html>"}}},
+		{"500", "status", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}}},
+		{"500 with a string code", "status", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500, StringCodes: true}}},
+		{"503 with a string", "status", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Scaling: true}}},
+		{"429", "status", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 429, RetryAfter: 1}}},
+		{"401", "auth", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 401, Body: `{"error":"Unauthorized"}`}}},
+		{"no route", "unsupported", enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 404, Body: `{"detail":"Not Found"}`}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cfg := cfg
@@ -223,7 +221,7 @@ func TestTokenizerFaultsNeverFailARequest(t *testing.T) {
 }
 
 func TestASlowReplicaIsHedged(t *testing.T) {
-	slow := &simulated{faults: enginesim.Faults{Slow: enginesim.Duration(time.Second)}}
+	slow := &simulated{faults: enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Slow: enginesim.Duration(time.Second)}}}
 	a, b := serve(t, "slow", slow), serve(t, "fast", &simulated{})
 	pool := start(t, tokenizer.DefaultConfig())
 	for i := range 4 {
@@ -268,7 +266,7 @@ func TestExactCacheAndWhatIsInItsKey(t *testing.T) {
 }
 
 func TestConcurrentCallersShareOneCall(t *testing.T) {
-	r := &simulated{faults: enginesim.Faults{Slow: enginesim.Duration(50 * time.Millisecond)}}
+	r := &simulated{faults: enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Slow: enginesim.Duration(50 * time.Millisecond)}}}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	var wg sync.WaitGroup
@@ -287,7 +285,7 @@ func TestConcurrentCallersShareOneCall(t *testing.T) {
 }
 
 func TestOneCallerLeavingDoesNotDisturbTheOthers(t *testing.T) {
-	r := &simulated{faults: enginesim.Faults{Slow: enginesim.Duration(100 * time.Millisecond)}}
+	r := &simulated{faults: enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Slow: enginesim.Duration(100 * time.Millisecond)}}}
 	rep := serve(t, "a", r)
 	pool := start(t, tokenizer.DefaultConfig())
 	req := tokenizer.Request{Prompt: read(t, `{"prompt":"shared"}`), Replicas: []*replica.Replica{rep}, Pool: model}

@@ -244,7 +244,7 @@ func TestPublicForms(t *testing.T) {
 	if _, err := pool.DetokenizeBatch(t.Context(), []*replica.Replica{rep}, model, enc.Batch); err != nil || r.calls("/") != calls {
 		t.Errorf("texts were asked for again: %d calls, %v", r.calls("/")-calls, err)
 	}
-	r.SetFaults(enginesim.Faults{Status: 500})
+	r.SetFaults(enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}})
 	if _, err := pool.Tokenize(t.Context(), request(read(t, `{"prompt":"new"}`), rep)); err == nil || !strings.Contains(err.Error(), "no tokenizer is available") {
 		t.Errorf("Tokenize() with all tokenizers down: %v", err)
 	}

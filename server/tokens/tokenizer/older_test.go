@@ -117,10 +117,10 @@ func TestAnOlderBeginningIsEnoughWhenTokenizersAreNot(t *testing.T) {
 		begun   bool // the turn before came to this router, and hangs
 		want    map[string]int64
 	}{
-		"no answer":                {faults: enginesim.Faults{Hang: true}, want: map[string]int64{"whole": 0, "late": 1, "failed": 0}},
-		"errors":                   {faults: enginesim.Faults{Status: 500}, patient: true, want: map[string]int64{"whole": 0, "late": 0, "failed": 1}},
-		"no time":                  {faults: enginesim.Faults{Hang: true}, timeout: time.Millisecond, patient: true, want: map[string]int64{"whole": 0, "late": 0, "failed": 1}},
-		"the turn before hangs":    {faults: enginesim.Faults{Hang: true}, begun: true, want: map[string]int64{"whole": 0, "late": 0, "failed": 0}},
+		"no answer":                {faults: enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Hang: true}}, want: map[string]int64{"whole": 0, "late": 1, "failed": 0}},
+		"errors":                   {faults: enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}}, patient: true, want: map[string]int64{"whole": 0, "late": 0, "failed": 1}},
+		"no time":                  {faults: enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Hang: true}}, timeout: time.Millisecond, patient: true, want: map[string]int64{"whole": 0, "late": 0, "failed": 1}},
+		"the turn before hangs":    {faults: enginesim.Faults{ConnectionFaults: enginesim.ConnectionFaults{Hang: true}}, begun: true, want: map[string]int64{"whole": 0, "late": 0, "failed": 0}},
 		"nothing is wrong with it": {patient: true, want: map[string]int64{"whole": 1, "late": 0, "failed": 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,8 +18,8 @@ func TestOnlyATokenizersFaultKeepsATrace(t *testing.T) {
 		leave  bool
 		want   bool
 	}{
-		"a refused prompt":   {faults: enginesim.Faults{Status: 400, Body: `{"error":{"message":"no"}}`}},
-		"a failed tokenizer": {faults: enginesim.Faults{Status: 500}, want: true},
+		"a refused prompt":   {faults: enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 400, Body: `{"error":{"message":"no"}}`}}},
+		"a failed tokenizer": {faults: enginesim.Faults{AnswerFaults: enginesim.AnswerFaults{Status: 500}}, want: true},
 		"a client that left": {leave: true},
 		"an answer":          {},
 	} {

@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"math/bits"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
@@ -8,19 +9,31 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
-// Layout says which fields a vLLM version writes, and how.
-type Layout struct {
+// Layout is a set: the fields that a vLLM version writes, and how.
+type Layout uint16
+
+const (
 	// Maps writes each event as a map with names and without nil defaults, not as an array.
-	Maps bool
+	Maps Layout = 1 << iota
 	// SignedHashes writes hashes as signed integers (up to 0.10.1); Bytes writes them whole, as
 	// byte strings (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0). Else they are unsigned integers.
-	SignedHashes bool
-	Bytes        bool
+	SignedHashes
+	Bytes
 	// The fields that came with time.
-	Medium, LoRAName, ExtraKeys, ItemOffsets, Group, SpecKind bool
+	Medium
+	LoRAName
+	ExtraKeys
+	ItemOffsets
+	Group
+	SpecKind
 	// Lie shifts every token id: an engine whose events do not say what it holds.
-	Lie bool
-}
+	Lie
+)
+
+func (l Layout) has(part Layout) bool { return l&part != 0 }
+
+// count is how many fields of a set the layout has.
+func (l Layout) count(fields Layout) int { return bits.OnesCount16(uint16(l & fields)) }
 
 // medium is where the simulated blocks are; kind is their attention kind.
 const (
@@ -59,7 +72,7 @@ type writer struct {
 
 // open starts an event with n fields after its tag.
 func (w *writer) open(tag string, n int) {
-	if w.layout.Maps {
+	if w.layout.has(Maps) {
 		w.dst = msgp.AppendMapHeader(w.dst, uint32(n+1))
 		w.dst = msgp.AppendString(w.dst, "type")
 	} else {
@@ -70,16 +83,16 @@ func (w *writer) open(tag string, n int) {
 
 // name writes a field's name where the layout has names.
 func (w *writer) name(s string) {
-	if w.layout.Maps {
+	if w.layout.has(Maps) {
 		w.dst = msgp.AppendString(w.dst, s)
 	}
 }
 
 func (w *writer) stored(ev core.Event) {
 	l := w.layout
-	n := 5 + count(l.Medium, l.LoRAName, l.ExtraKeys, l.Group, l.SpecKind)
-	if !l.Maps {
-		n += count(l.SpecKind) // arrays have a place for the sliding window too
+	n := 5 + l.count(Medium|LoRAName|ExtraKeys|Group|SpecKind)
+	if !l.has(Maps) {
+		n += l.count(SpecKind) // arrays have a place for the sliding window too
 	}
 	w.open("BlockStored", n)
 	w.name("block_hashes")
@@ -96,33 +109,33 @@ func (w *writer) stored(ev core.Event) {
 	w.dst = msgp.AppendInt(w.dst, ev.BlockSize)
 	w.name("lora_id")
 	w.optional(ev.Space.Adapter != "", func(b []byte) []byte { return msgp.AppendInt(b, ev.Space.AdapterID) })
-	if l.Medium {
+	if l.has(Medium) {
 		w.name("medium")
 		w.dst = msgp.AppendString(w.dst, medium)
 	}
-	if l.LoRAName {
+	if l.has(LoRAName) {
 		w.name("lora_name")
 		w.optional(ev.Space.Adapter != "", func(b []byte) []byte { return msgp.AppendString(b, ev.Space.Adapter) })
 	}
-	if l.ExtraKeys {
+	if l.has(ExtraKeys) {
 		w.name("extra_keys")
 		w.extras(ev)
 	}
 	w.group()
-	if l.SpecKind {
+	if l.has(SpecKind) {
 		w.name("kv_cache_spec_kind")
 		w.dst = msgp.AppendString(w.dst, kind)
-		if !l.Maps {
+		if !l.has(Maps) {
 			w.dst = msgp.AppendNil(w.dst)
 		}
 	}
 }
 
 func (w *writer) removed(ev core.Event) {
-	w.open("BlockRemoved", 1+count(w.layout.Medium, w.layout.Group))
+	w.open("BlockRemoved", 1+w.layout.count(Medium|Group))
 	w.name("block_hashes")
 	w.hashes(ev.Hashes)
-	if w.layout.Medium {
+	if w.layout.has(Medium) {
 		w.name("medium")
 		w.dst = msgp.AppendString(w.dst, medium)
 	}
@@ -130,7 +143,7 @@ func (w *writer) removed(ev core.Event) {
 }
 
 func (w *writer) group() {
-	if w.layout.Group {
+	if w.layout.has(Group) {
 		w.name("group_idx")
 		w.dst = msgp.AppendInt(w.dst, 0)
 	}
@@ -153,10 +166,10 @@ func (w *writer) hashes(list []core.Digest) {
 
 func (w *writer) hash(d core.Digest) {
 	switch {
-	case w.layout.Bytes:
+	case w.layout.has(Bytes):
 		b := d.Bytes()
 		w.dst = msgp.AppendBytes(w.dst, b[:])
-	case w.layout.SignedHashes:
+	case w.layout.has(SignedHashes):
 		w.dst = msgp.AppendInt64(w.dst, int64(d.Lo))
 	default:
 		w.dst = msgp.AppendUint64(w.dst, d.Lo)
@@ -165,7 +178,7 @@ func (w *writer) hash(d core.Digest) {
 
 func (w *writer) tokens(ids []uint32) {
 	shift := uint32(0)
-	if w.layout.Lie {
+	if w.layout.has(Lie) {
 		shift = 1
 	}
 	w.dst = msgp.AppendArrayHeader(w.dst, uint32(len(ids)))
@@ -184,7 +197,7 @@ func (w *writer) extras(ev core.Event) {
 			keys = append(keys, ev.Space.Adapter)
 		}
 		for _, it := range ev.Space.Overlapping(start, start+ev.BlockSize) {
-			if w.layout.ItemOffsets {
+			if w.layout.has(ItemOffsets) {
 				keys = append(keys, []any{it.ID, it.Offset - start})
 			} else {
 				keys = append(keys, it.ID)
@@ -213,14 +226,4 @@ func (w *writer) values(list []any) {
 			w.values(v)
 		}
 	}
-}
-
-func count(flags ...bool) int {
-	n := 0
-	for _, f := range flags {
-		if f {
-			n++
-		}
-	}
-	return n
 }

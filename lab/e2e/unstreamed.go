@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	unstreamedClients = 24
+	unstreamedFor     = 15 * time.Second
+	// unstreamedShare is the part of round-robin's answers that the default policy must reach where no prompts share anything.
+	unstreamedShare = 0.75
+)
+
+// checkUnstreamed asks many clients at a time for answers in one piece, of which no first token can be seen. A router that guesses the engines' speed and
+// holds requests back for that gives fewer answers than round-robin.
+func (r *disturbances) checkUnstreamed(ctx context.Context) (string, error) {
+	var answers [2]int64
+	var source string
+	for i, policy := range []string{"predicted-ttft", "round-robin"} {
+		router, err := r.another(ctx, "unstreamed-"+policy, r.addresses(), "chooser: {policy: "+policy+"}\n")
+		if err != nil {
+			return "", err
+		}
+		answers[i], err = unstreamedAnswers(ctx, router)
+		if err == nil && i == 0 {
+			source, err = router.speedSource(ctx)
+		}
+		router.stop()
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", policy, err)
+		}
+	}
+	detail := fmt.Sprintf("%d clients, %v: %d answers, round-robin %d; speed from %s", unstreamedClients, unstreamedFor, answers[0], answers[1], source)
+	if float64(answers[0]) < unstreamedShare*float64(answers[1]) {
+		return "", fmt.Errorf("%s; want %.0f %%", detail, 100*unstreamedShare)
+	}
+	if source == "prior" && r.atLeast(13) {
+		return "", fmt.Errorf("%s: the engines' counters taught nothing", detail)
+	}
+	return detail, nil
+}
+
+// addresses are those of the engines.
+func (f *fleet) addresses() (list []string) {
+	for _, e := range f.engines {
+		list = append(list, strings.TrimPrefix(e.url(), "http://"))
+	}
+	return list
+}
+
+// unstreamedAnswers counts what a router gives to clients of which each has one request at a time, no two alike.
+func unstreamedAnswers(ctx context.Context, router *routerProcess) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, unstreamedFor)
+	defer cancel()
+	var n atomic.Int64
+	var failed atomic.Pointer[error]
+	var all sync.WaitGroup
+	for range unstreamedClients {
+		all.Go(func() {
+			dice := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+			for ctx.Err() == nil {
+				text := strconv.Itoa(dice.IntN(1e9)) + " " + words(dice, 600)
+				_, err := post(ctx, router.url()+"/v1/completions", object{"model": "tiny", "prompt": text, "max_tokens": 4, "ignore_eos": true})
+				switch {
+				case err == nil:
+					n.Add(1)
+				case ctx.Err() == nil:
+					failed.Store(&err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := failed.Load(); err != nil {
+		return 0, *err
+	}
+	return n.Load(), nil
+}
+
+// speedSource is where the router's knowledge of the engines' speed comes from.
+func (p *routerProcess) speedSource(ctx context.Context) (string, error) {
+	_, text, err := call(ctx, "GET", "http://"+p.admin+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "kvpilot_chooser_prefill_rate_uncertainty_ratio{") {
+			if _, rest, ok := strings.Cut(line, `source="`); ok {
+				source, _, _ := strings.Cut(rest, `"`)
+				return source, nil
+			}
+		}
+	}
+	return "", errors.New("the router has no metric of its engines' speed")
+}

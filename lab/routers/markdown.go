@@ -1,0 +1,110 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// markdown writes the report and its plots.
+func (r *report) markdown(path string) error {
+	name := strings.TrimSuffix(filepath.Base(path), ".md")
+	var errs []error
+	var b strings.Builder
+	b.WriteString("# Routers side by side\n\nWritten by `make bench-routers`; do not edit. Real processes in real time: simulated replicas ([simulator.md](simulator.md)), the same requests over HTTP\n" +
+		"at the same moments, and in turn each router in front of them. What each figure means, and how to play other loads, is at the end.\n\n")
+	fmt.Fprintf(&b, "%s\n"+otherLoads+"\n\n```\n%s\n```\n\n%s, %s%s.\n", r.sentence(), r.Command, r.When.Format("2006-01-02"), r.Machine, r.common())
+	for _, name := range sorted(r.Versions) {
+		fmt.Fprintf(&b, "- %s: %s\n", name, r.Versions[name])
+	}
+	for _, s := range r.Skipped {
+		fmt.Fprintf(&b, "- not played: %s\n", s)
+	}
+	for _, p := range []struct {
+		file, title string
+		of          func(*figures) float64
+	}{
+		{"ttft", "Mean time to the first token", func(f *figures) float64 { return f.TTFT }},
+		{"whole", "Mean time of whole answers", func(f *figures) float64 { return f.Whole }},
+	} {
+		file := name + "-" + p.file + ".svg"
+		errs = append(errs, os.WriteFile(filepath.Join(filepath.Dir(path), file), []byte(r.plot(p.title, p.of)), 0o644))
+		fmt.Fprintf(&b, "\n![%s](%s)\n", p.title, file)
+	}
+	for _, c := range r.Cells {
+		c.markdown(&b, r.out)
+	}
+	b.WriteString(legend)
+	return errors.Join(append(errs, os.WriteFile(path, []byte(b.String()), 0o644))...)
+}
+
+// otherLoads says how kvpilot does where nothing was tuned for; docs/performance.md has the figures.
+const otherLoads = "kvpilot is developed against these loads. On others first tokens still come first, but whole answers take up to 1.46 times as long as the " +
+	"best other router's ([performance.md](performance.md#against-other-routers))."
+
+// markdown writes the cell's table; paths below out are shortened.
+func (c *cell) markdown(b *strings.Builder, out string) {
+	fmt.Fprintf(b, "\n## %s\n\n| %s | router cores | void |\n|%s\n", c.title(), strings.Join(columns(), " | "), strings.Repeat("---|", len(columns())+2))
+	for _, row := range c.Results {
+		if row.Mean == nil {
+			fmt.Fprintf(b, "| %s | %s |%s\n", row.Router, strings.NewReplacer("|", "/", out+"/", "").Replace(row.Error), strings.Repeat(" |", len(columns())))
+			continue
+		}
+		fmt.Fprintf(b, "| %s | %.2f | %s |\n", strings.Join(row.cells(), " | "), row.Mean.RouterCores, strings.Join(row.Mean.Void, ", "))
+	}
+	b.WriteByte('\n')
+	for _, line := range c.remarks() {
+		fmt.Fprintf(b, "- %s\n", line)
+	}
+}
+
+const legend = `
+## What the figures mean
+
+- Load is the arrival rate over the rate at which a fleet with one pooled cache is full, for these very requests
+  (` + "`kvpilot replay`" + ` computes it). Engines are cold when a run begins.
+- TTFT, TPOT and whole answers are the client's, from the moment a request is sent to the first text, between first and last text, and to the end of the stream.
+  Requests without an end when a run is over count with the time they had lasted; failed ones count in no time.
+- Good answers have their first token within 2 s and no more than 100 ms per further token.
+- Cached is the share of prompt tokens that the engines' usage says were cached. Imbalance is the most prefill that a replica did over the mean.
+- A figure is void when the machine did not keep up: more than 92 % busy, engines that lost 1 % of their time or ended steps late by a tenth of a step, requests sent 100 ms late.
+  Means are over the rounds that are not void.
+- The chat trace is 200 users of 10 turns at once below one system prompt of 3,000 tokens, each turn with the real answer to the one before; agents are sessions of 6 to 20 turns
+  that grow to 100,000 tokens, each turn some think time after the last answer; hotdoc is documents of 20,000 tokens with Zipf 1.2 popularity; conversation is Mooncake's public trace.
+
+Other routers have their own defaults. vllm-router's kv_aware reads the same KV events as kvpilot; SMG and sglang-router see text only, since their event index wants gRPC engines.
+Of Dynamo the selection service is played, behind a small proxy that tokenizes with a replica's /render and forwards; its frontend serves Dynamo's own workers only. All replicas
+hash blocks with one seed (PYTHONHASHSEED in vLLM): with a seed each, Dynamo's index loses most events.
+
+` + "```" + `
+go run ./lab/routers -routers kvpilot,kvpilot:least-tokens,vllm-router:kv_aware -traces chat,my-trace.jsonl.gz -loads 0.5,0.8 -seconds 60
+go run ./lab/routers -binary old=bin/kvpilot-old -routers kvpilot,old -traces hotdoc -speed 4          # two builds, engines four times as fast
+go run ./lab/routers -routers kvpilot -traces conversation -replicas 4 -speeds 1,3 -replay               # engines of two speeds, and what replay says
+` + "```" + `
+`
+
+// Marks around what readme writes.
+const (
+	readmeBegins = "<!-- make bench-routers begins -->"
+	readmeEnds   = "<!-- make bench-routers ends -->"
+)
+
+const readmeIntro = `Mean time to the first token in seconds, measured with real processes in real time: the same requests through each router, before the same
+simulated replicas ([all tables](docs/quality-real.md); ` + "`make bench-routers`" + ` repeats it). ` + "`chat, 0.9`" + ` is 90 % of what a fleet with one pooled cache could do. `
+
+// readme writes the result in one sentence and one table between the marks.
+func (r *report) readme(path string) error {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(raw), readmeBegins)
+	_, after, ends := strings.Cut(rest, readmeEnds)
+	if !ok || !ends {
+		return fmt.Errorf("%s has no marks %q and %q", path, readmeBegins, readmeEnds)
+	}
+	text := before + readmeBegins + "\n" + readmeIntro + r.sentence() + "\n\n" + r.summary() + readmeEnds + after
+	return os.WriteFile(path, []byte(text), 0o644)
+}
