@@ -109,7 +109,7 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
 	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
-	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), Transport: c.Upstream.Transport, PlainSockets: !c.Listen.RawSockets,
+	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	var decider router.Decider = p.chooser
 	origin, shared := "", router.FleetPins(nil)

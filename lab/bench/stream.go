@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvpilot/kvpilot/lab/bench/streambench"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // newStreamCommand measures the way of streams and requests through kvpilot.
@@ -25,7 +24,7 @@ func newStreamCommand() *cobra.Command {
 		},
 	}
 	addStreamBenchFlags(cmd, &o, 9, "rounds of each timed case; CPU time counts by its median, latencies of all rounds together")
-	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot, streambench.Direct}, "what takes part: direct, reverseproxy, kvpilot, kvpilot-followed, kvpilot-unfollowed, relay-lean, relay-std, nginx, haproxy")
+	cmd.Flags().StringSliceVar(&o.Subjects, "subjects", []string{streambench.ReverseProxy, streambench.Kvpilot, streambench.Direct}, "what takes part: direct, reverseproxy, kvpilot, kvpilot-followed, kvpilot-unfollowed, relay-lean, nginx, haproxy")
 	cmd.Flags().StringSliceVar(&o.Cases, "cases", nil, "which cases (default all): stream-64, stream-256, stream-512, allocs, small-request, large-request, idle, aborted")
 	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of kvpilot, one per timed case")
 	cmd.AddCommand(newRoleCommand())
@@ -115,9 +114,7 @@ func newRoleCommand() *cobra.Command {
 			case streambench.ReverseProxy:
 				return streambench.ServeReverseProxy(ctx, target, out)
 			case streambench.RelayLean:
-				return streambench.ServeRelay(ctx, target, upstream.TransportLean, out)
-			case streambench.RelayStd:
-				return streambench.ServeRelay(ctx, target, upstream.TransportStd, out)
+				return streambench.ServeRelay(ctx, target, out)
 			}
 			return fmt.Errorf("no role %q", args[0])
 		},

@@ -90,7 +90,7 @@ func (e *engine) view(t *testing.T, c tlspeer.Config, key string) *replica.Repli
 	return &replica.Replica{ID: "r", URL: e.https(), APIKey: secret.New(key), TLS: peer, State: replica.StateReady, Version: "0.17.0", Slots: []replica.Slot{0}}
 }
 
-// clients are the four clients, and the proxy's other transport: each asks once and says what became of it.
+// clients are the three clients: each asks once and says what became of it.
 func clients() map[string]struct {
 	path string
 	ask  func(t *testing.T, r *replica.Replica) error
@@ -99,39 +99,34 @@ func clients() map[string]struct {
 		path string
 		ask  func(t *testing.T, r *replica.Replica) error
 	}{
-		"proxy, own transport": {"/v1/completions", proxy(upstream.TransportLean)},
-		"proxy, net/http":      {"/v1/completions", proxy(upstream.TransportStd)},
-		"statistics":           {"/metrics", statistics},
-		"tokenizer":            {"/tokenize", tokenize},
+		"proxy":      {"/v1/completions", proxy},
+		"statistics": {"/metrics", statistics},
+		"tokenizer":  {"/tokenize", tokenize},
 	}
 }
 
-func proxy(transport string) func(*testing.T, *replica.Replica) error {
-	return func(t *testing.T, r *replica.Replica) error {
-		c := upstream.DefaultConfig()
-		c.Transport = transport
-		client := upstream.New(c, upstream.Params{})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- client.Run(ctx) }()
-		defer func() { cancel(); <-done }()
-		resp, err := client.Do(t.Context(), upstream.Target{Replica: r}, &upstream.Request{Method: http.MethodPost, Path: "/v1/completions", Body: []byte("{}")})
-		if err != nil {
-			return err
-		}
-		_, err = resp.ReadAll(100)
-		resp.Close()
+func proxy(t *testing.T, r *replica.Replica) error {
+	client := upstream.New(upstream.DefaultConfig(), upstream.Params{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- client.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	resp, err := client.Do(t.Context(), upstream.Target{Replica: r}, &upstream.Request{Method: http.MethodPost, Path: "/v1/completions", Body: []byte("{}")})
+	if err != nil {
 		return err
 	}
+	_, err = resp.ReadAll(100)
+	resp.Close()
+	return err
 }
 
-// answers holds a token for each report that an engine gave.
+// answers receives a signal for each report of an engine.
 type answers chan struct{}
 
-func (a answers) EngineAnswered(replica.ID)                     { a <- struct{}{} }
-func (a answers) EngineLearned(replica.ID, enginestats.Learned) {}
-func (a answers) EngineBegan(replica.ID, time.Time)             {}
-func (a answers) EngineRestarted(replica.ID, time.Time)         {}
+func (a answers) EngineAnswered(replica.ID)                   { a <- struct{}{} }
+func (answers) EngineLearned(replica.ID, enginestats.Learned) {}
+func (answers) EngineBegan(replica.ID, time.Time)             {}
+func (answers) EngineRestarted(replica.ID, time.Time)         {}
 
 func statistics(t *testing.T, r *replica.Replica) error {
 	said := &lines{}
@@ -350,31 +345,25 @@ func TestARenewedCertificateIsShown(t *testing.T) {
 func TestConnectionsOfOneIdentityAreNotAnothers(t *testing.T) {
 	ours, theirs := pki.New(t, "ours"), pki.New(t, "theirs")
 	e := serve(t, ours.Server(pki.Cert{Names: []string{"127.0.0.1"}}))
-	for _, transport := range []string{upstream.TransportLean, upstream.TransportStd} {
-		t.Run(transport, func(t *testing.T) {
-			c := upstream.DefaultConfig()
-			c.Transport = transport
-			client := upstream.New(c, upstream.Params{})
-			ctx, cancel := context.WithCancel(context.Background())
-			done := make(chan error, 1)
-			go func() { done <- client.Run(ctx) }()
-			defer func() { cancel(); <-done }()
-			ask := func(trust *pki.Authority) error {
-				resp, err := client.Do(t.Context(), upstream.Target{Replica: e.view(t, tlspeer.Config{CAFile: trust.File}, "")}, &upstream.Request{Method: http.MethodGet, Path: "/health"})
-				if err != nil {
-					return err
-				}
-				_, err = resp.ReadAll(100)
-				resp.Close()
-				return err
-			}
-			if err := ask(ours); err != nil {
-				t.Fatal(err)
-			}
-			if err := ask(theirs); err == nil || !strings.Contains(err.Error(), "not trusted") {
-				t.Errorf("error %v, want a refusal: the kept connection was another identity's", err)
-			}
-		})
+	client := upstream.New(upstream.DefaultConfig(), upstream.Params{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- client.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	ask := func(trust *pki.Authority) error {
+		resp, err := client.Do(t.Context(), upstream.Target{Replica: e.view(t, tlspeer.Config{CAFile: trust.File}, "")}, &upstream.Request{Method: http.MethodGet, Path: "/health"})
+		if err != nil {
+			return err
+		}
+		_, err = resp.ReadAll(100)
+		resp.Close()
+		return err
+	}
+	if err := ask(ours); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(theirs); err == nil || !strings.Contains(err.Error(), "not trusted") {
+		t.Errorf("error %v, want a refusal: the kept connection was another identity's", err)
 	}
 }
 

@@ -25,7 +25,6 @@ const (
 	Followed   = "kvpilot-followed"
 	Unfollowed = "kvpilot-unfollowed"
 	RelayLean  = "relay-lean"
-	RelayStd   = "relay-std"
 	Nginx      = "nginx"
 	HAProxy    = "haproxy"
 )

@@ -30,7 +30,7 @@ func (l *launcher) startSubject(ctx context.Context, name string) (*process, err
 	switch name {
 	case Direct:
 		return &process{name: Direct, address: l.upstream.address}, nil
-	case ReverseProxy, RelayLean, RelayStd:
+	case ReverseProxy, RelayLean:
 		return l.role(ctx, name, l.upstream.address)
 	case Kvpilot:
 		return l.startRouter(ctx, Kvpilot)

@@ -15,10 +15,8 @@ import (
 
 // ServeRelay is the main function of a process with nothing but package upstream behind
 // net/http's server: the lower bound of what kvpilot can cost with a transport.
-func ServeRelay(ctx context.Context, target, transport string, out io.Writer) error {
-	cfg := upstream.DefaultConfig()
-	cfg.Transport = transport
-	client := upstream.New(cfg, upstream.Params{})
+func ServeRelay(ctx context.Context, target string, out io.Writer) error {
+	client := upstream.New(upstream.DefaultConfig(), upstream.Params{})
 	to := upstream.Target{Replica: &replica.Replica{ID: "bench", URL: "http://" + target, Slots: []replica.Slot{0}}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/debug/pprof/", pprof.Index)

@@ -44,9 +44,9 @@ func (r *Ranks) RankRemoved(slot replica.Slot) {
 	}
 }
 
-// Restarted drops what was believed of a former engine process. Ranks with events learn of it
+// ReplicaRestarted drops what was believed of a former engine process. Ranks with events learn of it
 // from their sequence numbers too; the first notice counts.
-func (r *Ranks) Restarted(of *replica.Replica, began time.Time) {
+func (r *Ranks) ReplicaRestarted(of *replica.Replica, began time.Time) {
 	for rank, slot := range of.Slots {
 		r.Book.Forget(slot, began)
 		if !hasEvents(of, rank) {
@@ -56,8 +56,8 @@ func (r *Ranks) Restarted(of *replica.Replica, began time.Time) {
 	}
 }
 
-// Changed follows each new view of the fleet.
-func (r *Ranks) Changed(s *registry.Snapshot) {
+// FleetChanged follows each new view of the fleet.
+func (r *Ranks) FleetChanged(s *registry.Snapshot) {
 	for _, of := range s.Replicas {
 		r.Stats.Renew(of)
 		if of.State == replica.StateReady && time.Since(of.Since) < time.Second && len(of.Slots) > 0 {

@@ -95,8 +95,7 @@ func New(c Config, p Params) *Ranks {
 	part := p.Scope.Part
 	r.Registry = registry.New(c.Registry, registry.Params{
 		Log: part("registry").Log(), Meter: p.Scope.Meters(), Lookup: p.Lookup,
-		OnRankAdded: r.RankAdded, OnRankRemoved: r.RankRemoved, OnRestarted: r.Restarted, OnChanged: r.Changed,
-		OnDrain: r.Drained, OnRegistered: r.Registered, OnDeregistered: r.Deregistered,
+		Observer: r, Reporter: r,
 	})
 	r.Index = kvindex.New(c.Index, kvindex.Params{Log: part("kvindex").Log(), Meter: p.Scope.Meters(), Feeds: feeds{r}})
 	r.Events = kvevents.New(c.Events, kvevents.Params{Sink: sink{r.Index, r}, Log: part("kvevents").Log(), Meter: p.Scope.Meters()})

@@ -68,8 +68,8 @@ func TestARankIsKnownToAllPartsAndForgottenByThem(t *testing.T) {
 func TestAChangeWakesTheFollowersOnce(t *testing.T) {
 	f := &follower{}
 	r := newRanks(ranks.Followers{Chooser: f, Tokens: f, Breaker: f})
-	r.Changed(r.Registry.Snapshot())
-	r.Changed(r.Registry.Snapshot())
+	r.FleetChanged(r.Registry.Snapshot())
+	r.FleetChanged(r.Registry.Snapshot())
 	if calls := f.take(); !slices.Equal(calls, []string{"retain", "changed", "retain", "changed"}) {
 		t.Error(calls)
 	}

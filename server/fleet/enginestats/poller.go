@@ -65,7 +65,7 @@ func New(config Config, params Params) *Poller {
 	return p
 }
 
-// Add starts to poll for a rank. It fits registry.Params.OnRankAdded.
+// Add starts to poll for a rank.
 func (p *Poller) Add(slot replica.Slot, r *replica.Replica, rank int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -130,6 +130,28 @@ func (k *keyring) of(s Spec, registered bool) (credentials, error) {
 	return credentials{key, peer}, nil
 }
 
+// complete fills in a spec that a source lists, and checks that its credentials can be read.
+func (k *keyring) complete(s Spec, defaults EventsSpec) (Spec, error) {
+	s, err := s.complete(defaults)
+	if err == nil {
+		_, err = k.of(s, false)
+	}
+	return s, err
+}
+
+// completeAll is complete for a list, up to the first error.
+func (k *keyring) completeAll(list []Spec, defaults EventsSpec) ([]Spec, error) {
+	specs := make([]Spec, 0, len(list))
+	for _, s := range list {
+		s, err := k.complete(s, defaults)
+		if err != nil {
+			return nil, err
+		}
+		specs = append(specs, s)
+	}
+	return specs, nil
+}
+
 // pool is the settings of the replica's pool: the pool that it names, else that of the first of its models that is a pool's name.
 func (k *keyring) pool(s Spec) (Access, error) {
 	if s.Pool != "" {

@@ -11,16 +11,22 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
+// reports records the calls of a Reporter.
+type reports []string
+
+func (l *reports) Drained(id replica.ID, d *registry.Drain) {
+	*l = append(*l, fmt.Sprint("drain ", id, " ", d != nil))
+}
+
+func (l *reports) Registered(s registry.Spec, left time.Duration) {
+	*l = append(*l, fmt.Sprint("register ", s.ID, " ", s.URL, " ", left))
+}
+
+func (l *reports) Deregistered(id replica.ID) { *l = append(*l, fmt.Sprint("deregister ", id)) }
+
 func TestChangesByCallersAreReported(t *testing.T) {
-	var log []string
-	params := registry.Params{
-		OnDrain: func(id replica.ID, d *registry.Drain) { log = append(log, fmt.Sprint("drain ", id, " ", d != nil)) },
-		OnRegistered: func(s registry.Spec, left time.Duration) {
-			log = append(log, fmt.Sprint("register ", s.ID, " ", s.URL, " ", left))
-		},
-		OnDeregistered: func(id replica.ID) { log = append(log, fmt.Sprint("deregister ", id)) },
-	}
-	virtual(t, newFleet("a", "b"), listed(), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
+	var log reports
+	virtual(t, newFleet("a", "b"), listed(), registry.Params{Reporter: &log}, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		ctx := t.Context()
 		mustRegister(t, r, spec("a"), time.Hour)
 		mustRegister(t, r, spec("a"), time.Minute)

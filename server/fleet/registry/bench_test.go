@@ -13,9 +13,9 @@ func fleetOf(n int) map[replica.ID]*entry {
 	var slots slotPool
 	for i := range n {
 		id := replica.ID(fmt.Sprintf("replica-%04d", i))
-		e := newEntry(id, listing{spec: Spec{ID: id, URL: "http://h", Ranks: 2}, source: sourceStatic})
-		e.slots, e.models = slots.take(2), []replica.Model{{ID: "base"}, {ID: fmt.Sprint("tune", i%10), Parent: "base"}}
-		e.health = replica.StateReady
+		e := newEntry(listing{spec: Spec{ID: id, URL: "http://h", Ranks: 2}, source: sourceStatic})
+		e.slots, e.report.models = slots.take(2), []replica.Model{{ID: "base"}, {ID: fmt.Sprint("tune", i%10), Parent: "base"}}
+		e.health.state = replica.StateReady
 		e.rebuild(nil)
 		entries[id] = e
 	}

@@ -88,18 +88,3 @@ func reachable(host string, networks []netip.Prefix) error {
 	}
 	return fmt.Errorf("%w: %s is in none of registry.registration.networks", ErrForbidden, ip)
 }
-
-// roomFor reports whether the registered replicas may have the ranks of a spec, too.
-func (c *core) roomFor(spec Spec) error {
-	limit := c.r.config().Registration.MaxRanks
-	ranks := max(spec.Ranks, 1)
-	for id, s := range c.sources[sourceRegistered] {
-		if id != spec.ID {
-			ranks += max(s.Ranks, 1)
-		}
-	}
-	if ranks > limit {
-		return fmt.Errorf("%w: %d, and registry.registration.max_ranks is %d", ErrRanks, ranks, limit)
-	}
-	return nil
-}

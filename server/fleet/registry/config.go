@@ -203,22 +203,29 @@ type Params struct {
 	// Lookup finds variables of the environment, which settings may name; nil finds none.
 	Lookup func(name string) (value string, ok bool)
 
-	// OnRankAdded is called for each new rank before a snapshot shows it.
-	OnRankAdded func(slot replica.Slot, r *replica.Replica, rank int)
-	// OnRankRemoved is called for each rank that no snapshot shows any more. Its slot may be used again
-	// after the call returned.
-	OnRankRemoved func(slot replica.Slot)
-	// OnRestarted is called when the engine behind a replica is a new process, which began at the given
-	// moment or a little earlier. The replica keeps its slots.
-	OnRestarted func(r *replica.Replica, began time.Time)
-	// OnChanged is called with each new snapshot after it was published.
-	OnChanged func(*Snapshot)
-	// OnDrain is called when a caller of this router has drained or undrained a replica, OnRegistered when one has registered
-	// a replica or renewed its registration, with the time left of the lease, and OnDeregistered when one has withdrawn it.
-	// What Apply does is not reported. They are called in the order of the changes and must not block.
-	OnDrain        func(id replica.ID, drain *Drain) // nil: undrained
-	OnRegistered   func(spec Spec, left time.Duration)
-	OnDeregistered func(id replica.ID)
+	// Observer follows the fleet, Reporter the changes by callers; nil: there is none.
+	Observer Observer
+	Reporter Reporter
+}
+
+// or fills in what is not set.
+func (p Params) or() Params {
+	if p.Log == nil {
+		p.Log = slog.New(slog.DiscardHandler)
+	}
+	if p.Client == nil {
+		p.Client = newClient()
+	}
+	if p.Resolver == nil {
+		p.Resolver = net.DefaultResolver
+	}
+	if p.Observer == nil {
+		p.Observer = unobserved{}
+	}
+	if p.Reporter == nil {
+		p.Reporter = unobserved{}
+	}
+	return p
 }
 
 // newClient suits vLLM: its keep-alive is 5 s, and a probe must not wait for a dead peer.
@@ -229,6 +236,6 @@ func newClient() *http.Client {
 			MaxIdleConnsPerHost: 1, IdleConnTimeout: 4 * time.Second, DisableCompression: true,
 			TLSHandshakeTimeout: 2 * time.Second,
 		}),
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		CheckRedirect: noRedirect,
 	}
 }

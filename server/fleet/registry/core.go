@@ -2,131 +2,78 @@ package registry
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// The names of sources. DNS sources are named "dns:" and the name looked up, Kubernetes sources
-// "kubernetes:", the namespace, "/" and the Service.
-const (
-	sourceStatic     = "static"
-	sourceFile       = "file"
-	sourceDNS        = "dns:"
-	sourceKubernetes = "kubernetes"
-	sourceRegistered = "registered"
-)
-
-// core is the state of a running registry. Only the goroutine of run touches it.
+// core is the state of a running registry: it joins the sources, the drains, the leases and the results of probes, and publishes
+// snapshots of them. Only the goroutine of run touches it, one command after the other.
 type core struct {
-	r       *Registry
-	ctx     context.Context //nolint:containedctx // the life of run and its probers, not a request's
-	probers sync.WaitGroup
+	settings  *settings
+	log       *slog.Logger
+	metrics   *metrics
+	observer  Observer
+	reporter  Reporter
+	inbox     *inbox
+	published *published
+	probing   *probing
+	probers   sync.WaitGroup
 
-	sources map[string]map[replica.ID]Spec
-	leases  map[replica.ID]time.Time // of the registered ones
-	drains  map[replica.ID]*Drain    // of operators
+	origins origins
+	leases  leases
+	drains  drains
 	entries map[replica.ID]*entry
 	slots   slotPool
-	doubled map[replica.ID]string // the source with an ignored listing of an id
 
-	changed     bool     // a new snapshot is due
-	membership  bool     // sources changed
-	restarts    []func() // callbacks due after the snapshot
+	changed     bool // a new snapshot is due
+	restarts    []restart
 	afterCommit []func()
 }
 
-// maxDrains bounds the drains remembered for replicas that are not there.
-const maxDrains = 10_000
+// restart is a new engine process behind a replica, which the observer hears of after the snapshot.
+type restart struct {
+	entry *entry
+	began time.Time
+}
 
-func newCore(ctx context.Context, r *Registry) *core {
+func newCore(s *settings, p *probing, in *inbox, out *published, params Params) *core {
 	return &core{
-		r: r, ctx: ctx,
-		sources: map[string]map[replica.ID]Spec{}, leases: map[replica.ID]time.Time{},
-		drains: map[replica.ID]*Drain{}, entries: map[replica.ID]*entry{},
+		settings: s, log: p.log, metrics: p.metrics, observer: params.Observer, reporter: params.Reporter,
+		inbox: in, published: out, probing: p,
+		origins: origins{log: p.log, lists: map[string]map[replica.ID]Spec{sourceRegistered: {}}},
+		leases:  leases{}, drains: drains{}, entries: map[replica.ID]*entry{},
 	}
 }
 
+// run executes commands until ctx ends, and waits for the probers.
 func (c *core) run(ctx context.Context) {
-	c.commit()
+	defer c.probers.Wait()
+	c.commit(ctx)
 	expiry := time.NewTimer(time.Hour)
 	defer expiry.Stop()
 	for {
-		expiry.Reset(c.nextExpiry())
+		expiry.Reset(c.leases.next())
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.r.inbox.wake:
-			for _, command := range c.r.inbox.take() {
+		case <-c.inbox.wake:
+			for _, command := range c.inbox.take() {
 				command(c)
 			}
 		case <-expiry.C:
 			c.expire(time.Now())
 		}
-		c.commit()
+		c.commit(ctx)
 	}
 }
 
-// setSource replaces what a source lists.
-func (c *core) setSource(name string, specs []Spec) {
-	listed := make(map[replica.ID]Spec, len(specs))
-	for _, s := range specs {
-		listed[s.ID] = s
-	}
-	c.sources[name] = listed
-	c.membership = true
-}
-
-// sourceOrder ranks the sources: where two list one id, the lower counts.
-func sourceOrder(name string) int {
-	switch {
-	case name == sourceStatic:
-		return 0
-	case name == sourceFile:
-		return 1
-	case strings.HasPrefix(name, sourceDNS):
-		return 2
-	case strings.HasPrefix(name, sourceKubernetes):
-		return 3
-	}
-	return 4
-}
-
-// wanted joins the sources.
-func (c *core) wanted() map[replica.ID]listing {
-	names := slices.SortedFunc(maps.Keys(c.sources), func(a, b string) int {
-		if d := sourceOrder(a) - sourceOrder(b); d != 0 {
-			return d
-		}
-		return strings.Compare(a, b)
-	})
-	all, doubled := map[replica.ID]listing{}, map[replica.ID]string{}
-	for _, name := range names {
-		for id, spec := range c.sources[name] {
-			first, taken := all[id]
-			if !taken {
-				all[id] = listing{spec: spec, source: name}
-				continue
-			}
-			doubled[id] = name
-			if c.doubled[id] != name { // logged once, not with every change of the fleet
-				c.r.log.Warn("replica listed twice", "replica", id, "used", first.source, "ignored", name)
-			}
-		}
-	}
-	c.doubled = doubled
-	return all
-}
-
-type listing struct {
-	spec   Spec
-	source string
-	access credentials
-}
+// list replaces the replicas that a source lists.
+func (c *core) list(source string, specs []Spec) { c.origins.set(source, specs) }
 
 // rankChange is a rank that comes or goes with the next snapshot.
 type rankChange struct {
@@ -136,12 +83,11 @@ type rankChange struct {
 }
 
 // commit brings the entries in line with the sources, publishes a snapshot when anything changed
-// and notifies the other parts.
-func (c *core) commit() {
+// and notifies the other parts. New probers run until ctx ends.
+func (c *core) commit(ctx context.Context) {
 	var came, went []rankChange
-	if c.membership {
-		came, went = c.reconcile()
-		c.membership = false
+	if c.origins.changed {
+		came, went = c.reconcile(ctx)
 		c.changed = true
 	}
 	for _, e := range c.entries {
@@ -154,8 +100,8 @@ func (c *core) commit() {
 		}
 		if e.dirty {
 			e.dirty = false
-			if e.rebuild(c.drains[e.id]) {
-				c.r.metrics.stateChanged(c.ctx, e.state)
+			if e.rebuild(c.drains[e.spec.ID]) {
+				c.metrics.stateChanged(ctx, e.state)
 			}
 			c.changed = true
 		}
@@ -164,58 +110,65 @@ func (c *core) commit() {
 		c.changed = false
 		c.announce(came, went)
 	}
-	for _, f := range slices.Concat(c.restarts, c.afterCommit) {
+	for _, r := range c.restarts {
+		c.observer.ReplicaRestarted(r.entry.view, r.began)
+	}
+	for _, f := range c.afterCommit {
 		f()
 	}
 	c.restarts, c.afterCommit = nil, nil
 }
 
 // reconcile makes, drops and updates entries as the sources list them.
-func (c *core) reconcile() (came, went []rankChange) {
-	wanted := c.wanted()
+func (c *core) reconcile(ctx context.Context) (came, went []rankChange) {
+	wanted := c.origins.join()
 	for id, e := range c.entries {
 		if _, stays := wanted[id]; !stays {
 			went = append(went, rankChange{e, e.slots, e.binds()})
 			e.prober.stop()
 			delete(c.entries, id)
-			c.r.log.Info("replica removed", "replica", id, "source", e.source)
+			c.log.Info("replica removed", "replica", id, "source", e.source)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) { // in order, so that slots are the same each time
 		want := wanted[id]
 		e, known := c.entries[id]
 		var err error
-		if want.access, err = c.r.keys.Load().of(want.spec, want.source == sourceRegistered); err != nil {
-			c.r.log.Error("a replica's key or certificates cannot be read", "replica", id, "kept", known, "error", err)
+		if want.access, err = c.settings.keys.Load().of(want.spec, want.source == sourceRegistered); err != nil {
+			c.log.Error("a replica's key or certificates cannot be read", "replica", id, "kept", known, "error", err)
 			if known {
 				want.access = e.access
 			}
 		}
 		if known {
-			e.update(want, c)
+			reslot, reprobe := e.update(want)
+			if reprobe {
+				e.prober.stop()
+				e.prober = c.probe(ctx, e)
+			}
+			if reslot {
+				c.log.Info("replica registered again with changed metadata", "replica", id, "url", want.spec.URL)
+			}
 			continue
 		}
-		e = newEntry(id, want)
+		e = newEntry(want)
 		e.slots = c.slots.take(e.ranks())
 		if ends, leased := c.leases[id]; leased && want.source == sourceRegistered {
 			e.vitals.lease(ends)
 		}
 		came = append(came, rankChange{entry: e, slots: e.slots})
 		c.entries[id] = e
-		e.prober = c.startProber(e)
-		c.r.log.Info("replica added", "replica", id, "source", want.source, "url", want.spec.URL)
+		e.prober = c.probe(ctx, e)
+		c.log.Info("replica added", "replica", id, "source", want.source, "url", want.spec.URL)
 	}
 	return came, went
 }
 
-// announce publishes the entries as a snapshot, with the callbacks before and after it.
+// announce publishes the entries as a snapshot, with the observer's calls before and after it.
 func (c *core) announce(came, went []rankChange) {
-	p := &c.r.params
 	remove := func(change rankChange) {
 		for _, slot := range change.slots {
-			if p.OnRankRemoved != nil {
-				p.OnRankRemoved(slot)
-			}
+			c.observer.RankRemoved(slot)
 		}
 	}
 	for _, change := range went {
@@ -225,22 +178,83 @@ func (c *core) announce(came, went []rankChange) {
 	}
 	for _, change := range came {
 		for rank, slot := range change.slots {
-			if p.OnRankAdded != nil {
-				p.OnRankAdded(slot, change.entry.view, rank)
-			}
+			c.observer.RankAdded(slot, change.entry.view, rank)
 		}
 	}
-	s := newSnapshot(c.entries, c.r.config().Aliases)
-	c.r.publish(s)
+	s := newSnapshot(c.entries, c.settings.now().Aliases)
+	c.published.publish(s)
 	for _, change := range went {
 		if !change.first {
 			remove(change)
 		}
 		c.slots.give(change.slots)
 	}
-	if p.OnChanged != nil {
-		p.OnChanged(s)
+	c.observer.FleetChanged(s)
+}
+
+// probe starts a prober for a replica.
+func (c *core) probe(ctx context.Context, e *entry) *prober {
+	ctx, cancel := context.WithCancel(ctx)
+	p := newProber(c.probing, e.spec, e.access, &e.vitals.pulse, cancel)
+	c.probers.Go(func() {
+		p.run(ctx, func(res result) {
+			c.inbox.put(func(c *core) {
+				if e.prober == p && c.entries[e.spec.ID] == e {
+					c.took(e, res)
+				}
+			})
+		})
+	})
+	return p
+}
+
+// took applies the result of a probe.
+func (c *core) took(e *entry, res result) {
+	conf := &c.settings.now().Probe
+	e.vitals.probed.Store(res.at.UnixNano())
+	if res.err != nil {
+		changed, down := e.health.failed(res, conf.Down)
+		if down {
+			c.log.Warn("replica is unhealthy", "replica", e.spec.ID, "error", res.err)
+		}
+		e.dirty = e.dirty || changed
+		e.vitals.failures.Store(int64(e.health.downs))
+		return
 	}
+	e.vitals.failures.Store(0)
+	changed, reopened := e.health.succeeded()
+	e.dirty = e.dirty || changed
+	if reopened && e.life.began.IsZero() { // else its own report counts
+		c.restarted(e, res.at)
+	}
+	if e.report.adopt(res) {
+		e.dirty = true
+	}
+	if res.sources != nil {
+		c.found(e, *res.sources)
+	}
+	if len(e.report.models) > 0 && e.health.rise(conf.Up) {
+		e.dirty = true
+		e.life.begin(res.at)
+	}
+}
+
+// found applies where a replica reports that it publishes. Any change makes its ranks new ones, unless the settings say where it does:
+// then a difference is only reported.
+func (c *core) found(e *entry, list []replica.Events) {
+	if slices.Equal(list, e.report.sources) {
+		return
+	}
+	if e.spec.asks() {
+		e.reslot, e.dirty = true, true
+		if n := len(list); n > 0 && e.spec.ranksSet && n != e.spec.Ranks {
+			c.log.Warn("the replica's number of ranks differs from the configured one", "replica", e.spec.ID, "configured", e.spec.Ranks, "reported", n)
+		}
+		c.log.Info("the replica reported where it publishes KV events", "replica", e.spec.ID, "ranks", len(list), "events", list)
+	} else {
+		warnUnlike(c.log, e.spec.ID, e.events(), list)
+	}
+	e.report.sources = list
 }
 
 // learn adds what another part found out.
@@ -250,37 +264,31 @@ func (c *core) learn(id replica.ID, l Learned) {
 		return
 	}
 	e.dirty = true
+	known := &e.report.learned
 	if l.Blocks > 0 {
-		e.learned.Blocks = l.Blocks
+		known.Blocks = l.Blocks
 	}
 	if l.MaxBatchedTokens > 0 {
-		e.learned.MaxBatchedTokens = l.MaxBatchedTokens
+		known.MaxBatchedTokens = l.MaxBatchedTokens
 	}
-	if l.BlockSize <= 0 || l.BlockSize == e.learned.BlockSize {
+	if l.BlockSize <= 0 || l.BlockSize == known.BlockSize {
 		return
 	}
 	if e.spec.BlockSize > 0 && e.spec.BlockSize != l.BlockSize {
-		c.r.log.Error("the configured block size differs from the replica's", "replica", id,
+		c.log.Error("the configured block size differs from the replica's", "replica", id,
 			"configured", e.spec.BlockSize, "reported", l.BlockSize)
 	}
-	if e.learned.BlockSize > 0 && e.spec.BlockSize == 0 {
-		c.r.log.Warn("block size changed", "replica", id, "from", e.learned.BlockSize, "to", l.BlockSize)
+	if known.BlockSize > 0 && e.spec.BlockSize == 0 {
+		c.log.Warn("block size changed", "replica", id, "from", known.BlockSize, "to", l.BlockSize)
 		e.reslot = true
 	}
-	e.learned.BlockSize = l.BlockSize
+	known.BlockSize = l.BlockSize
 }
-
-const (
-	// sameStart is how far apart two readings of one engine's start may be.
-	sameStart = 3 * time.Second
-	// sameRestart is how far apart two signs of one restart may be seen.
-	sameRestart = 10 * time.Second
-)
 
 // started notes when an engine began.
 func (c *core) started(e *entry, began time.Time) {
-	old := e.began
-	e.began = began
+	old := e.life.began
+	e.life.began = began
 	if !old.IsZero() && began.Sub(old).Abs() > sameStart {
 		c.restarted(e, began)
 	}
@@ -288,16 +296,12 @@ func (c *core) started(e *entry, began time.Time) {
 
 // restarted notes a new engine life.
 func (c *core) restarted(e *entry, began time.Time) {
-	if e.life == 0 {
+	if !e.life.renew() {
 		return
 	}
-	e.life++
-	e.lifeSeen = time.Now()
 	e.dirty = true
 	e.prober.forget()
-	c.r.metrics.restarts.Add(c.ctx, 1)
-	c.r.log.Info("replica restarted", "replica", e.id, "life", e.life, "began", began)
-	if tell := c.r.params.OnRestarted; tell != nil {
-		c.restarts = append(c.restarts, func() { tell(e.view, began) })
-	}
+	c.metrics.restarts.Add(context.Background(), 1)
+	c.log.Info("replica restarted", "replica", e.spec.ID, "life", e.life.number, "began", began)
+	c.restarts = append(c.restarts, restart{e, began})
 }

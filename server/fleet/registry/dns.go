@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,18 +30,22 @@ type Resolver interface {
 	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
 }
 
-// watchDNS keeps the replicas of a DNS name up to date. A failed look-up leaves them as they are;
+// dnsSource is a DNS name with the addresses of replicas.
+type dnsSource struct {
+	in       *intake
+	conf     DNSConfig
+	resolver Resolver
+}
+
+// watch keeps the replicas of a DNS name up to date. A failed look-up leaves them as they are;
 // a name that stays unknown takes them away.
-func (r *Registry) watchDNS(ctx context.Context, conf DNSConfig) error {
-	source := sourceDNS + conf.Name
-	interval := conf.Interval
-	if interval == 0 {
-		interval = defaultDNSInterval
-	}
+func (d *dnsSource) watch(ctx context.Context) error {
+	source := sourceDNS + d.conf.Name
+	interval := cmp.Or(d.conf.Interval, defaultDNSInterval)
 	absent := 0
 	var last []string
 	for {
-		hosts, err := r.lookup(ctx, conf)
+		hosts, err := d.lookup(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -50,14 +55,14 @@ func (r *Registry) watchDNS(ctx context.Context, conf DNSConfig) error {
 			absent++
 		}
 		if err != nil && absent < absentLooks {
-			r.metrics.sourceFailed(ctx, source)
-			r.log.Warn("name not resolved, its replicas are kept", "name", conf.Name, "error", err)
+			d.in.metrics.sourceFailed(ctx, source)
+			d.in.log.Warn("name not resolved, its replicas are kept", "name", d.conf.Name, "error", err)
 		} else if last == nil || !slices.Equal(hosts, last) {
-			specs, err := r.dnsSpecs(conf, hosts)
+			specs, err := d.specs(hosts)
 			if err != nil {
-				return fmt.Errorf("replicas of %s: %w", conf.Name, err) // the template is at fault
+				return fmt.Errorf("replicas of %s: %w", d.conf.Name, err) // the template is at fault
 			}
-			r.offer(source, specs)
+			d.in.offer(source, specs)
 			last = hosts
 			if last == nil {
 				last = []string{}
@@ -70,13 +75,13 @@ func (r *Registry) watchDNS(ctx context.Context, conf DNSConfig) error {
 }
 
 // lookup returns the sorted host:port pairs of a name.
-func (r *Registry) lookup(ctx context.Context, conf DNSConfig) ([]string, error) {
+func (d *dnsSource) lookup(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsTimeout)
 	defer cancel()
 	var hosts []string
 	left := map[string]int{}
-	if conf.SRV {
-		_, records, err := r.params.Resolver.LookupSRV(ctx, "", "", conf.Name)
+	if d.conf.SRV {
+		_, records, err := d.resolver.LookupSRV(ctx, "", "", d.conf.Name)
 		if err != nil && len(records) == 0 {
 			return nil, fmt.Errorf("look up: %w", err)
 		}
@@ -89,7 +94,7 @@ func (r *Registry) lookup(ctx context.Context, conf DNSConfig) ([]string, error)
 			hosts = append(hosts, net.JoinHostPort(target, strconv.Itoa(int(rec.Port))))
 		}
 	} else {
-		addrs, err := r.params.Resolver.LookupNetIP(ctx, "ip", conf.Name)
+		addrs, err := d.resolver.LookupNetIP(ctx, "ip", d.conf.Name)
 		if err != nil {
 			return nil, fmt.Errorf("look up: %w", err)
 		}
@@ -98,7 +103,7 @@ func (r *Registry) lookup(ctx context.Context, conf DNSConfig) ([]string, error)
 				left[leftAddress]++
 				continue
 			}
-			hosts = append(hosts, net.JoinHostPort(a.Unmap().String(), strconv.Itoa(conf.Port)))
+			hosts = append(hosts, net.JoinHostPort(a.Unmap().String(), strconv.Itoa(d.conf.Port)))
 		}
 	}
 	slices.Sort(hosts)
@@ -106,27 +111,26 @@ func (r *Registry) lookup(ctx context.Context, conf DNSConfig) ([]string, error)
 	if above := len(hosts) - defaultMaxEndpoints; above > 0 {
 		left[leftLimit], hosts = above, hosts[:defaultMaxEndpoints]
 	}
-	r.leaveOut(sourceDNS+conf.Name, left, defaultMaxEndpoints)
+	d.in.leaveOut(sourceDNS+d.conf.Name, left, defaultMaxEndpoints)
 	return hosts, nil
 }
 
-// dnsSpecs fills the template for each host. The ids hide the addresses, because clients see them.
-func (r *Registry) dnsSpecs(conf DNSConfig, hosts []string) ([]Spec, error) {
-	scheme := "http://"
-	if conf.TLS {
-		scheme = "https://"
-	}
+// examine implements source.
+func (d *dnsSource) examine(ctx context.Context, setting string) []SourceExamination {
+	hosts, err := d.lookup(ctx)
+	return []SourceExamination{{Setting: setting, What: d.conf.Name, Replicas: len(hosts), Err: err}}
+}
+
+// specs fills the template for each host. The ids hide the addresses, because clients see them.
+func (d *dnsSource) specs(hosts []string) ([]Spec, error) {
 	var errs []error
 	specs := make([]Spec, 0, len(hosts))
-	label, _, _ := strings.Cut(strings.TrimLeft(conf.Name, "_"), ".")
+	label, _, _ := strings.Cut(strings.TrimLeft(d.conf.Name, "_"), ".")
 	for _, host := range hosts {
-		s := conf.Template
-		s.URL = scheme + host
-		s.ID = replica.ID(fmt.Sprintf("%s-%08x", label, uint32(xxh3.HashString(conf.Name+"/"+host))))
-		s, err := s.complete(r.config().Events)
-		if err == nil {
-			_, err = r.keys.Load().of(s, false)
-		}
+		s := d.conf.Template
+		s.URL = httpsOr(d.conf.TLS) + host
+		s.ID = replica.ID(fmt.Sprintf("%s-%08x", label, uint32(xxh3.HashString(d.conf.Name+"/"+host))))
+		s, err := d.in.settings.complete(s)
 		errs = append(errs, err)
 		specs = append(specs, s)
 	}

@@ -26,6 +26,33 @@ type DrainOptions struct {
 	Move bool
 }
 
+// drains are the operators' drains in force, also of replicas that are not there. Only the core's goroutine touches them.
+type drains map[replica.ID]*Drain
+
+// maxDrains bounds the drains remembered for replicas that are not there.
+const maxDrains = 10_000
+
+// set changes the drain of a replica, which may be absent; nil ends it. When there are too many, the oldest drain of a replica
+// that is not present goes.
+func (ds drains) set(id replica.ID, d *Drain, present func(replica.ID) bool) {
+	if d == nil {
+		delete(ds, id)
+		return
+	}
+	ds[id] = d
+	if len(ds) <= maxDrains {
+		return
+	}
+	var oldest replica.ID
+	var at time.Time
+	for id, d := range ds {
+		if !present(id) && (oldest == "" || d.Since.Before(at)) {
+			oldest, at = id, d.Since
+		}
+	}
+	delete(ds, oldest)
+}
+
 // Drain stops new requests to a replica; those under way finish, or move. When it returns, the snapshot shows the drain. A drain outlives
 // the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one, and adds the move.
 // ErrLastReady: the replica is the last ready one of a model, and Force is not set.
@@ -82,12 +109,12 @@ func (c *core) lastReady(e *entry) (model string, last bool) {
 	others := map[string]bool{}
 	for _, o := range c.entries {
 		if o != e && o.state == replica.StateReady {
-			for _, m := range o.models {
+			for _, m := range o.report.models {
 				others[m.ID] = true
 			}
 		}
 	}
-	for _, m := range e.models {
+	for _, m := range e.report.models {
 		if !others[m.ID] {
 			return m.ID, true
 		}
@@ -98,40 +125,23 @@ func (c *core) lastReady(e *entry) (model string, last bool) {
 // changeDrain puts a caller's change in force and reports it. A nil drain ends it.
 func (c *core) changeDrain(id replica.ID, d *Drain) {
 	c.setDrain(id, d)
-	if report := c.r.params.OnDrain; report != nil {
-		report(id, d)
-	}
+	c.reporter.Drained(id, d)
 }
 
 // setDrain changes the drain of a replica, which may be absent. A nil drain ends it.
 func (c *core) setDrain(id replica.ID, d *Drain) {
+	c.drains.set(id, d, c.present)
 	if d != nil {
-		c.drains[id] = d
-		c.boundDrains()
-		c.r.log.Info("replica is drained", "replica", id, "by", d.By, "reason", d.Reason)
+		c.log.Info("replica is drained", "replica", id, "by", d.By, "reason", d.Reason)
 	} else {
-		delete(c.drains, id)
-		c.r.log.Info("replica is not drained any more", "replica", id)
+		c.log.Info("replica is not drained any more", "replica", id)
 	}
 	if e := c.entries[id]; e != nil {
 		e.dirty = true
 	}
 }
 
-// boundDrains forgets the oldest drain of an absent replica when there are too many.
-func (c *core) boundDrains() {
-	if len(c.drains) <= maxDrains {
-		return
-	}
-	var oldest replica.ID
-	var at time.Time
-	for id, d := range c.drains {
-		if _, present := c.entries[id]; !present && (oldest == "" || d.Since.Before(at)) {
-			oldest, at = id, d.Since
-		}
-	}
-	delete(c.drains, oldest)
-}
+func (c *core) present(id replica.ID) bool { return c.entries[id] != nil }
 
 // sameDrain reports whether two drains, which may be nil, are the same for those that see them.
 func sameDrain(a, b *Drain) bool {

@@ -101,12 +101,3 @@ func (l *leftOut) observe(_ context.Context, see func(n int64, labels metric.Mea
 		}
 	}
 }
-
-// leaveOut notes which endpoints of a source are no replicas now, and logs when that has changed.
-func (r *Registry) leaveOut(source string, counts map[string]int, limit int) {
-	if !r.left.set(source, counts) || len(counts) == 0 {
-		return
-	}
-	r.log.Error("endpoints of a source are left out: bad addresses are refused, and those above the limit are not used",
-		"source", source, "bad_addresses", counts[leftAddress], "above_limit", counts[leftLimit], "limit", limit, "invalid", counts[leftInvalid])
-}

@@ -10,45 +10,28 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// entry is what the core knows of one replica. Only the core's goroutine touches it.
+// entry is one replica in the core: its listing, and what was learned of it. Only the core's goroutine touches it.
 type entry struct {
-	id     replica.ID
-	spec   Spec
-	source string
-	access credentials
+	listing
 	slots  []replica.Slot
 	prober *prober
+	health health
+	life   life
+	report report
+	vitals *vitals
 
-	health   replica.State // Starting, Ready or Unhealthy; draining lies above it
-	drain    *Drain        // an operator's; nil: none
-	ups      int           // consecutive probes that succeeded
-	downs    int           // consecutive probes that failed
-	life     uint64
-	lifeSeen time.Time // when the present life was first noticed
-	began    time.Time // when the engine process began, as it reports; zero: it does not report it
-	gone     bool      // its port was closed since it last answered
-	mute     bool      // unhealthy because probes get no answer
-
-	models  []replica.Model
-	sources []replica.Events // where it reports that its ranks publish
-	version string
-	rust    bool
-	learned Learned
-
-	lastError string
-	vitals    *vitals
+	// Of the present view.
+	drain *Drain // an operator's; nil: none
+	state replica.State
+	since time.Time
+	view  *replica.Replica
 
 	dirty  bool // view is out of date
 	reslot bool // its ranks must become new ones
-	state  replica.State
-	since  time.Time
-	view   *replica.Replica
 }
 
-func newEntry(id replica.ID, want listing) *entry {
-	return &entry{
-		id: id, spec: want.spec, source: want.source, access: want.access, dirty: true, since: time.Now(), vitals: new(vitals),
-	}
+func newEntry(want listing) *entry {
+	return &entry{listing: want, dirty: true, since: time.Now(), vitals: new(vitals)}
 }
 
 // vitals change with every probe and renewal; snapshots point at them, so that such a change
@@ -68,28 +51,74 @@ func moment(nanos int64) time.Time {
 	return time.Unix(0, nanos)
 }
 
-// update applies what the sources list now. A replica that moved, or that publishes elsewhere,
-// gets new ranks: what was known of the old ones does not hold.
-func (e *entry) update(want listing, c *core) {
+// report is what a replica reported about itself, to probes and to other parts.
+type report struct {
+	models  []replica.Model
+	sources []replica.Events // where its ranks publish
+	version version
+	learned Learned
+}
+
+// adopt applies what a successful probe learned; nil fields were not asked for.
+func (r *report) adopt(res result) (changed bool) {
+	if res.models != nil && !slices.Equal(res.models, r.models) {
+		r.models, changed = res.models, true
+	}
+	if res.version != nil && *res.version != r.version {
+		r.version, changed = *res.version, true
+	}
+	return changed
+}
+
+const (
+	// sameStart is how far apart two readings of one engine's start may be.
+	sameStart = 3 * time.Second
+	// sameRestart is how far apart two signs of one restart may be seen.
+	sameRestart = 10 * time.Second
+)
+
+// life counts the engine processes behind a replica.
+type life struct {
+	number uint64    // zero: it was never ready
+	seen   time.Time // when the present one was first noticed
+	began  time.Time // when the present one began, as it reports; zero: it does not report it
+}
+
+// begin begins the first life.
+func (l *life) begin(now time.Time) {
+	if l.number == 0 {
+		l.number, l.seen = 1, now
+	}
+}
+
+// renew begins the next life, if there was one.
+func (l *life) renew() bool {
+	if l.number == 0 {
+		return false
+	}
+	l.number++
+	l.seen = time.Now()
+	return true
+}
+
+// update applies what the sources list now. A replica that moved, or that publishes elsewhere, gets new ranks: what was known of the
+// old ones does not hold. reprobe reports that its prober is out of date.
+func (e *entry) update(want listing) (reslot, reprobe bool) {
 	old, shown := e.spec, e.access
 	if old.equal(want.spec) && e.source == want.source && shown == want.access {
-		return
+		return false, false
 	}
-	e.spec, e.source, e.access, e.dirty = want.spec, want.source, want.access, true
+	e.listing, e.dirty = want, true
 	moved := old.URL != want.spec.URL
-	if moved || old.Ranks != want.spec.Ranks || old.ranksSet != want.spec.ranksSet || old.Events != want.spec.Events || old.BlockSize != want.spec.BlockSize {
-		e.reslot = true
-		c.r.log.Info("replica registered again with changed metadata", "replica", e.id, "url", want.spec.URL)
-	}
+	reslot = moved || old.Ranks != want.spec.Ranks || old.ranksSet != want.spec.ranksSet || old.Events != want.spec.Events || old.BlockSize != want.spec.BlockSize
+	e.reslot = e.reslot || reslot
 	if moved {
-		e.health, e.ups, e.downs, e.models, e.learned, e.began = replica.StateStarting, 0, 0, nil, Learned{}, time.Time{}
-		e.sources = nil
+		e.health.restart()
+		e.life.began = time.Time{}
+		e.report = report{version: e.report.version}
 	}
-	if moved || old.asks() != want.spec.asks() || shown != want.access || !slices.Equal(old.Models, want.spec.Models) ||
-		old.model != want.spec.model || !old.adapters.equal(want.spec.adapters) {
-		e.prober.stop()
-		e.prober = c.startProber(e)
-	}
+	return reslot, moved || old.asks() != want.spec.asks() || shown != want.access || !slices.Equal(old.Models, want.spec.Models) ||
+		old.model != want.spec.model || !old.adapters.equal(want.spec.adapters)
 }
 
 func (s Spec) equal(o Spec) bool {
@@ -98,71 +127,9 @@ func (s Spec) equal(o Spec) bool {
 		s.MaxBatchedTokens == o.MaxBatchedTokens && s.MetricsPort == o.MetricsPort && s.model == o.model && s.adapters.equal(o.adapters) && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
 }
 
-// took applies the result of a probe.
-func (e *entry) took(res result, c *core) {
-	e.vitals.probed.Store(res.at.UnixNano())
-	if res.err != nil {
-		e.failed(res, c)
-		e.vitals.failures.Store(int64(e.downs))
-		return
-	}
-	e.vitals.failures.Store(0)
-	if e.lastError != "" {
-		e.lastError, e.dirty = "", true
-	}
-	if e.gone {
-		e.gone = false
-		if e.began.IsZero() { // else its own report counts
-			c.restarted(e, res.at)
-		}
-	}
-	e.downs = 0
-	e.ups++
-	e.adopt(res)
-	if res.sources != nil {
-		e.found(*res.sources, c)
-	}
-	if e.health == replica.StateReady || len(e.models) == 0 {
-		return
-	}
-	if e.health == replica.StateStarting || e.ups >= c.r.config().Probe.Up {
-		e.health, e.dirty = replica.StateReady, true
-		if e.life == 0 {
-			e.life, e.lifeSeen = 1, res.at
-		}
-	}
-}
-
-// adopt applies what a successful probe learned; nil fields were not asked for.
-func (e *entry) adopt(res result) {
-	if res.models != nil && !slices.Equal(res.models, e.models) {
-		e.models, e.dirty = res.models, true
-	}
-	if res.version != nil && (res.version.text != e.version || res.version.rust != e.rust) {
-		e.version, e.rust, e.dirty = res.version.text, res.version.rust, true
-	}
-}
-
-func (e *entry) failed(res result, c *core) {
-	e.ups = 0
-	e.downs++
-	e.gone = e.gone || res.refused
-	if text := res.err.Error(); text != e.lastError {
-		e.lastError, e.dirty = text, true
-	}
-	if e.health == replica.StateUnhealthy && e.mute && !res.mute {
-		e.mute, e.dirty = false, true // it is more than late
-	}
-	if e.health != replica.StateReady || !res.refused && e.downs < c.r.config().Probe.Down {
-		return // a replica that never was healthy is still starting
-	}
-	c.r.log.Warn("replica is unhealthy", "replica", e.id, "error", res.err)
-	e.health, e.mute, e.dirty = replica.StateUnhealthy, res.mute, true
-}
-
 // rebuild makes a new view and reports whether the state is another one.
 func (e *entry) rebuild(drain *Drain) (changed bool) {
-	state := e.health
+	state := e.health.state
 	e.drain = drain
 	if drain != nil || e.spec.leaving {
 		state = replica.StateDraining
@@ -171,15 +138,39 @@ func (e *entry) rebuild(drain *Drain) (changed bool) {
 	if changed {
 		e.state, e.since = state, time.Now()
 	}
+	learned := &e.report.learned
 	e.view = &replica.Replica{
-		ID: e.id, URL: e.spec.URL, MetricsURL: e.spec.metricsURL(), APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life,
-		Slots: e.slots, Events: e.events(), Models: e.models, Labels: e.spec.Labels,
-		Version: e.version, RustFrontend: e.rust, Since: e.since, Mute: e.mute && state == replica.StateUnhealthy,
-		BlockSize:        cmp.Or(e.spec.BlockSize, e.learned.BlockSize),
-		Blocks:           cmp.Or(e.spec.Blocks, e.learned.Blocks),
-		MaxBatchedTokens: cmp.Or(e.spec.MaxBatchedTokens, e.learned.MaxBatchedTokens),
+		ID: e.spec.ID, URL: e.spec.URL, MetricsURL: e.spec.metricsURL(), APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life.number,
+		Slots: e.slots, Events: e.events(), Models: e.report.models, Labels: e.spec.Labels,
+		Version: e.report.version.text, RustFrontend: e.report.version.rust, Since: e.since, Mute: e.health.mute && state == replica.StateUnhealthy,
+		BlockSize:        cmp.Or(e.spec.BlockSize, learned.BlockSize),
+		Blocks:           cmp.Or(e.spec.Blocks, learned.Blocks),
+		MaxBatchedTokens: cmp.Or(e.spec.MaxBatchedTokens, learned.MaxBatchedTokens),
 	}
 	return changed
+}
+
+// ranks is the number of the replica's ranks: as the operator sets it, else as the replica reports it.
+func (e *entry) ranks() int {
+	if e.spec.ranksSet || !e.spec.asks() {
+		return e.spec.Ranks
+	}
+	return max(1, len(e.report.sources))
+}
+
+// events gives each rank's addresses, as configured or as the replica reports.
+func (e *entry) events() []replica.Events {
+	if !e.spec.asks() {
+		events, _ := e.spec.events() // checked when the spec was completed
+		return events
+	}
+	events := slices.Clone(e.report.sources[:min(len(e.report.sources), e.ranks())])
+	for i := range events {
+		if e.spec.Events.Topic != "" {
+			events[i].Topic = e.spec.Events.Topic
+		}
+	}
+	return events
 }
 
 // binds reports whether the router binds an address for the published ranks.
@@ -189,7 +180,7 @@ func (e *entry) binds() bool {
 
 func (e *entry) details() details {
 	return details{
-		Details: Details{Source: e.source, Drained: e.state == replica.StateDraining, Drain: e.drain, LastError: e.lastError},
+		Details: Details{Source: e.source, Drained: e.state == replica.StateDraining, Drain: e.drain, LastError: e.health.lastError},
 		vitals:  e.vitals,
 	}
 }

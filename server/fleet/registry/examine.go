@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -33,14 +32,14 @@ func (r *Registry) Examine(ctx context.Context, id replica.ID) (e Examination, o
 	if known == nil {
 		return e, false
 	}
-	p := &prober{spec: known.spec, access: known.access} // the other one belongs to its goroutine
-	_, e.HealthError = p.get(ctx, r, r.config().Probe.Path)
-	if body, err := p.get(ctx, r, "/v1/models"); err != nil {
+	p := known.ask()
+	_, e.HealthError = p.get(ctx, r.settings.now().Probe.Path)
+	if body, err := p.get(ctx, "/v1/models"); err != nil {
 		e.ModelsError = err
 	} else if e.Models, e.ModelsError = readModels(body); len(p.spec.Models) > 0 {
 		e.Models = p.spec.only(e.Models)
 	}
-	if body, err := p.get(ctx, r, "/version"); err != nil {
+	if body, err := p.get(ctx, "/version"); err != nil {
 		e.VersionError = err
 	} else {
 		e.Version = readVersion(body).text
@@ -48,7 +47,7 @@ func (r *Registry) Examine(ctx context.Context, id replica.ID) (e Examination, o
 	if !listsSources(e.Version) {
 		return e, true
 	}
-	body, err := p.get(ctx, r, sourcesPath)
+	body, err := p.get(ctx, sourcesPath)
 	if err == nil {
 		e.Sources, err = readSources(body, p.spec.URL)
 	}
@@ -84,28 +83,12 @@ type SourceExamination struct {
 
 // ExamineSources looks at each source of the settings once. It changes nothing.
 func (r *Registry) ExamineSources(ctx context.Context) []SourceExamination {
-	c := r.config()
 	var list []SourceExamination
-	if len(c.Replicas) > 0 {
-		list = append(list, SourceExamination{Setting: "replicas", What: "the settings", Replicas: len(c.Replicas)})
+	if n := len(r.settings.now().Replicas); n > 0 {
+		list = append(list, SourceExamination{Setting: "replicas", What: "the settings", Replicas: n})
 	}
-	if c.File != "" {
-		one := SourceExamination{Setting: "file", What: c.File}
-		text, err := os.ReadFile(c.File)
-		if err == nil {
-			var specs []Spec
-			specs, err = r.parseFile(text)
-			one.Replicas = len(specs)
-		}
-		one.Err = err
-		list = append(list, one)
-	}
-	for i, d := range c.DNS {
-		hosts, err := r.lookup(ctx, d)
-		list = append(list, SourceExamination{Setting: fmt.Sprintf("dns[%d]", i), What: d.Name, Replicas: len(hosts), Err: err})
-	}
-	for i, k := range c.Kubernetes {
-		list = append(list, r.examineKubernetes(ctx, fmt.Sprintf("kubernetes[%d]", i), k)...)
+	for _, s := range r.sources {
+		list = append(list, s.source.examine(ctx, s.setting)...)
 	}
 	return list
 }
@@ -113,14 +96,14 @@ func (r *Registry) ExamineSources(ctx context.Context) []SourceExamination {
 // shortWatch is how long a watch is tried.
 const shortWatch = time.Second
 
-// examineKubernetes lists and watches what the source needs.
-func (r *Registry) examineKubernetes(ctx context.Context, setting string, conf KubernetesConfig) []SourceExamination {
-	conf, client, err := conf.connect()
+// examine lists and watches what the source needs.
+func (k *kubeSource) examine(ctx context.Context, setting string) []SourceExamination {
+	conf, client, err := k.conf.connect()
 	if err != nil {
 		return []SourceExamination{{Setting: setting, What: CredentialsWhat, Err: err}}
 	}
 	defer client.CloseIdleConnections()
-	c := r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials})
+	c := newCluster(k.in, conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials})
 	list := []SourceExamination{examineCollection(ctx, setting, c.slices)}
 	refused := 0
 	for _, s := range c.slices.objects {

@@ -2,6 +2,9 @@ package registry
 
 import "github.com/kvpilot/kvpilot/server/domain/replica"
 
+// Unobserved is an Observer and a Reporter that do nothing.
+type Unobserved = unobserved
+
 // Ready counts the pool's replicas that take requests.
 func (p *Pool) Ready() int {
 	n := 0

@@ -120,57 +120,69 @@ func spec(name string) registry.Spec {
 	return registry.Spec{ID: replica.ID(name), URL: "http://" + name + ":8000"}
 }
 
-// watcher records the registry's callbacks and checks the promises about them.
+// watcher is an observer that records its calls and checks the promises about them.
 type watcher struct {
 	t     *testing.T
 	mu    sync.Mutex
 	log   []string
+	lives []uint64 // of the engines that restarted
 	inUse map[replica.Slot]replica.ID
 }
 
-func watch(t *testing.T, p *registry.Params) *watcher {
-	w := &watcher{t: t, inUse: map[replica.Slot]replica.ID{}}
-	p.OnRankAdded = func(slot replica.Slot, r *replica.Replica, rank int) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if old, taken := w.inUse[slot]; taken {
-			t.Errorf("slot %d given to %s while %s has it", slot, r.ID, old)
-		}
-		if r.Slots[rank] != slot {
-			t.Errorf("slot %d given as rank %d of %v", slot, rank, r.Slots)
-		}
-		w.inUse[slot] = r.ID
-		w.log = append(w.log, fmt.Sprintf("+%s/%d=%d", r.ID, rank, slot))
+func (w *watcher) RankAdded(slot replica.Slot, r *replica.Replica, rank int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if old, taken := w.inUse[slot]; taken {
+		w.t.Errorf("slot %d given to %s while %s has it", slot, r.ID, old)
 	}
-	p.OnRankRemoved = func(slot replica.Slot) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if _, taken := w.inUse[slot]; !taken {
-			t.Errorf("slot %d removed, nobody has it", slot)
-		}
-		w.log = append(w.log, fmt.Sprintf("-%s=%d", w.inUse[slot], slot))
-		delete(w.inUse, slot)
+	if r.Slots[rank] != slot {
+		w.t.Errorf("slot %d given as rank %d of %v", slot, rank, r.Slots)
 	}
-	p.OnChanged = func(s *registry.Snapshot) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		shown := 0
-		for _, r := range s.Replicas {
-			for rank, slot := range r.Slots {
-				shown++
-				if w.inUse[slot] != r.ID {
-					t.Errorf("the snapshot shows slot %d of %s, which was not announced", slot, r.ID)
-				}
-				if back, i, ok := s.BySlot(slot); !ok || back != r || i != rank {
-					t.Errorf("BySlot(%d) is not rank %d of %s", slot, rank, r.ID)
-				}
+	w.inUse[slot] = r.ID
+	w.log = append(w.log, fmt.Sprintf("+%s/%d=%d", r.ID, rank, slot))
+}
+
+func (w *watcher) RankRemoved(slot replica.Slot) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, taken := w.inUse[slot]; !taken {
+		w.t.Errorf("slot %d removed, nobody has it", slot)
+	}
+	w.log = append(w.log, fmt.Sprintf("-%s=%d", w.inUse[slot], slot))
+	delete(w.inUse, slot)
+}
+
+func (w *watcher) ReplicaRestarted(r *replica.Replica, _ time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lives = append(w.lives, r.Life)
+}
+
+func (w *watcher) FleetChanged(s *registry.Snapshot) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	shown := 0
+	for _, r := range s.Replicas {
+		for rank, slot := range r.Slots {
+			shown++
+			if w.inUse[slot] != r.ID {
+				w.t.Errorf("the snapshot shows slot %d of %s, which was not announced", slot, r.ID)
+			}
+			if back, i, ok := s.BySlot(slot); !ok || back != r || i != rank {
+				w.t.Errorf("BySlot(%d) is not rank %d of %s", slot, rank, r.ID)
 			}
 		}
-		if shown != len(w.inUse) {
-			t.Errorf("the snapshot shows %d slots, %d are announced", shown, len(w.inUse))
-		}
 	}
-	return w
+	if shown != len(w.inUse) {
+		w.t.Errorf("the snapshot shows %d slots, %d are announced", shown, len(w.inUse))
+	}
+}
+
+// restarts are the lives that restarted engines have begun.
+func (w *watcher) restarts() []uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.lives)
 }
 
 func (w *watcher) take() []string {
@@ -186,7 +198,8 @@ func virtual(t *testing.T, f *fleet, config registry.Config, params registry.Par
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		params.Client = &http.Client{Transport: f}
-		w := watch(t, &params)
+		w := &watcher{t: t, inUse: map[replica.Slot]replica.ID{}}
+		params.Observer = w
 		r := registry.New(config, params)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)

@@ -25,19 +25,25 @@ const (
 	fileRecheck = 15 * time.Second      // in case the file system gives no notice
 )
 
-// watchFile keeps the replicas of a file up to date. It watches the folder, because editors and
+// fileSource is a file with a list of replicas.
+type fileSource struct {
+	in   *intake
+	name string
+}
+
+// watch keeps the replicas of a file up to date. It watches the folder, because editors and
 // Kubernetes replace files and links rather than write to them. A file that is missing, empty or
 // wrong leaves the replicas as they are; at start that is an error.
-func (r *Registry) watchFile(ctx context.Context, name string) error {
+func (f *fileSource) watch(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watch %s: %w", name, err)
+		return fmt.Errorf("watch %s: %w", f.name, err)
 	}
-	defer watcher.Close() //nolint:errcheck // nothing is lost
-	if err := watcher.Add(filepath.Dir(name)); err != nil {
-		return fmt.Errorf("watch %s: %w", name, err)
+	defer func() { _ = watcher.Close() }()
+	if err := watcher.Add(filepath.Dir(f.name)); err != nil {
+		return fmt.Errorf("watch %s: %w", f.name, err)
 	}
-	last, err := r.loadFile(ctx, name, nil)
+	last, err := f.load(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -55,10 +61,10 @@ func (r *Registry) watchFile(ctx context.Context, name string) error {
 			return nil
 		}
 		drain(watcher.Events)
-		text, err := r.loadFile(ctx, name, last)
+		text, err := f.load(ctx, last)
 		if err != nil {
-			r.metrics.sourceFailed(ctx, sourceFile)
-			r.log.Error("replica file rejected, the old replicas are kept", "error", err)
+			f.in.metrics.sourceFailed(ctx, sourceFile)
+			f.in.log.Error("replica file rejected, the old replicas are kept", "error", err)
 		}
 		last = text
 	}
@@ -74,33 +80,38 @@ func drain(events <-chan fsnotify.Event) {
 	}
 }
 
-// loadFile reads the file and offers its replicas unless the text is unchanged. It returns the
+// load reads the file and offers its replicas unless the text is unchanged. It returns the
 // text that it read.
-func (r *Registry) loadFile(ctx context.Context, name string, last []byte) ([]byte, error) {
-	file, err := os.Open(name)
+func (f *fileSource) load(ctx context.Context, last []byte) ([]byte, error) {
+	file, err := os.Open(f.name)
 	if err != nil {
 		return nil, fmt.Errorf("replica file: %w", err)
 	}
-	defer file.Close() //nolint:errcheck // nothing is lost when closing a read file fails
+	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	if err != nil {
-		return nil, fmt.Errorf("replica file %s: %w", name, err)
+		return nil, fmt.Errorf("replica file %s: %w", f.name, err)
 	}
 	if last != nil && bytes.Equal(text, last) {
 		return text, nil
 	}
-	specs, err := r.parseFile(text)
+	specs, err := f.parse(text)
 	if err != nil {
-		return text, fmt.Errorf("replica file %s: %w", name, err)
+		return text, fmt.Errorf("replica file %s: %w", f.name, err)
 	}
-	r.offer(sourceFile, specs)
-	r.log.InfoContext(ctx, "replica file applied", "file", name, "replicas", len(specs))
+	f.in.offer(sourceFile, specs)
+	f.in.log.InfoContext(ctx, "replica file applied", "file", f.name, "replicas", len(specs))
 	return text, nil
 }
 
-// offer passes a source's replicas to the core.
-func (r *Registry) offer(source string, specs []Spec) {
-	r.inbox.put(func(c *core) { c.setSource(source, specs) })
+// examine implements source.
+func (f *fileSource) examine(_ context.Context, setting string) []SourceExamination {
+	text, err := os.ReadFile(f.name)
+	var specs []Spec
+	if err == nil {
+		specs, err = f.parse(text)
+	}
+	return []SourceExamination{{Setting: setting, What: f.name, Replicas: len(specs), Err: err}}
 }
 
 // errNoList is the error of a file that is being written.
@@ -131,7 +142,7 @@ func keysOf(t reflect.Type) []string {
 	return keys
 }
 
-func (r *Registry) parseFile(text []byte) ([]Spec, error) {
+func (f *fileSource) parse(text []byte) ([]Spec, error) {
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("above %d bytes", maxFile)
 	}
@@ -148,10 +159,7 @@ func (r *Registry) parseFile(text []byte) ([]Spec, error) {
 	seen := map[replica.ID]bool{}
 	specs := make([]Spec, 0, len(*listed.Replicas))
 	for i, s := range *listed.Replicas {
-		s, err := s.complete(r.config().Events)
-		if err == nil {
-			_, err = r.keys.Load().of(s, false)
-		}
+		s, err := f.in.settings.complete(s)
 		if err == nil && seen[s.ID] {
 			err = fmt.Errorf("duplicate id %q", s.ID)
 		}

@@ -42,9 +42,7 @@ func TestHealthThresholds(t *testing.T) {
 
 func TestARefusedConnectionIsDownAtOnceAndThenARestart(t *testing.T) {
 	f := newFleet("a")
-	var began []uint64
-	params := registry.Params{OnRestarted: func(r *replica.Replica, _ time.Time) { began = append(began, r.Life) }}
-	virtual(t, f, listed(spec("a")), params, func(t *testing.T, r *registry.Registry, w *watcher) {
+	virtual(t, f, listed(spec("a")), registry.Params{}, func(t *testing.T, r *registry.Registry, w *watcher) {
 		pass(time.Second)
 		w.take()
 		f.set("a", func(h *host) { h.status = 0 })
@@ -64,7 +62,7 @@ func TestARefusedConnectionIsDownAtOnceAndThenARestart(t *testing.T) {
 		pass(20 * time.Second)
 		r.NoteRestart("a", time.Now()) // another one, too quick for the probes
 		pass(time.Second)
-		if !slices.Equal(began, []uint64{2, 3}) {
+		if began := w.restarts(); !slices.Equal(began, []uint64{2, 3}) {
 			t.Errorf("restarts told: %v, want lives 2 and 3", began)
 		}
 	})
@@ -72,9 +70,7 @@ func TestARefusedConnectionIsDownAtOnceAndThenARestart(t *testing.T) {
 
 func TestAnEnginesOwnStartIsBelieved(t *testing.T) {
 	f := newFleet("a")
-	var lives []uint64
-	params := registry.Params{OnRestarted: func(r *replica.Replica, _ time.Time) { lives = append(lives, r.Life) }}
-	virtual(t, f, listed(spec("a")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
+	virtual(t, f, listed(spec("a")), registry.Params{}, func(t *testing.T, r *registry.Registry, w *watcher) {
 		r.NoteStart("nobody", time.Now())
 		pass(time.Second)
 		start := time.Now().Add(-time.Hour)
@@ -88,12 +84,12 @@ func TestAnEnginesOwnStartIsBelieved(t *testing.T) {
 		wantState(t, r, "a", replica.StateReady)
 		r.NoteRestart("a", time.Now())
 		pass(time.Second)
-		if len(lives) != 0 {
+		if lives := w.restarts(); len(lives) != 0 {
 			t.Errorf("a port that was closed for a while made lives %v; the engine is the same", lives)
 		}
 		r.NoteStart("a", start.Add(30*time.Minute))
 		pass(time.Second)
-		if !slices.Equal(lives, []uint64{2}) {
+		if lives := w.restarts(); !slices.Equal(lives, []uint64{2}) {
 			t.Errorf("another start made lives %v, want 2", lives)
 		}
 	})

@@ -98,8 +98,8 @@ func (c *cluster) factsOf(id replica.ID, p *pod) podFacts {
 			return
 		}
 		c.wrong[said] = struct{}{}
-		c.r.metrics.labelRejected(c.source)
-		c.r.log.Warn("the pod's label, annotation or variable cannot be used; the next source or the setting counts",
+		c.in.metrics.labelRejected(c.source)
+		c.in.log.Warn("the pod's label, annotation or variable cannot be used; the next source or the setting counts",
 			"source", c.source, "pod", id, "name", name, "value", value, "error", err)
 	})
 	c.facts[id] = podVersion{p.Metadata.ResourceVersion, facts}

@@ -3,6 +3,7 @@ package registry_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -52,12 +53,20 @@ func labelled(t *testing.T, k *kube, change func(*registry.KubernetesConfig)) (*
 	log := &logged{}
 	return start(t, config, registry.Params{
 		Client: &http.Client{Transport: f}, Log: slog.New(slog.NewTextHandler(log, nil)),
-		OnChanged: func(s *registry.Snapshot) {
-			for _, r := range s.Replicas {
-				fmt.Fprintf(log, "shown %s at %s\n", r.ID, r.URL)
-			}
-		},
+		Observer: snapshots{log: log},
 	}), log
+}
+
+// snapshots logs the replicas of each snapshot.
+type snapshots struct {
+	registry.Unobserved
+	log io.Writer
+}
+
+func (o snapshots) FleetChanged(s *registry.Snapshot) {
+	for _, r := range s.Replicas {
+		fmt.Fprintf(o.log, "shown %s at %s\n", r.ID, r.URL)
+	}
 }
 
 // served waits until a replica is ready and returns it with its model names.

@@ -3,16 +3,11 @@ package registry
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
-	"net/http"
 	"net/url"
-	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,7 +76,7 @@ func (k KubernetesConfig) validate() error {
 
 // cluster makes replicas of the pods of one Service.
 type cluster struct {
-	r      *Registry
+	in     *intake
 	conf   KubernetesConfig
 	source string
 	slices *collection[endpointSlice]
@@ -105,89 +100,62 @@ type podVersion struct {
 	facts   podFacts
 }
 
-// watchKubernetes keeps the replicas of a Service up to date. While the API server does not
+// kubeSource is a Service with the addresses of replicas.
+type kubeSource struct {
+	in   *intake
+	conf KubernetesConfig
+}
+
+// watch keeps the replicas of a Service up to date. While the API server does not
 // answer, they stay as they are.
-func (r *Registry) watchKubernetes(ctx context.Context, conf KubernetesConfig) error {
-	conf, client, err := conf.connect()
+func (k *kubeSource) watch(ctx context.Context) error {
+	conf, client, err := k.conf.connect()
 	if err != nil {
 		return err
 	}
 	defer client.CloseIdleConnections()
-	r.newCluster(conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials}).run(ctx)
+	newCluster(k.in, conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials}).run(ctx)
 	return nil
 }
 
-// connect fills in what a pod knows of its cluster and makes a client of the API server.
-func (k KubernetesConfig) connect() (KubernetesConfig, *http.Client, error) {
-	k.APIServer = cmp.Or(strings.TrimRight(k.APIServer, "/"), inClusterServer)
-	k.Credentials = cmp.Or(k.Credentials, inClusterCredentials)
-	if k.Namespace == "" {
-		text, err := os.ReadFile(path.Join(k.Credentials, "namespace"))
-		if err != nil {
-			return k, nil, fmt.Errorf("kubernetes: namespace of service %s: %w", k.Service, err)
-		}
-		k.Namespace = strings.TrimSpace(string(text))
-	}
-	client, err := kubeClient(k)
-	if err != nil {
-		return k, nil, fmt.Errorf("kubernetes: %w", err)
-	}
-	return k, client, nil
-}
+// The collections of a cluster, as errors name them.
+const (
+	sliceList = "endpoint slices"
+	podList   = "pods"
+)
 
-func kubeClient(conf KubernetesConfig) (*http.Client, error) {
-	transport := &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		TLSHandshakeTimeout: 5 * time.Second, ResponseHeaderTimeout: 30 * time.Second,
-	}
-	if strings.HasPrefix(conf.APIServer, "https://") {
-		pem, err := os.ReadFile(path.Join(conf.Credentials, "ca.crt"))
-		if err != nil {
-			return nil, fmt.Errorf("certificate authority: %w", err)
-		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(pem) {
-			return nil, errors.New("certificate authority: no certificate in ca.crt")
-		}
-		transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
-	}
-	// A redirect would take the account's token with it, or the answer from elsewhere.
-	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
-}
-
-func (r *Registry) newCluster(conf KubernetesConfig, api *kubeAPI) *cluster {
+func newCluster(in *intake, conf KubernetesConfig, api *kubeAPI) *cluster {
 	c := &cluster{
-		r: r, conf: conf, source: sourceKubernetes + ":" + conf.Namespace + "/" + conf.Service, wake: make(chan struct{}, 1),
+		in: in, conf: conf, source: sourceKubernetes + ":" + conf.Namespace + "/" + conf.Service, wake: make(chan struct{}, 1),
 		missed: map[string]time.Time{}, wrong: map[complaint]struct{}{}, facts: map[replica.ID]podVersion{},
 	}
-	notify := func() {
-		select {
-		case c.wake <- struct{}{}:
-		default: // it is awake already
-		}
-	}
-	namespace := "/namespaces/" + url.PathEscape(conf.Namespace)
+	namespace, most := "/namespaces/"+url.PathEscape(conf.Namespace), listedPerUsed*max(c.limit(), defaultMaxEndpoints)
 	c.slices = &collection[endpointSlice]{
-		api: api, most: listedPerUsed * max(c.limit(), defaultMaxEndpoints), what: "endpoint slices", path: "/apis/discovery.k8s.io/v1" + namespace + "/endpointslices", changed: notify,
+		api: api, most: most, what: sliceList, path: "/apis/discovery.k8s.io/v1" + namespace + "/endpointslices", owner: c,
 		query: url.Values{"labelSelector": {"kubernetes.io/service-name=" + conf.Service}},
-		failed: func(err error) {
-			r.metrics.sourceFailed(context.Background(), c.source)
-			r.log.Warn("Kubernetes watch failed, the old replicas are kept", "source", c.source, "error", err)
-		},
 	}
-	if conf.PodLabels == podLabelsIgnore {
-		return c
+	if conf.PodLabels != podLabelsIgnore {
+		c.pods = &collection[pod]{api: api, most: most, what: podList, path: "/api/v1" + namespace + "/pods", owner: c}
 	}
-	c.pods = &collection[pod]{api: api, most: listedPerUsed * max(c.limit(), defaultMaxEndpoints), what: "pods", path: "/api/v1" + namespace + "/pods", changed: notify, failed: func(err error) {
+	return c
+}
+
+// changed implements kubeWatcher.
+func (c *cluster) changed() { signal(c.wake) }
+
+// failed implements kubeWatcher.
+func (c *cluster) failed(what string, err error) {
+	text := "Kubernetes watch failed, the old replicas are kept"
+	if what == podList {
+		text = "Kubernetes watch of pods failed, what their labels said is kept"
 		if forbidden(err) {
-			r.log.Warn("pods may not be read: their labels and annotations are not used; grant list and watch on pods, or set pod_labels: ignore",
+			c.in.log.Warn("pods may not be read: their labels and annotations are not used; grant list and watch on pods, or set pod_labels: ignore",
 				"source", c.source, "error", err)
 			return
 		}
-		r.metrics.sourceFailed(context.Background(), c.source)
-		r.log.Warn("Kubernetes watch of pods failed, what their labels said is kept", "source", c.source, "error", err)
-	}}
-	return c
+	}
+	c.in.metrics.sourceFailed(context.Background(), c.source)
+	c.in.log.Warn(text, "source", c.source, "error", err)
 }
 
 // run follows the cluster until ctx ends.
@@ -252,9 +220,9 @@ func (c *cluster) offer(ctx context.Context) (waits bool) {
 		o.left[leftLimit] += cut
 	}
 	c.faults, c.missed, c.used = o.faults, o.missed, o.used
-	c.r.leaveOut(c.source, o.left, c.limit())
+	c.in.leaveOut(c.source, o.left, c.limit())
 	c.forgetPods(pods)
-	c.r.offer(c.source, slices.Collect(maps.Values(o.byID)))
+	c.in.offer(c.source, slices.Collect(maps.Values(o.byID)))
 	return o.waits
 }
 
@@ -283,8 +251,8 @@ func (c *cluster) offerOne(ctx context.Context, o *offering, e endpoint, slice e
 			return
 		}
 		if o.faults[at] = err.Error(); c.faults[at] != err.Error() {
-			c.r.log.Error("endpoint cannot be a replica", "source", c.source, "endpoint", at, "error", err)
-			c.r.metrics.sourceFailed(ctx, c.source)
+			c.in.log.Error("endpoint cannot be a replica", "source", c.source, "endpoint", at, "error", err)
+			c.in.metrics.sourceFailed(ctx, c.source)
 		}
 		return
 	}
@@ -352,11 +320,7 @@ func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 			return Spec{}, fmt.Errorf("the Service has no port %q, or several and none is named", c.conf.Port)
 		}
 	}
-	scheme := "http://"
-	if c.conf.TLS {
-		scheme = "https://"
-	}
-	s.URL = scheme + net.JoinHostPort(e.Addresses[0], strconv.Itoa(port))
+	s.URL = httpsOr(c.conf.TLS) + net.JoinHostPort(e.Addresses[0], strconv.Itoa(port))
 	if name == "" {
 		s.ID = replica.ID(fmt.Sprintf("%s-%08x", c.conf.Service, uint32(xxh3.HashString(s.URL))))
 	}
@@ -370,63 +334,5 @@ func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 	maps.Copy(s.Labels, c.conf.Template.Labels)
 	s.leaving = e.Conditions.Terminating != nil && *e.Conditions.Terminating || p != nil && p.Metadata.DeletionTimestamp != nil
 	facts.apply(&s, c.conf.Engines)
-	s, err := s.complete(c.r.config().Events)
-	if err != nil {
-		return s, err
-	}
-	_, err = c.r.keys.Load().of(s, false)
-	return s, err
-}
-
-// The parts of discovery.k8s.io/v1 that matter here.
-type (
-	endpointSlice struct {
-		Metadata    objectMeta        `json:"metadata"`
-		AddressType string            `json:"addressType"`
-		Endpoints   capped[endpoint]  `json:"endpoints"`
-		Ports       capped[slicePort] `json:"ports"`
-	}
-	slicePort struct {
-		Name *string `json:"name"`
-		Port *int    `json:"port"`
-	}
-	endpoint struct {
-		Addresses  capped[string] `json:"addresses"`
-		Conditions struct {
-			Terminating *bool `json:"terminating"`
-		} `json:"conditions"`
-		Target *struct {
-			Kind      string `json:"kind"`
-			Name      string `json:"name"`
-			Namespace string `json:"namespace"`
-		} `json:"targetRef"`
-		Zone *string `json:"zone"`
-		Node *string `json:"nodeName"`
-	}
-)
-
-func (s endpointSlice) meta() objectMeta { return s.Metadata }
-
-func (s endpointSlice) weight() int { return max(1, len(s.Endpoints)) }
-
-// port finds the port that the operator named.
-func (s endpointSlice) port(want string) (int, bool) {
-	for _, p := range s.Ports {
-		if p.Port == nil {
-			continue
-		}
-		named := p.Name != nil && *p.Name == want || strconv.Itoa(*p.Port) == want
-		if want != "" && named || want == "" && len(s.Ports) == 1 {
-			return *p.Port, true
-		}
-	}
-	return 0, false
-}
-
-// podName is the name of the endpoint's pod; empty when it has none, or one of another namespace.
-func (e endpoint) podName(namespace string) string {
-	if e.Target == nil || e.Target.Kind != "Pod" || namespace != "" && e.Target.Namespace != "" && e.Target.Namespace != namespace {
-		return ""
-	}
-	return e.Target.Name
+	return c.in.settings.complete(s)
 }

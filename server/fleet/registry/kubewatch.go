@@ -10,10 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
-	"os"
-	"path"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -36,18 +33,6 @@ const (
 	kubeWatch = 5 * time.Minute
 )
 
-// errTooOld: the API server has forgotten the version; the next list starts from the beginning.
-var errTooOld = errors.New("the resource version is too old")
-
-// kubeStatus is an answer of the API server that is neither 200 nor 410.
-type kubeStatus struct {
-	code int
-	text string
-}
-
-// Error names the status and what the server says.
-func (e kubeStatus) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.text) }
-
 type objectMeta struct {
 	Name            string            `json:"name"`
 	ResourceVersion string            `json:"resourceVersion"`
@@ -65,6 +50,14 @@ type kubeObject interface {
 	weight() int
 }
 
+// kubeWatcher follows a collection. Its methods must not block.
+type kubeWatcher interface {
+	// changed is called after every change, and after an attempt to list.
+	changed()
+	// failed is called with the reason for which a list or a watch ended, unless that is expected.
+	failed(what string, err error)
+}
+
 // collection mirrors the objects of one list of the API server: it lists, then watches, and lists again when the server
 // has forgotten the version. While the server cannot be read, the objects stay as they are. items may be called at once
 // with run.
@@ -76,10 +69,7 @@ type collection[T kubeObject] struct {
 	most int
 	// query selects the objects of the list.
 	query url.Values
-	// changed is called after every change, and after an attempt to list; it must not block.
-	changed func()
-	// failed is called with why a list or a watch ended, unless that is expected.
-	failed func(error)
+	owner kubeWatcher
 
 	mu      sync.Mutex
 	objects map[string]T // by name; guarded by mu
@@ -121,7 +111,7 @@ func (c *collection[T]) run(ctx context.Context) {
 			wait = kubeBackOff
 		}
 		if !errors.Is(err, errTooOld) {
-			c.failed(err)
+			c.owner.failed(c.what, err)
 		}
 		c.set(func() { c.tried, c.live = true, false })
 		turn := wait/2 + time.Duration(rand.Int64N(int64(wait)))
@@ -135,18 +125,12 @@ func (c *collection[T]) run(ctx context.Context) {
 	}
 }
 
-// forbidden reports whether the account lacks a right.
-func forbidden(err error) bool {
-	var status kubeStatus
-	return errors.As(err, &status) && status.code == http.StatusForbidden
-}
-
 // set changes the state and reports the change.
 func (c *collection[T]) set(change func()) {
 	c.mu.Lock()
 	change()
 	c.mu.Unlock()
-	c.changed()
+	c.owner.changed()
 }
 
 // read calls do with the objects, by name; do must not keep the map. tried reports that a list was attempted, live that
@@ -211,7 +195,7 @@ func (c *collection[T]) page(ctx context.Context, query url.Values, into any) er
 	if err != nil {
 		return err
 	}
-	defer body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	defer body.Close()
 	bounded := &eventReader{from: body, left: maxKubePage}
 	return json.NewDecoder(bounded).Decode(into)
 }
@@ -228,7 +212,7 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 	if err != nil {
 		return "", fmt.Errorf("watch %s: %w", c.what, err)
 	}
-	defer body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	defer body.Close()
 	bounded := &eventReader{from: body}
 	for events := json.NewDecoder(bounded); ; {
 		bounded.left = maxKubeEvent
@@ -331,39 +315,4 @@ func (c *collection[T]) get(ctx context.Context, query url.Values) (io.ReadClose
 		query[name] = values
 	}
 	return c.api.get(ctx, c.path, query)
-}
-
-// kubeAPI asks the API server.
-type kubeAPI struct {
-	client *http.Client
-	server string
-	// credentials is the directory of the file token.
-	credentials string
-}
-
-// get returns the body of a 200 answer. The token is read each time: Kubernetes replaces it.
-func (a *kubeAPI) get(ctx context.Context, at string, query url.Values) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server+at+"?"+query.Encode(), nil)
-	if err != nil {
-		return nil, err
-	}
-	token, err := os.ReadFile(path.Join(a.credentials, "token"))
-	if err != nil {
-		return nil, fmt.Errorf("token: %w", err)
-	}
-	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	req.Header.Set("Accept", "application/json")
-	resp, err := a.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	if resp.StatusCode == http.StatusOK {
-		return resp.Body, nil
-	}
-	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
-	if resp.StatusCode == http.StatusGone {
-		return nil, errTooOld
-	}
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxKubeError)) // what could be read is enough for a message
-	return nil, kubeStatus{resp.StatusCode, strings.TrimSpace(string(text))}
 }

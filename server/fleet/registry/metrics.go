@@ -20,7 +20,7 @@ type metrics struct {
 	byState             []metric.MeasurementOption
 }
 
-func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
+func newMetrics(provider metric.MeterProvider, out *published, leftOut *leftOut) *metrics {
 	s := instruments.New(provider, "server/fleet/registry")
 	m := &metrics{ok: instruments.Label("outcome", "ok"), failed: instruments.Label("outcome", "failed"), refused: instruments.Label("outcome", "refused")}
 	for state := replica.StateStarting; state <= replica.StateUnhealthy; state++ {
@@ -39,9 +39,9 @@ func newMetrics(provider metric.MeterProvider, r *Registry) *metrics {
 	draining := s.ObservedGauge("kvpilot.registry.draining", "{replica}", "1 for each replica that drains, by replica.")
 	left := s.ObservedGauge("kvpilot.registry.endpoints_left_out", "{endpoint}", "Endpoints that a Service or a DNS name lists and that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid.")
 	s.Observe(func(o metric.Observer) {
-		r.left.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(left, n, labels) })
+		leftOut.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(left, n, labels) })
 		counts := make([]int64, len(m.byState))
-		snapshot := r.Snapshot()
+		snapshot := out.now()
 		named := observeStates(o, states, snapshot.Replicas, false, 0)
 		observeStates(o, states, snapshot.Replicas, true, named)
 		for _, r := range snapshot.Replicas {

@@ -86,13 +86,3 @@ type whence struct{ connected bool }
 func traced(ctx context.Context, w *whence) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { w.connected = true }})
 }
-
-const (
-	// nearby is the time between probes of a replica that is down, as long as its machine answers: a port that is
-	// closed opens with the engine, and a silent process may continue at any moment.
-	nearby = 500 * time.Millisecond
-	// nearbyFor is after how long it is probed ever more rarely like any other.
-	nearbyFor = 10 * time.Minute
-	// confirm is the time to the next probe of a replica that answers again.
-	confirm = 100 * time.Millisecond
-)

@@ -22,8 +22,8 @@ func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration)
 	var ends time.Time
 	err = r.do(ctx, func(c *core) error {
 		ends, err = c.register(spec, lease)
-		if report := r.params.OnRegistered; err == nil && report != nil {
-			report(given, time.Until(ends))
+		if err == nil {
+			c.reporter.Registered(given, time.Until(ends))
 		}
 		return err
 	})
@@ -33,11 +33,11 @@ func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration)
 // admit completes a caller's spec and checks that such a replica may be registered.
 func (r *Registry) admit(spec Spec) (Spec, error) {
 	spec.APIKeyFile, spec.APIKeyEnv, spec.TLS, spec.Pool = "", "", tlspeer.Config{}, "" // a caller may not read this machine's files
-	spec, err := spec.complete(r.config().Events)
+	spec, err := spec.complete(r.settings.now().Events)
 	if err != nil {
 		return spec, err
 	}
-	return spec, r.config().Registration.permit(spec)
+	return spec, r.settings.now().Registration.permit(spec)
 }
 
 // Renew prolongs a registration by its lease. ErrUnknownReplica means: register again.
@@ -63,42 +63,33 @@ func (r *Registry) Deregister(ctx context.Context, id replica.ID) error {
 			return ErrUnknownReplica
 		}
 		c.deregister(id)
-		if report := r.params.OnDeregistered; report != nil {
-			report(id)
-		}
+		c.reporter.Deregistered(id)
 		return nil
 	})
 }
 
 func (c *core) register(spec Spec, lease time.Duration) (time.Time, error) {
+	limits := &c.settings.now().Registration
 	if e := c.entries[spec.ID]; e != nil && e.source != sourceRegistered {
 		return time.Time{}, ErrTaken
 	}
-	if _, again := c.leases[spec.ID]; !again && len(c.leases) >= c.r.config().Registration.Max {
+	if _, again := c.leases[spec.ID]; !again && len(c.leases) >= limits.Max {
 		return time.Time{}, fmt.Errorf("%w: %d", ErrFull, len(c.leases))
 	}
-	if err := c.roomFor(spec); err != nil {
-		return time.Time{}, err
+	if ranks := max(spec.Ranks, 1) + c.origins.registeredRanks(spec.ID); ranks > limits.MaxRanks {
+		return time.Time{}, fmt.Errorf("%w: %d, and registry.registration.max_ranks is %d", ErrRanks, ranks, limits.MaxRanks)
 	}
-	listed := c.sources[sourceRegistered]
-	if listed == nil {
-		listed = map[replica.ID]Spec{}
-		c.sources[sourceRegistered] = listed
-	}
-	if old, again := listed[spec.ID]; !again || !old.equal(spec) {
-		listed[spec.ID] = spec
-		c.membership = true
-	}
+	c.origins.register(spec)
 	return c.lease(spec.ID, lease), nil
 }
 
 // lease sets when the registration ends.
 func (c *core) lease(id replica.ID, lease time.Duration) time.Time {
-	conf := c.r.config().Registration
+	limits := &c.settings.now().Registration
 	if lease <= 0 {
-		lease = conf.Lease
+		lease = limits.Lease
 	}
-	ends := time.Now().Add(min(lease, conf.MaxLease))
+	ends := time.Now().Add(min(lease, limits.MaxLease))
 	c.leases[id] = ends
 	if e := c.entries[id]; e != nil {
 		e.vitals.lease(ends)
@@ -108,17 +99,7 @@ func (c *core) lease(id replica.ID, lease time.Duration) time.Time {
 
 func (c *core) deregister(id replica.ID) {
 	delete(c.leases, id)
-	delete(c.sources[sourceRegistered], id)
-	c.membership = true
-}
-
-// nextExpiry is the time until the first lease ends.
-func (c *core) nextExpiry() time.Duration {
-	wait := time.Hour
-	for _, ends := range c.leases {
-		wait = min(wait, time.Until(ends))
-	}
-	return max(wait, 0)
+	c.origins.deregister(id)
 }
 
 // expire removes the registrations whose lease is over.
@@ -126,8 +107,20 @@ func (c *core) expire(now time.Time) {
 	for id, ends := range c.leases {
 		if !ends.After(now) {
 			c.deregister(id)
-			c.r.metrics.leasesExpired.Add(c.ctx, 1)
-			c.r.log.Warn("registration expired", "replica", id)
+			c.metrics.leasesExpired.Add(context.Background(), 1)
+			c.log.Warn("registration expired", "replica", id)
 		}
 	}
+}
+
+// leases are when the registrations end.
+type leases map[replica.ID]time.Time
+
+// next is the time until the first lease ends.
+func (l leases) next() time.Duration {
+	wait := time.Hour
+	for _, ends := range l {
+		wait = min(wait, time.Until(ends))
+	}
+	return max(wait, 0)
 }

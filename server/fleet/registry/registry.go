@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -16,157 +13,82 @@ import (
 
 // Registry knows the replicas. New makes one; Run runs it.
 type Registry struct {
-	left    leftOut
-	conf    atomic.Pointer[Config]
-	keys    atomic.Pointer[keyring]
-	params  Params
-	log     *slog.Logger
-	metrics *metrics
-
-	snapshot atomic.Pointer[Snapshot]
-	inbox    inbox
-	done     chan struct{} // closed when Run has ended
-	probing  chan struct{} // one token per probe under way
-	doubting chan struct{} // the same for replicas with a failed last probe
-
-	changedMu sync.Mutex
-	changed   chan struct{} // closed and replaced with each snapshot; guarded by changedMu
+	settings  *settings
+	log       *slog.Logger
+	metrics   *metrics
+	sources   []configured
+	probing   *probing
+	inbox     *inbox
+	published *published
+	core      *core
+	done      chan struct{} // closed when Run has ended
 }
 
 // New returns a registry without replicas. Those of the configuration, which must be valid, appear when Run begins.
 func New(config Config, params Params) *Registry {
-	if params.Log == nil {
-		params.Log = slog.New(slog.DiscardHandler)
-	}
-	if params.Client == nil {
-		params.Client = newClient()
-	}
-	if params.Resolver == nil {
-		params.Resolver = net.DefaultResolver
-	}
+	params = params.or()
 	r := &Registry{
-		params: params, log: params.Log,
-		inbox: newInbox(), done: make(chan struct{}),
-		probing:  make(chan struct{}, config.Probe.Concurrency),
-		doubting: make(chan struct{}, config.Probe.Concurrency),
-		changed:  make(chan struct{}),
+		settings: newSettings(config, params.Lookup), log: params.Log,
+		inbox: newInbox(), published: newPublished(), done: make(chan struct{}),
 	}
-	r.conf.Store(&config)
-	r.keys.Store(newKeyring(&config, params.Lookup, nil))
-	r.snapshot.Store(newSnapshot(nil, nil))
-	r.metrics = newMetrics(params.Meter, r)
+	in := &intake{settings: r.settings, inbox: r.inbox, log: r.log}
+	r.metrics = newMetrics(params.Meter, r.published, &in.left)
+	in.metrics = r.metrics
+	r.sources = in.sources(params.Resolver)
+	r.probing = &probing{
+		settings: r.settings, client: params.Client, log: r.log, metrics: r.metrics,
+		turns: make(chan struct{}, config.Probe.Concurrency), doubting: make(chan struct{}, config.Probe.Concurrency),
+	}
+	r.core = newCore(r.settings, r.probing, r.inbox, r.published, params)
 	return r
 }
 
 // Snapshot returns what is known now. It is never nil.
-func (r *Registry) Snapshot() *Snapshot { return r.snapshot.Load() }
+func (r *Registry) Snapshot() *Snapshot { return r.published.now() }
 
 // Run discovers, probes and publishes until ctx ends. It may be called once.
 func (r *Registry) Run(ctx context.Context) error {
 	defer close(r.done)
-	if err := r.keys.Load().check(r.config()); err != nil {
-		return err
-	}
-	static, err := staticSpecs(r.config(), r.keys.Load())
+	static, err := r.settings.begin()
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	c := newCore(ctx, r)
-	c.setSource(sourceStatic, static)
-	group.Go(func() error { c.run(ctx); return nil })
+	r.core.list(sourceStatic, static)
+	group.Go(func() error { r.core.run(ctx); return nil })
 	group.Go(func() error { r.watchUnanswered(ctx); return nil })
-	if r.config().File != "" {
-		group.Go(func() error { return r.watchFile(ctx, r.config().File) })
-	}
-	for _, d := range r.config().DNS {
-		group.Go(func() error { return r.watchDNS(ctx, d) })
-	}
-	for _, k := range r.config().Kubernetes {
-		group.Go(func() error { return r.watchKubernetes(ctx, k) })
+	for _, s := range r.sources {
+		group.Go(func() error { return s.source.watch(ctx) })
 	}
 	err = group.Wait()
-	c.probers.Wait()
-	r.params.Client.CloseIdleConnections()
+	r.probing.client.CloseIdleConnections()
 	return err
 }
-
-// config is what is in force.
-func (r *Registry) config() *Config { return r.conf.Load() }
 
 // Update puts new settings in force: the fixed list, the aliases, how the router shows itself, how health is watched, and the
 // bounds of registration. What else is in next stays as it was. When it returns an error, nothing has changed.
 func (r *Registry) Update(ctx context.Context, next Config) error {
-	keys, static, err := r.prepare(next)
+	config, keys, static, err := r.settings.prepare(next)
 	if err != nil {
 		return err
 	}
-	merged := *r.config()
-	next.Probe.Concurrency, next.Registration.Enabled = merged.Probe.Concurrency, merged.Registration.Enabled
-	merged.Replicas, merged.Aliases, merged.Access, merged.Pools = next.Replicas, next.Aliases, next.Access, next.Pools
-	merged.Probe, merged.Registration = next.Probe, next.Registration
 	return r.do(ctx, func(c *core) error {
-		r.conf.Store(&merged)
-		r.keys.Store(keys)
-		c.setSource(sourceStatic, static)
+		c.settings.replace(config, keys)
+		c.list(sourceStatic, static)
 		return nil
 	})
 }
 
 // Check returns the error that Update would return, and changes nothing.
 func (r *Registry) Check(next Config) error {
-	_, _, err := r.prepare(next)
+	_, _, _, err := r.settings.prepare(next)
 	return err
-}
-
-// prepare reads what next names.
-func (r *Registry) prepare(next Config) (*keyring, []Spec, error) {
-	if err := next.Validate(); err != nil {
-		return nil, nil, err
-	}
-	keys := newKeyring(&next, r.params.Lookup, r.keys.Load())
-	if err := keys.check(&next); err != nil {
-		return nil, nil, err
-	}
-	static, err := staticSpecs(&Config{Replicas: next.Replicas, Events: r.config().Events}, keys)
-	return keys, static, err
-}
-
-func staticSpecs(c *Config, keys *keyring) ([]Spec, error) {
-	specs := make([]Spec, 0, len(c.Replicas))
-	for _, s := range c.Replicas {
-		s, err := s.complete(c.Events)
-		if err != nil {
-			return nil, err
-		}
-		if _, err = keys.of(s, false); err != nil {
-			return nil, err
-		}
-		specs = append(specs, s)
-	}
-	return specs, nil
-}
-
-// publish makes s the snapshot and wakes the watchers.
-func (r *Registry) publish(s *Snapshot) {
-	r.snapshot.Store(s)
-	r.changedMu.Lock()
-	defer r.changedMu.Unlock()
-	close(r.changed)
-	r.changed = make(chan struct{})
-}
-
-// next returns a channel that is closed with the next snapshot.
-func (r *Registry) next() <-chan struct{} {
-	r.changedMu.Lock()
-	defer r.changedMu.Unlock()
-	return r.changed
 }
 
 // AwaitReports blocks until every replica has answered or failed a probe and returns nil, or until ctx ends and returns its cause.
 func (r *Registry) AwaitReports(ctx context.Context) error {
 	for {
-		changed := r.next() // before the snapshot, so that none is missed
+		changed := r.published.next()
 		if r.Snapshot().reported() {
 			return nil
 		}
@@ -233,7 +155,7 @@ func (r *Registry) NoteStart(id replica.ID, began time.Time) {
 // for engines with an unknown start; the same restart may be noted more than once.
 func (r *Registry) NoteRestart(id replica.ID, noticed time.Time) {
 	r.inbox.put(func(c *core) {
-		if e := c.entries[id]; e != nil && e.began.IsZero() && noticed.Sub(e.lifeSeen) > sameRestart {
+		if e := c.entries[id]; e != nil && e.life.began.IsZero() && noticed.Sub(e.life.seen) > sameRestart {
 			c.restarted(e, noticed)
 		}
 	})
@@ -242,34 +164,6 @@ func (r *Registry) NoteRestart(id replica.ID, noticed time.Time) {
 func (l Learned) newsFor(r *replica.Replica) bool {
 	return l.BlockSize > 0 && l.BlockSize != r.BlockSize || l.Blocks > 0 && l.Blocks != r.Blocks ||
 		l.MaxBatchedTokens > 0 && l.MaxBatchedTokens != r.MaxBatchedTokens
-}
-
-// inbox is the queue of commands for the core. It holds at most one for each caller that waits and
-// a few for each replica.
-type inbox struct {
-	mu       sync.Mutex
-	commands []func(*core) // guarded by mu
-	wake     chan struct{}
-}
-
-func newInbox() inbox { return inbox{wake: make(chan struct{}, 1)} }
-
-func (b *inbox) put(command func(*core)) {
-	b.mu.Lock()
-	b.commands = append(b.commands, command)
-	b.mu.Unlock()
-	select {
-	case b.wake <- struct{}{}:
-	default: // it is awake already
-	}
-}
-
-func (b *inbox) take() []func(*core) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	commands := b.commands
-	b.commands = nil
-	return commands
 }
 
 // do runs command in the core and returns its error once the snapshot shows what it did.

@@ -247,3 +247,15 @@ func tcpAddress(rest, host string, rank int, numbered, dialled bool) (string, er
 	}
 	return "tcp://" + net.JoinHostPort(at, strconv.Itoa(port)), nil
 }
+
+// only picks the operator's names, with what the replica reports about them.
+func (s Spec) only(listed []replica.Model) []replica.Model {
+	models := make([]replica.Model, len(s.Models))
+	for i, name := range s.Models {
+		models[i] = replica.Model{ID: name}
+		if at := slices.IndexFunc(listed, func(m replica.Model) bool { return m.ID == name }); at >= 0 {
+			models[i] = listed[at]
+		}
+	}
+	return models
+}

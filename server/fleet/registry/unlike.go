@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"log/slog"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -53,12 +54,11 @@ func mayBeOneHost(a, b string) bool {
 }
 
 // warnUnlike reports once what the settings say otherwise than the replica.
-func (e *entry) warnUnlike(reported []replica.Events, c *core) {
-	set := e.events()
+func warnUnlike(log *slog.Logger, id replica.ID, set, reported []replica.Events) {
 	for rank := range min(len(set), len(reported)) {
 		if u := Compare(set[rank], reported[rank]); u != (Unlike{}) {
-			c.r.log.Warn("the replica reports other addresses of KV events than the settings have; unless ports are mapped between, correct events.endpoint, events.replay or events.topic",
-				"replica", e.id, "rank", rank, "endpoint", set[rank].Endpoint, "replay", set[rank].Replay, "topic", set[rank].Topic,
+			log.Warn("the replica reports other addresses of KV events than the settings have; unless ports are mapped between, correct events.endpoint, events.replay or events.topic",
+				"replica", id, "rank", rank, "endpoint", set[rank].Endpoint, "replay", set[rank].Replay, "topic", set[rank].Topic,
 				"reported_endpoint", reported[rank].Endpoint, "reported_replay", reported[rank].Replay, "reported_topic", reported[rank].Topic)
 		}
 	}

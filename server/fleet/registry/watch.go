@@ -35,7 +35,7 @@ func (r *Registry) Watch(ctx context.Context) iter.Seq[Change] {
 		seen := map[replica.ID]*replica.Replica{}
 		synced := false
 		for {
-			changed := r.next() // before the snapshot, so that none is missed
+			changed := r.published.next()
 			s := r.Snapshot()
 			if !diff(seen, s, yield) {
 				return

@@ -1,6 +1,10 @@
 package quota
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/peers/grants"
+)
 
 // bucket fills up at a rate, to a size. Its level may be below zero: what was taken beyond it must be filled up first. The zero value
 // limits nothing. The caller passes the time and locks.
@@ -81,4 +85,69 @@ func (b *bucket) share(from, to float64, now time.Time) {
 		b.level *= part
 	}
 	b.level = min(b.level, b.size)
+}
+
+// buckets are the two of an account.
+type buckets struct{ requests, tokens bucket }
+
+// fill brings both levels up to date.
+func (b *buckets) fill(now time.Time) {
+	b.requests.fill(now)
+	b.tokens.fill(now)
+}
+
+// full reports whether both are full. The levels are up to date.
+func (b *buckets) full() bool {
+	return b.requests.level >= b.requests.size && b.tokens.level >= b.tokens.size
+}
+
+// levels are both levels as amounts.
+func (b *buckets) levels() grants.Amounts {
+	return grants.Amounts{Requests: b.requests.level, Tokens: b.tokens.level}
+}
+
+// setLevels replaces the levels.
+func (b *buckets) setLevels(a grants.Amounts, now time.Time) {
+	b.fill(now)
+	if b.requests.limits() {
+		b.requests.level = 0
+		b.requests.put(a.Requests)
+	}
+	if b.tokens.limits() {
+		b.tokens.level = 0
+		b.tokens.put(a.Tokens)
+	}
+}
+
+// add adds to the levels; amounts below zero are debts.
+func (b *buckets) add(a grants.Amounts, now time.Time) {
+	b.fill(now)
+	if b.requests.limits() {
+		b.requests.put(a.Requests)
+	}
+	if b.tokens.limits() {
+		b.tokens.put(a.Tokens)
+	}
+}
+
+// limited is the part of amounts that the buckets limit.
+func (b *buckets) limited(a grants.Amounts) grants.Amounts {
+	if !b.requests.limits() {
+		a.Requests = 0
+	}
+	if !b.tokens.limits() {
+		a.Tokens = 0
+	}
+	return a
+}
+
+// share changes the part of a fleet's buckets that these are.
+func (b *buckets) share(from, to float64, now time.Time) {
+	b.requests.share(from, to, now)
+	b.tokens.share(from, to, now)
+}
+
+// assume makes an assumption of the buckets as they are.
+func (b *buckets) assume(now time.Time) assumption {
+	return assumption{*b, now.Add(max(b.requests.refill(), b.tokens.refill()))}
 }

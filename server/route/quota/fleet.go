@@ -100,8 +100,8 @@ func (l *Limiter) Reports(owner string, tenants []string) []grants.Report {
 	var due []grants.Report
 	for _, t := range list {
 		t.mu.Lock()
-		if t.part != nil && t.part.owner == owner && t.due() {
-			due = append(due, t.report(demand{}, now))
+		if t.part != nil && t.part.owner == owner && t.part.lease.due() {
+			due = append(due, t.part.lease.report(demand{}, t.part.tight(), now))
 		}
 		t.mu.Unlock()
 	}
@@ -113,7 +113,7 @@ func (l *Limiter) Granted(owner, tenant string, g grants.Grant) {
 	if t := l.find(tenant); t != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.answered(owner, g, time.Now())
+		t.part.answered(owner, g, time.Now())
 	}
 }
 
@@ -122,7 +122,7 @@ func (l *Limiter) Failed(owner, tenant string) {
 	if t := l.find(tenant); t != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.unanswered(owner, time.Now())
+		t.part.unanswered(owner, time.Now())
 	}
 }
 
@@ -137,10 +137,10 @@ func (l *Limiter) Lend(from string, r grants.Report) grants.Grant {
 			continue
 		}
 		defer t.mu.Unlock()
-		if t.name != r.Tenant { // there is no room for another account
+		if t.part == nil || t.name != r.Tenant { // there is no room for another account
 			return grants.Grant{Epoch: r.Epoch, Sequence: r.Sequence, Refusal: grants.NotOwner}
 		}
-		return t.lend(from, r, now)
+		return t.part.lend(from, r, now)
 	}
 }
 
@@ -152,7 +152,7 @@ func (l *Limiter) Changed(all bool) []grants.Account {
 		t.mu.Lock()
 		if p := t.part; p != nil && p.owner == "" && (all || p.changed) {
 			p.changed = p.changed && all // those that get the changes get this one later
-			list = append(list, t.account(now))
+			list = append(list, p.statement(now))
 		}
 		t.mu.Unlock()
 	}
@@ -166,7 +166,7 @@ func (l *Limiter) Witness(_ string, list []grants.Account) {
 		t := l.open(list[i].Tenant, now)
 		t.mu.Lock()
 		if t.part != nil && t.part.owner != "" && t.name == list[i].Tenant && t.part.lease.silent.IsZero() {
-			t.witness(list[i], now)
+			t.part.witness(list[i], now)
 		}
 		t.mu.Unlock()
 	}

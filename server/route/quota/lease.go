@@ -20,6 +20,7 @@ const (
 
 // lease is what this router has of an account that another one owns. The account's mu guards it.
 type lease struct {
+	acct            *account
 	epoch, sequence uint64
 	// hand is what requests may take; below zero: what answers took beyond it.
 	hand grants.Amounts
@@ -115,188 +116,78 @@ func (l *lease) idle() bool {
 	return l.asking == nil && l.hand == (grants.Amounts{}) && l.holding == (grants.Holding{}) && l.returned == l.applied && !l.handover
 }
 
-// lacksHere says which part of the lease is too small for a request. mu is held.
-func (t *tenant) lacksHere(d demand) (Cause, bool) {
-	l := &t.part.lease
+// shareOf is a part of a limit, one at least.
+func shareOf(limit int, part float64) int { return max(1, int(float64(limit)*part+epsilon)) }
+
+// lacks says which part of the lease is too small for a request.
+func (l *lease) lacks(d demand) (Cause, bool) {
 	switch {
-	case d.inFlight > 0 && t.limits.inFlight > 0 && t.inFlight+d.inFlight > l.holding.InFlight:
+	case d.inFlight > 0 && l.acct.limits.inFlight > 0 && l.acct.inFlight+d.inFlight > l.holding.InFlight:
 		return CauseInFlight, true
-	case d.reserved > 0 && t.limits.reserved > 0 && t.reserved+d.reserved > l.holding.Reserved:
+	case d.reserved > 0 && l.acct.limits.reserved > 0 && l.acct.reserved+d.reserved > l.holding.Reserved:
 		return CauseReserved, true
-	case d.requests > 0 && t.requests.limits() && l.hand.Requests+epsilon < d.requests:
+	case d.requests > 0 && l.acct.requests.limits() && l.hand.Requests+epsilon < d.requests:
 		return CauseRequests, true
-	case d.tokens > 0 && t.tokens.limits() && l.hand.Tokens+epsilon < d.tokens:
+	case d.tokens > 0 && l.acct.tokens.limits() && l.hand.Tokens+epsilon < d.tokens:
 		return CauseTokens, true
 	}
 	return 0, false
 }
 
-// takeLeased takes what a request needs from the lease. It asks the owner for more where that is too little, and takes this router's
-// share where the owner does not answer. It unlocks mu, which is held, while it waits.
-func (t *tenant) takeLeased(d demand, fleet Fleet, now time.Time) *Refusal {
-	for asks := 0; ; asks++ {
-		p := t.part
-		if p.owner == "" { // it became this router's
-			return t.take(d, fleet, now)
-		}
-		l := &p.lease
-		cause, lacks := t.lacksHere(d)
-		if !lacks {
-			t.takeHere(d, now)
-			return nil
-		}
-		if asks == maxAsks || !t.mayAsk(cause, d, now) {
-			if t.borrow(d, now) {
-				t.takeHere(d, now)
-				return nil
-			}
-			return t.refuse(cause, t.waitHere(cause, d, now), now)
-		}
-		if l.asking != nil {
-			answered := t.await(d, fleet.Patience())
-			now = time.Now()
-			if !answered && p.owner != "" {
-				t.fallSilent(now)
-			}
-			continue
-		}
-		owner, report := p.owner, t.report(d, now)
-		t.mu.Unlock()
-		grant, err := fleet.Ask(owner, report)
-		t.mu.Lock()
-		now = time.Now()
-		if err != nil {
-			t.unanswered(owner, now)
-			continue
-		}
-		t.answered(owner, grant, now)
-		if cause, lacks := t.lacksHere(d); lacks && p.owner == owner {
-			p.lease.refused[cause] = now
-		}
-	}
+// take takes what a request needs from the lease.
+func (l *lease) take(d demand, now time.Time) {
+	l.hand = l.hand.Minus(l.acct.limited(d.amounts()))
+	l.use.note(d, l.acct.inFlight, now)
 }
 
-// await waits until the report that is on its way is answered, or as long as the owner may be silent. It unlocks mu, which is held.
-func (t *tenant) await(d demand, patience time.Duration) (answered bool) {
-	l := &t.part.lease
-	answer := l.asking
-	l.waiting.add(d, 1)
-	t.mu.Unlock()
-	timer := time.NewTimer(patience)
-	select {
-	case <-answer:
-		answered = true
-	case <-timer.C:
-	}
-	timer.Stop()
-	t.mu.Lock()
-	l.waiting.add(d, -1)
-	return answered
-}
-
-// add adds a demand n times.
-func (d *demand) add(o demand, n int) {
-	d.requests += float64(n) * o.requests
-	d.tokens += float64(n) * o.tokens
-	d.inFlight += n * o.inFlight
-	d.reserved += n * o.reserved
-}
-
-// mayAsk reports whether a question makes sense: the owner answers, and was not asked in vain a moment ago.
-func (t *tenant) mayAsk(cause Cause, d demand, now time.Time) bool {
-	l := &t.part.lease
-	if !l.silent.IsZero() {
-		return false
-	}
-	pause := min(max(askAfter, t.waitHere(cause, d, now)), askLatest)
-	if cause == CauseInFlight || cause == CauseReserved {
-		pause = askAfter
-	}
-	return !now.Before(l.refused[cause].Add(pause))
-}
-
-// waitHere is how long a request must wait, by what is known of the account.
-func (t *tenant) waitHere(cause Cause, d demand, now time.Time) time.Duration {
-	t.fill(now)
-	hand := t.part.lease.hand
-	switch cause {
-	case CauseRequests:
-		return t.requests.wait(d.requests - hand.Requests)
-	case CauseTokens:
-		return t.tokens.wait(d.tokens - hand.Tokens)
-	case CauseInFlight, CauseReserved, causes:
-	}
-	return t.nextEnd()
-}
-
-// takeHere takes from the lease.
-func (t *tenant) takeHere(d demand, now time.Time) {
-	l := &t.part.lease
-	if t.requests.limits() {
-		l.hand.Requests -= d.requests
-	}
-	if t.tokens.limits() {
-		l.hand.Tokens -= d.tokens
-	}
-	l.use.note(d, t.inFlight, now)
-}
-
-// borrow takes what a request lacks although the owner does not answer: all together no more than this router's share of the account. It
+// borrow takes what a request lacks although the owner does not answer: all together no more than this router's part of the account. It
 // is a debt that a later report carries.
-func (t *tenant) borrow(d demand, now time.Time) bool {
-	p := t.part
-	l := &p.lease
+func (l *lease) borrow(d demand, part float64, now time.Time) bool {
 	if l.silent.IsZero() {
 		return false
 	}
-	t.fill(now)
-	part := 1 / float64(p.view.Seen())
-	holding := grants.Holding{InFlight: shareOf(t.limits.inFlight, part), Reserved: shareOf(t.limits.reserved, part)}
-	if d.inFlight > 0 && t.limits.inFlight > 0 && t.inFlight+d.inFlight > max(holding.InFlight, l.holding.InFlight) ||
-		d.reserved > 0 && t.limits.reserved > 0 && t.reserved+d.reserved > max(holding.Reserved, l.holding.Reserved) {
+	l.acct.fill(now)
+	holding := grants.Holding{InFlight: shareOf(l.acct.limits.inFlight, part), Reserved: shareOf(l.acct.limits.reserved, part)}
+	if d.inFlight > 0 && l.acct.limits.inFlight > 0 && l.acct.inFlight+d.inFlight > max(holding.InFlight, l.holding.InFlight) ||
+		d.reserved > 0 && l.acct.limits.reserved > 0 && l.acct.reserved+d.reserved > max(holding.Reserved, l.holding.Reserved) {
 		return false
 	}
 	var lacks grants.Amounts
-	if t.requests.limits() && d.requests > 0 {
+	if l.acct.requests.limits() && d.requests > 0 {
 		lacks.Requests = max(0, d.requests-l.hand.Requests)
 	}
-	if t.tokens.limits() && d.tokens > 0 {
+	if l.acct.tokens.limits() && d.tokens > 0 {
 		lacks.Tokens = max(0, d.tokens-l.hand.Tokens)
 	}
-	if free := t.requests.level*part - l.borrowed.Requests; lacks.Requests > 0 && min(lacks.Requests, t.requests.size*part) > free+epsilon {
+	if free := l.acct.requests.level*part - l.borrowed.Requests; lacks.Requests > 0 && min(lacks.Requests, l.acct.requests.size*part) > free+epsilon {
 		return false
 	}
-	if free := t.tokens.level*part - l.borrowed.Tokens; lacks.Tokens > 0 && min(lacks.Tokens, t.tokens.size*part) > free+epsilon {
+	if free := l.acct.tokens.level*part - l.borrowed.Tokens; lacks.Tokens > 0 && min(lacks.Tokens, l.acct.tokens.size*part) > free+epsilon {
 		return false
 	}
 	l.borrowed = l.borrowed.Plus(lacks)
 	l.returned = l.returned.Minus(lacks)
 	l.hand = l.hand.Plus(lacks)
-	if t.limits.inFlight > 0 {
-		l.holding.InFlight = max(l.holding.InFlight, t.inFlight+d.inFlight)
+	if l.acct.limits.inFlight > 0 {
+		l.holding.InFlight = max(l.holding.InFlight, l.acct.inFlight+d.inFlight)
 	}
-	if t.limits.reserved > 0 {
-		l.holding.Reserved = max(l.holding.Reserved, t.reserved+d.reserved)
+	if l.acct.limits.reserved > 0 {
+		l.holding.Reserved = max(l.holding.Reserved, l.acct.reserved+d.reserved)
 	}
-	t.counted.alone++
 	return true
 }
 
-// shareOf is a part of a limit, one at least.
-func shareOf(limit int, part float64) int { return max(1, int(float64(limit)*part+epsilon)) }
-
 // report makes the report of this router's part to the owner, with the need of a request that waits; the zero value is none. It
-// returns what is not needed. mu is held.
-func (t *tenant) report(d demand, now time.Time) grants.Report {
-	l := &t.part.lease
-	l.use.measure(t.inFlight, now)
+// returns what is not needed.
+func (l *lease) report(d demand, tight bool, now time.Time) grants.Report {
+	l.use.measure(l.acct.inFlight, now)
 	l.asking = make(chan struct{})
 	soon := l.use.soon()
-	if d.inFlight > 0 && t.tokens.limits() {
+	if d.inFlight > 0 && l.acct.tokens.limits() {
 		soon.Tokens = max(soon.Tokens, l.use.each) // its booking follows
 	}
-	need := grants.Amounts{Requests: d.requests, Tokens: d.tokens}
-	waiting := grants.Amounts{Requests: l.waiting.requests, Tokens: l.waiting.tokens}
+	need := d.amounts()
+	waiting := l.waiting.amounts()
 	wanted := need.Plus(waiting)
 	spare := l.hand.Minus(wanted).Minus(soon).Minus(soon).Over()
 	debt := grants.Amounts{Requests: min(0, l.hand.Requests), Tokens: min(0, l.hand.Tokens)}
@@ -305,25 +196,24 @@ func (t *tenant) report(d demand, now time.Time) grants.Report {
 	l.sequence++
 	l.sent = l.returned
 	r := grants.Report{
-		Tenant: t.name, Epoch: l.epoch, Sequence: l.sequence, Returned: l.returned,
+		Tenant: l.acct.name, Epoch: l.epoch, Sequence: l.sequence, Returned: l.returned,
 		Need: need.Minus(l.hand).Over(), Waiting: waiting, More: wanted.Plus(soon).Minus(l.hand).Over().Minus(wanted.Minus(l.hand).Over()),
 		Handover: l.handover,
 	}
 	if l.handover {
 		r.Assumed, r.Part = l.assumed.at(now), l.part
 	}
-	t.reportHolding(&r, d)
+	l.reportHolding(&r, d, tight)
 	return r
 }
 
 // reportHolding keeps what is in flight, and what lately was unless others may lack it.
-func (t *tenant) reportHolding(r *grants.Report, d demand) {
-	l := &t.part.lease
+func (l *lease) reportHolding(r *grants.Report, d demand, tight bool) {
 	kept := grants.Holding{}
-	if t.limits.inFlight > 0 {
-		kept.InFlight = t.inFlight
-		want := t.inFlight + d.inFlight + l.waiting.inFlight
-		if !t.tight() {
+	if l.acct.limits.inFlight > 0 {
+		kept.InFlight = l.acct.inFlight
+		want := l.acct.inFlight + d.inFlight + l.waiting.inFlight
+		if !tight {
 			kept.InFlight = max(kept.InFlight, min(l.holding.InFlight, l.use.peak))
 			r.MoreHolding.InFlight = max(0, l.use.peak+l.use.peak/4+1-max(want, kept.InFlight))
 		}
@@ -332,82 +222,21 @@ func (t *tenant) reportHolding(r *grants.Report, d demand) {
 			r.MoreHolding.InFlight = 0
 		}
 	}
-	if t.limits.reserved > 0 {
-		kept.Reserved = t.reserved
+	if l.acct.limits.reserved > 0 {
+		kept.Reserved = l.acct.reserved
 		r.NeedHolding.Reserved = d.reserved
 	}
 	l.holding, r.Holding = kept, kept
 }
 
-// tight reports whether what this router keeps in flight without need may be what another one lacks. mu is held.
-func (t *tenant) tight() bool {
-	limit := t.most(t.limits.inFlight)
-	return limit > 0 && (limit < 8*t.part.view.Members() || 4*t.holdings().InFlight >= 3*limit)
-}
-
-// freed returns the owner to report to at once, because a request has ended and others may wait for its place. mu is held.
-func (t *tenant) freed() string {
-	p := t.part
-	if p == nil {
-		return ""
-	}
-	if p.owner == "" {
-		p.changed = true
-		return ""
-	}
-	l := &p.lease
-	soon := l.use.soon()
-	switch {
-	case t.limits.inFlight > 0 && t.inFlight < l.holding.InFlight && t.tight(),
-		t.limits.reserved > 0 && t.reserved < l.holding.Reserved,
-		t.tokens.limits() && t.tokens.level < t.tokens.size/2 && l.hand.Tokens > 2*soon.Tokens+epsilon,
-		l.hand.Tokens < 0:
-		return p.owner
-	}
-	return ""
-}
-
-// answered takes the owner's answer. mu is held.
-func (t *tenant) answered(owner string, g grants.Grant, now time.Time) {
-	p := t.part
-	l := &p.lease
-	if p.owner != owner || g.Epoch != l.epoch || g.Sequence != l.sequence {
-		return // of another relation, or late
-	}
-	l.stop()
-	switch g.Refusal {
-	case grants.NotOwner:
-		t.fallSilent(now)
-		return
-	case grants.UnknownEpoch:
-		l.restart()
-		return
-	case grants.Answered:
-	}
-	l.hand = l.hand.Plus(g.Granted.Minus(l.granted))
-	l.granted, l.applied = g.Granted, l.sent
-	l.holding = g.Holding
-	l.handover, l.silent, l.borrowed = false, time.Time{}, grants.Amounts{}
-	t.witness(g.Account, now)
-}
-
-// unanswered notes that the owner did not answer. mu is held.
-func (t *tenant) unanswered(owner string, now time.Time) {
-	if t.part.owner != owner {
-		return
-	}
-	t.part.lease.stop()
-	t.fallSilent(now)
-}
-
-func (t *tenant) fallSilent(now time.Time) {
-	if l := &t.part.lease; l.silent.IsZero() {
+// fallSilent notes that the owner does not answer.
+func (l *lease) fallSilent(now time.Time) {
+	if l.silent.IsZero() {
 		l.silent = now
 	}
 }
 
-// due reports whether the owner should hear of the lease now. mu is held.
-func (t *tenant) due() bool {
-	l := &t.part.lease
-	return l.asking == nil && (!l.idle() || t.inFlight > 0 || !l.silent.IsZero())
+// due reports whether the owner should hear of the lease now.
+func (l *lease) due() bool {
+	return l.asking == nil && (!l.idle() || l.acct.inFlight > 0 || !l.silent.IsZero())
 }

@@ -9,11 +9,10 @@ import (
 // forgetLent is the age of the last report from which a router holds nothing: those that hold anything report four times a second.
 const forgetLent = time.Minute
 
-// lend answers the report of another router, to which this one owns the account. mu is held.
-func (t *tenant) lend(from string, r grants.Report, now time.Time) grants.Grant {
-	p := t.part
+// lend answers the report of another router, to which this one owns the account.
+func (p *part) lend(from string, r grants.Report, now time.Time) grants.Grant {
 	out := grants.Grant{Epoch: r.Epoch, Sequence: r.Sequence}
-	if p == nil || p.owner != "" || !p.view.Reaches(from) {
+	if p.owner != "" || !p.view.Reaches(from) {
 		out.Refusal = grants.NotOwner
 		return out
 	}
@@ -36,13 +35,13 @@ func (t *tenant) lend(from string, r grants.Report, now time.Time) grants.Grant 
 			returned = returned.Minus(p.known(from, &r, now))
 		}
 		l.returned = r.Returned
-		t.add(returned, now)
+		p.acct.add(returned, now)
 		l.holding = r.Holding
-		l.granted = l.granted.Plus(t.grant(r))
-		l.holding = l.holding.Plus(t.grantHolding(r))
+		l.granted = l.granted.Plus(p.grant(r))
+		l.holding = l.holding.Plus(p.grantHolding(r))
 		p.forget(now)
 	}
-	out.Granted, out.Holding, out.Account = l.granted, l.holding, t.account(now)
+	out.Granted, out.Holding, out.Account = l.granted, l.holding, p.statement(now)
 	out.Account.Tenant = ""
 	return out
 }
@@ -52,10 +51,9 @@ func (t *tenant) lend(from string, r grants.Report, now time.Time) grants.Grant 
 func (p *part) known(from string, r *grants.Report, now time.Time) grants.Amounts {
 	e := &p.expects
 	if e.from == from && !now.After(e.until) {
-		e.requests.fill(now)
-		e.tokens.fill(now)
+		e.fill(now)
 		e.from = ""
-		return grants.Amounts{Requests: e.requests.level, Tokens: e.tokens.level}
+		return e.levels()
 	}
 	assumed := r.Assumed
 	if assumed == (grants.Amounts{}) {
@@ -67,11 +65,11 @@ func (p *part) known(from string, r *grants.Report, now time.Time) grants.Amount
 }
 
 // grant takes from the account what a report asks for.
-func (t *tenant) grant(r grants.Report) grants.Amounts {
-	n := float64(2 * t.part.view.Members())
+func (p *part) grant(r grants.Report) grants.Amounts {
+	n := float64(2 * p.view.Members())
 	return grants.Amounts{
-		Requests: lendFrom(&t.requests, r.Need.Requests, r.Waiting.Requests, r.More.Requests, n),
-		Tokens:   lendFrom(&t.tokens, r.Need.Tokens, r.Waiting.Tokens, r.More.Tokens, n),
+		Requests: lendFrom(&p.acct.requests, r.Need.Requests, r.Waiting.Requests, r.More.Requests, n),
+		Tokens:   lendFrom(&p.acct.tokens, r.Need.Tokens, r.Waiting.Tokens, r.More.Tokens, n),
 	}
 }
 
@@ -95,18 +93,18 @@ func lendFrom(b *bucket, need, waiting, more, n float64) float64 {
 }
 
 // grantHolding is what of a report's further holding is free.
-func (t *tenant) grantHolding(r grants.Report) grants.Holding {
-	all, n := t.holdings(), 2*t.part.view.Members()
+func (p *part) grantHolding(r grants.Report) grants.Holding {
+	all, n := p.holdings(), 2*p.view.Members()
 	var got grants.Holding
 	need, more := r.NeedHolding, r.MoreHolding
-	if limit := t.most(t.limits.inFlight); limit > 0 {
+	if limit := p.most(p.acct.limits.inFlight); limit > 0 {
 		free := max(0, limit-all.InFlight)
 		got.InFlight = min(need.InFlight, free)
 		got.InFlight += min(more.InFlight, (free-got.InFlight)/n)
 	} else {
 		got.InFlight = need.InFlight + more.InFlight
 	}
-	limit := t.most(t.limits.reserved)
+	limit := p.most(p.acct.limits.reserved)
 	if limit <= 0 || all.Reserved == 0 || all.Reserved+need.Reserved <= limit {
 		got.Reserved = need.Reserved
 	}

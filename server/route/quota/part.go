@@ -14,6 +14,7 @@ const handoverTime = 2 * time.Second
 // part is a router's part in an account that a fleet shares. The account's buckets are the fleet's: the owner's are the account, those of
 // the other routers are what they know of it. Its methods are called with the account's mu held.
 type part struct {
+	acct  *account
 	view  *grants.View
 	owner string // empty: this router
 
@@ -40,8 +41,8 @@ type lent struct {
 // assumption is what an account began with, filled up since, because this router did not have it from a former owner: it did not know
 // one, or did not reach it. It is of no interest any more once an empty account would have filled up.
 type assumption struct {
-	requests, tokens bucket
-	until            time.Time
+	buckets
+	until time.Time
 }
 
 // division remembers by how much an account was divided, until the parts are together again.
@@ -68,78 +69,49 @@ func (d *division) at(now time.Time) float64 {
 	return d.share
 }
 
-// assume makes an assumption of the account as it is. mu is held.
-func (t *tenant) assume(now time.Time) assumption {
-	return assumption{t.requests, t.tokens, now.Add(max(t.requests.refill(), t.tokens.refill()))}
-}
-
 // at is the assumption at a time.
 func (a *assumption) at(now time.Time) grants.Amounts {
 	if now.After(a.until) {
 		return grants.Amounts{}
 	}
-	a.requests.fill(now)
-	a.tokens.fill(now)
-	return grants.Amounts{Requests: a.requests.level, Tokens: a.tokens.level}
+	a.fill(now)
+	return a.levels()
 }
 
 // expected is the account of a former owner, of which this router has begun with what it knew.
 type expected struct {
-	from             string // empty: none
-	requests, tokens bucket
-	until            time.Time
+	from string // empty: none
+	buckets
+	until time.Time
 }
 
-// share is the part of the limits that the routers have which share the account. mu is held.
-func (t *tenant) share() float64 {
-	if t.part == nil {
-		return 1
-	}
-	return t.part.view.Share()
-}
-
-// most is this part of a limit of what is in flight: at least one. mu is held.
-func (t *tenant) most(limit int) int {
-	if t.part == nil || limit <= 0 {
+// most is this part of a limit of what is in flight: at least one.
+func (p *part) most(limit int) int {
+	if limit <= 0 {
 		return limit
 	}
-	return max(1, int(float64(limit)*t.part.view.ShareNow()+epsilon))
+	return max(1, int(float64(limit)*p.view.ShareNow()+epsilon))
 }
 
-// holdings is what all routers have in flight, as far as this one knows. mu is held.
-func (t *tenant) holdings() grants.Holding {
-	all := grants.Holding{InFlight: t.inFlight, Reserved: t.reserved}
-	p := t.part
-	switch {
-	case p == nil:
-	case p.owner == "":
+// holdings is what all routers have in flight, as far as this one knows.
+func (p *part) holdings() grants.Holding {
+	all := p.acct.own()
+	if p.owner == "" {
 		for _, l := range p.lent {
 			all = all.Plus(l.holding)
 		}
-	default:
-		for _, h := range p.seen {
-			if h.ID != p.view.Self() {
-				all = all.Plus(h.Holding)
-			}
+		return all
+	}
+	for _, h := range p.seen {
+		if h.ID != p.view.Self() {
+			all = all.Plus(h.Holding)
 		}
 	}
 	return all
 }
 
-// inHand is what this router may take of the account without a question. mu is held.
-func (t *tenant) inHand() grants.Amounts {
-	if t.part == nil || t.part.owner == "" {
-		return grants.Amounts{}
-	}
-	return t.part.lease.hand
-}
-
-// idle reports whether no other router's part depends on this one. mu is held.
-func (t *tenant) idle() bool {
-	p := t.part
-	if p == nil {
-		return true
-	}
+// idle reports whether no other router's part depends on this one.
+func (p *part) idle() bool {
 	if p.owner != "" {
 		return p.lease.idle()
 	}
@@ -151,102 +123,37 @@ func (t *tenant) idle() bool {
 	return true
 }
 
-// levels are both buckets' as amounts.
-func (t *tenant) levels() grants.Amounts {
-	return grants.Amounts{Requests: t.requests.level, Tokens: t.tokens.level}
-}
-
-// setLevels replaces the levels.
-func (t *tenant) setLevels(a grants.Amounts, now time.Time) {
-	t.fill(now)
-	if t.requests.limits() {
-		t.requests.level = 0
-		t.requests.put(a.Requests)
-	}
-	if t.tokens.limits() {
-		t.tokens.level = 0
-		t.tokens.put(a.Tokens)
-	}
-}
-
-// add adds to the levels; amounts below zero are debts.
-func (t *tenant) add(a grants.Amounts, now time.Time) {
-	t.fill(now)
-	if t.requests.limits() {
-		t.requests.put(a.Requests)
-	}
-	if t.tokens.limits() {
-		t.tokens.put(a.Tokens)
-	}
-}
-
-// place puts the account where the view says: it becomes this router's, or another one's, or stays. mu is held. It reports whether
-// it has another owner than before.
-func (t *tenant) place(v *grants.View, now time.Time) bool {
-	before := t.share()
-	p := t.part
-	isNew := p == nil
-	if isNew {
-		p = &part{}
-		t.part = p
-	}
-	former := p.owner
-	p.view, p.owner = v, v.Owner(t.name)
-	if p.owner == v.Self() {
-		p.owner = ""
-	}
-	t.requests.share(before, v.Share(), now)
-	t.tokens.share(before, v.Share(), now)
-	p.division.note(before, v.Share(), now)
-	maps.DeleteFunc(p.lent, func(id string, _ *lent) bool { return !v.Reaches(id) })
-	switch {
-	case isNew:
-		p.assumed = t.assume(now)
-		p.lease.begin()
-		return false
-	case p.owner == former:
-		return false
-	case former == "":
-		p.handOver(t, now)
-	case p.owner == "":
-		p.takeOver(t, former, now)
-	default:
-		p.lease.restart()
-	}
-	return true
-}
-
 // handOver makes a lease of what was this router's account. The whole level goes to the new owner.
-func (p *part) handOver(t *tenant, now time.Time) {
-	t.fill(now)
+func (p *part) handOver(now time.Time) {
+	p.acct.fill(now)
 	l := &p.lease
-	*l = lease{handover: true, assumed: p.assumed, part: p.division.at(now), holding: grants.Holding{InFlight: t.inFlight, Reserved: t.reserved}, waiting: l.waiting, use: l.use}
+	*l = lease{acct: p.acct, handover: true, assumed: p.assumed, part: p.division.at(now), holding: p.acct.own(), waiting: l.waiting, use: l.use}
 	l.begin()
-	l.returned = t.levels()
-	p.seen = p.holders(t)
+	l.returned = p.acct.levels()
+	p.seen = p.holders()
 	p.lent, p.expects, p.assumed = nil, expected{}, assumption{}
 }
 
 // takeOver makes the account this router's: what it knows of it, with what it had in hand and had not reported. A former owner that
 // is still reached hands over its own; that replaces what this router knew.
-func (p *part) takeOver(t *tenant, former string, now time.Time) {
+func (p *part) takeOver(former string, now time.Time) {
 	l := &p.lease
 	p.assumed = l.assumed
 	if l.handover { // what it knows is its own account, which no owner has received
-		t.setLevels(grants.Amounts{}, now)
+		p.acct.setLevels(grants.Amounts{}, now)
 	}
-	t.fill(now)
+	p.acct.fill(now)
 	p.expects = expected{}
 	switch {
 	case l.handover:
 	case p.view.Reaches(former):
-		p.expects = expected{from: former, requests: t.requests, tokens: t.tokens, until: now.Add(handoverTime)}
+		p.expects = expected{from: former, buckets: p.acct.buckets, until: now.Add(handoverTime)}
 	case p.view.Share() == 1: // the former owner may live, with the same account; it is divided later
-		p.assumed = t.assume(now)
+		p.assumed = p.acct.assume(now)
 	}
-	t.add(l.hand.Plus(l.returned).Minus(l.applied), now)
+	p.acct.add(l.hand.Plus(l.returned).Minus(l.applied), now)
 	l.stop()
-	*l = lease{waiting: l.waiting, use: l.use}
+	*l = lease{acct: p.acct, waiting: l.waiting, use: l.use}
 	l.begin()
 	p.lent = map[string]*lent{}
 	for _, h := range p.seen {
@@ -258,9 +165,9 @@ func (p *part) takeOver(t *tenant, former string, now time.Time) {
 }
 
 // holders lists the routers with something in flight.
-func (p *part) holders(t *tenant) []grants.Holder {
+func (p *part) holders() []grants.Holder {
 	var list []grants.Holder
-	if own := (grants.Holding{InFlight: t.inFlight, Reserved: t.reserved}); own != (grants.Holding{}) {
+	if own := p.acct.own(); own != (grants.Holding{}) {
 		list = append(list, grants.Holder{ID: p.view.Self(), Holding: own})
 	}
 	for _, id := range slices.Sorted(maps.Keys(p.lent)) {
@@ -271,17 +178,17 @@ func (p *part) holders(t *tenant) []grants.Holder {
 	return list
 }
 
-// account is the state that other routers see.
-func (t *tenant) account(now time.Time) grants.Account {
-	t.fill(now)
-	return grants.Account{Tenant: t.name, Level: t.levels(), Holders: t.part.holders(t), RequestTime: t.took}
+// statement is the state of the account that other routers see.
+func (p *part) statement(now time.Time) grants.Account {
+	p.acct.fill(now)
+	return grants.Account{Tenant: p.acct.name, Level: p.acct.levels(), Holders: p.holders(), RequestTime: p.acct.took}
 }
 
 // witness stores what the owner says of the account.
-func (t *tenant) witness(a grants.Account, now time.Time) {
-	t.setLevels(a.Level, now)
-	t.part.seen = a.Holders
+func (p *part) witness(a grants.Account, now time.Time) {
+	p.acct.setLevels(a.Level, now)
+	p.seen = a.Holders
 	if a.RequestTime > 0 {
-		t.took = min(a.RequestTime, longest.Seconds())
+		p.acct.took = min(a.RequestTime, longest.Seconds())
 	}
 }

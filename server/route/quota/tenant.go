@@ -1,9 +1,12 @@
 package quota
 
 import (
+	"maps"
 	"math"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/peers/grants"
 )
 
 const (
@@ -22,21 +25,15 @@ const (
 
 // tenant is the account of one tenant: all of it, or this router's part of it in a fleet.
 type tenant struct {
-	name  string
 	label string // in metrics
 
-	mu       sync.Mutex
-	limits   limits // the fleet's
-	requests bucket
-	tokens   bucket
-	inFlight int     // of this router
-	reserved int     // of this router
-	refunds  float64 // tokens that claims may release
-	output   float64 // mean of the answers' tokens
-	took     float64 // mean of the requests' times, in seconds
-	counted  counts
-	closed   bool  // forgotten: callers that still have it must look it up again
-	part     *part // nil: the router is alone
+	mu sync.Mutex // guards the rest
+	account
+	refunds float64 // tokens that claims may release
+	output  float64 // mean of the answers' tokens
+	counted counts
+	closed  bool  // forgotten: callers that still have it must look it up again
+	part    *part // nil: the router is alone
 }
 
 // counts are what metrics show of a tenant.
@@ -51,7 +48,7 @@ type counts struct {
 }
 
 func newTenant(name, label string, l limits, now time.Time) *tenant {
-	t := &tenant{name: name, label: label, output: firstOutput, took: firstTime.Seconds()}
+	t := &tenant{label: label, account: account{name: name, took: firstTime.Seconds()}, output: firstOutput}
 	t.limit(l, now)
 	return t
 }
@@ -64,18 +61,6 @@ func (t *tenant) limit(l limits, now time.Time) {
 	t.requests.resize(l.rate*share, float64(l.burst)*share, now)
 	t.tokens.resize(l.tokens*share, l.tokenBurst*share, now)
 	t.limits = l
-}
-
-// fill brings both buckets up to date. mu is held.
-func (t *tenant) fill(now time.Time) {
-	t.requests.fill(now)
-	t.tokens.fill(now)
-}
-
-// demand is what a request needs before it continues.
-type demand struct {
-	requests, tokens   float64
-	inFlight, reserved int
 }
 
 // admit returns false if the account was closed since it was looked up.
@@ -138,12 +123,9 @@ func (t *tenant) take(d demand, fleet Fleet, now time.Time) *Refusal {
 	if cause, wait, lacks := t.lacks(d, now); lacks {
 		return t.refuse(cause, wait, now)
 	}
-	if t.requests.limits() {
-		t.requests.level -= d.requests
-	}
-	if t.tokens.limits() {
-		t.tokens.level -= d.tokens
-	}
+	took := t.limited(d.amounts())
+	t.requests.level -= took.Requests
+	t.tokens.level -= took.Tokens
 	return nil
 }
 
@@ -152,10 +134,10 @@ func (t *tenant) lacks(d demand, now time.Time) (Cause, time.Duration, bool) {
 	t.fill(now)
 	all := t.holdings()
 	if limit := t.most(t.limits.inFlight); d.inFlight > 0 && limit > 0 && all.InFlight+d.inFlight > limit {
-		return CauseInFlight, t.nextEnd(), true
+		return CauseInFlight, t.nextEnd(all.InFlight), true
 	}
 	if limit := t.most(t.limits.reserved); d.reserved > 0 && limit > 0 && all.Reserved > 0 && all.Reserved+d.reserved > limit {
-		return CauseReserved, t.nextEnd(), true
+		return CauseReserved, t.nextEnd(all.InFlight), true
 	}
 	if wait := t.requests.wait(d.requests); d.requests > 0 && wait > 0 {
 		return CauseRequests, wait, true
@@ -193,7 +175,10 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) (hurry string) {
 	if u.Charge == ChargeUsage && u.Output > 0 {
 		t.output += (float64(u.Output) - t.output) / memory
 	}
-	return t.freed()
+	if t.part == nil {
+		return ""
+	}
+	return t.part.freed()
 }
 
 // put returns tokens to the account, or takes those that were not booked. mu is held.
@@ -218,11 +203,6 @@ func (t *tenant) claim(booked, claimed float64) float64 {
 	return booked - refund
 }
 
-// nextEnd is when one of the requests in flight is expected to end. mu is held.
-func (t *tenant) nextEnd() time.Duration {
-	return seconds(t.took / float64(max(1, t.holdings().InFlight)))
-}
-
 // refuse counts a refusal. mu is held.
 func (t *tenant) refuse(cause Cause, wait time.Duration, now time.Time) *Refusal {
 	t.counted.refused[cause]++
@@ -233,7 +213,10 @@ func (t *tenant) refuse(cause Cause, wait time.Duration, now time.Time) *Refusal
 func (t *tenant) state(now time.Time) State {
 	var s State
 	t.fill(now)
-	here := t.inHand()
+	var here grants.Amounts // to take without a question
+	if t.part != nil && t.part.owner != "" {
+		here = t.part.lease.hand
+	}
 	if t.requests.limits() {
 		left := min(t.requests.level+here.Requests, t.requests.size)
 		s.Requests = t.limits.burst
@@ -254,10 +237,69 @@ func (t *tenant) close(now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.fill(now)
-	t.closed = t.inFlight == 0 && t.requests.level >= t.requests.size && t.tokens.level >= t.tokens.size && t.idle()
+	t.closed = t.inFlight == 0 && t.full() && (t.part == nil || t.part.idle())
 	return t.closed
 }
 
 func seconds(s float64) time.Duration {
 	return time.Duration(min(max(s, 0), longest.Seconds()*24) * float64(time.Second))
+}
+
+// share is the part of the limits that the routers have which share the account. mu is held.
+func (t *tenant) share() float64 {
+	if t.part == nil {
+		return 1
+	}
+	return t.part.view.Share()
+}
+
+// most is this part of a limit of what is in flight: at least one. mu is held.
+func (t *tenant) most(limit int) int {
+	if t.part == nil {
+		return limit
+	}
+	return t.part.most(limit)
+}
+
+// holdings is what all routers have in flight, as far as this one knows. mu is held.
+func (t *tenant) holdings() grants.Holding {
+	if t.part == nil {
+		return t.own()
+	}
+	return t.part.holdings()
+}
+
+// place puts the account where the view says: it becomes this router's, or another one's, or stays. mu is held. It reports whether
+// it has another owner than before.
+func (t *tenant) place(v *grants.View, now time.Time) bool {
+	before := t.share()
+	p := t.part
+	isNew := p == nil
+	if isNew {
+		p = &part{acct: &t.account, lease: lease{acct: &t.account}}
+		t.part = p
+	}
+	former := p.owner
+	p.view, p.owner = v, v.Owner(t.name)
+	if p.owner == v.Self() {
+		p.owner = ""
+	}
+	t.buckets.share(before, v.Share(), now)
+	p.division.note(before, v.Share(), now)
+	maps.DeleteFunc(p.lent, func(id string, _ *lent) bool { return !v.Reaches(id) })
+	switch {
+	case isNew:
+		p.assumed = t.assume(now)
+		p.lease.begin()
+		return false
+	case p.owner == former:
+		return false
+	case former == "":
+		p.handOver(now)
+	case p.owner == "":
+		p.takeOver(former, now)
+	default:
+		p.lease.restart()
+	}
+	return true
 }

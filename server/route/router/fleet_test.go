@@ -271,19 +271,28 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 
 // wired has the parts of a router know the ranks that a registry finds.
 func wired(t testing.TB, book *load.Book, index *kvindex.Index, c *chooser.Chooser) registry.Params {
-	return registry.Params{
-		OnRankAdded: func(slot replica.Slot, r *replica.Replica, rank int) {
-			book.AddRank(slot)
-			c.AddRank(slot, r, rank)
-			if err := index.AddRank(slot, kvindex.RankInfo{BlockSize: 16, Capacity: 1000}); err != nil {
-				t.Error(err)
-			}
-			index.SetState(slot, kvblock.FeedNone)
-		},
-		OnRankRemoved: func(replica.Slot) {}, OnRestarted: func(*replica.Replica, time.Time) {},
-		OnChanged: func(*registry.Snapshot) { c.Changed() },
-	}
+	return registry.Params{Observer: &wiring{t, book, index, c}}
 }
+
+type wiring struct {
+	t       testing.TB
+	book    *load.Book
+	index   *kvindex.Index
+	chooser *chooser.Chooser
+}
+
+func (w *wiring) RankAdded(slot replica.Slot, r *replica.Replica, rank int) {
+	w.book.AddRank(slot)
+	w.chooser.AddRank(slot, r, rank)
+	if err := w.index.AddRank(slot, kvindex.RankInfo{BlockSize: 16, Capacity: 1000}); err != nil {
+		w.t.Error(err)
+	}
+	w.index.SetState(slot, kvblock.FeedNone)
+}
+
+func (*wiring) RankRemoved(replica.Slot)                     {}
+func (*wiring) ReplicaRestarted(*replica.Replica, time.Time) {}
+func (w *wiring) FleetChanged(*registry.Snapshot)            { w.chooser.Changed() }
 
 // running starts what runs beside a router; stop ends it.
 func running(t testing.TB, p router.Params) (stop func()) {

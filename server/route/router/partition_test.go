@@ -197,7 +197,7 @@ type partitioned struct {
 }
 
 // startPartitioned makes a router before n remotes; it runs in a bubble until stop is called.
-func startPartitioned(t *testing.T, n int, transport string, bounds retry.Config) (p *partitioned, stop func()) {
+func startPartitioned(t *testing.T, n int, bounds retry.Config) (p *partitioned, stop func()) {
 	t.Helper()
 	p = &partitioned{t: t, network: &network{remotes: map[string]*remote{}}}
 	rc := registry.DefaultConfig()
@@ -208,7 +208,7 @@ func startPartitioned(t *testing.T, n int, transport string, bounds retry.Config
 		rc.Replicas = append(rc.Replicas, registry.Spec{ID: replica.ID(r.name), URL: "http://" + r.name + ":8000", BlockSize: 16, Blocks: 1000})
 	}
 	uc, tc := upstream.DefaultConfig(), tokenizer.DefaultConfig()
-	uc.Transport, uc.Retry, uc.ResponseHeaderTimeout, uc.StallTimeout = transport, bounds, 10*time.Second, 10*time.Second
+	uc.Retry, uc.ResponseHeaderTimeout, uc.StallTimeout = bounds, 10*time.Second, 10*time.Second
 	tc.Enabled = false
 	p.breaker = breaker.New(uc.Breaker, nil)
 	params := router.Params{
@@ -328,26 +328,24 @@ func (p *partitioned) closes() {
 // Five of six replicas fail in every way that a network and an engine can, each for a while, and come back. No
 // request is lost before its first byte, no booking is left, and every replica serves again afterwards.
 func TestAPartitionLosesNothingThatHadNotBegun(t *testing.T) {
-	for _, transport := range []string{upstream.TransportLean, upstream.TransportStd} {
-		for seed := range uint64(2) {
-			if testing.Short() && seed > 0 {
-				break
-			}
-			t.Run(fmt.Sprintf("%s %d", transport, seed), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					p, stop := startPartitioned(t, 6, transport, retry.Config{Attempts: 12, Ratio: 1, MinPerSecond: 10_000})
-					defer stop()
-					p.underFaults(seed, 40*time.Second, 0)
-				})
-			})
+	for seed := range uint64(2) {
+		if testing.Short() && seed > 0 {
+			break
 		}
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, stop := startPartitioned(t, 6, retry.Config{Attempts: 12, Ratio: 1, MinPerSecond: 10_000})
+				defer stop()
+				p.underFaults(seed, 40*time.Second, 0)
+			})
+		})
 	}
 }
 
 // With the usual budget some requests may be lost, and the rest of the promises hold.
 func TestAPartitionWithTheUsualBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, stop := startPartitioned(t, 6, upstream.TransportLean, upstream.DefaultConfig().Retry)
+		p, stop := startPartitioned(t, 6, upstream.DefaultConfig().Retry)
 		defer stop()
 		p.underFaults(7, 40*time.Second, 0.02)
 	})

@@ -53,7 +53,7 @@ func (k *known) answer(m *model) Answer {
 
 // Answered notes that a rank completed the only answer to the encoded prompt, of so many tokens: the next turn's
 // prompt will find it there.
-func (p *Pool) Answered(pool string, enc *Encoding, slot replica.Slot, tokens int) {
+func (g *guard) Answered(pool string, enc *Encoding, slot replica.Slot, tokens int) {
 	if enc == nil || enc.names == nil || tokens <= 0 || slot == replica.NoSlot {
 		return
 	}
@@ -62,7 +62,7 @@ func (p *Pool) Answered(pool string, enc *Encoding, slot replica.Slot, tokens in
 		if enc.later == nil {
 			return
 		}
-		e := p.lookup(enc.whole, p.model(pool))
+		e := g.mem.lookup(enc.whole, g.models.of(pool))
 		if e == nil {
 			return
 		}
@@ -72,9 +72,9 @@ func (p *Pool) Answered(pool string, enc *Encoding, slot replica.Slot, tokens in
 }
 
 // Repeated notes how many tokens of the whole prompt the rank that gave the answer in it was found to hold, once that is known.
-func (p *Pool) Repeated(pool string, enc *Encoding, held int) {
+func (g *guard) Repeated(pool string, enc *Encoding, held int) {
 	a := &enc.Answer
-	m := p.model(pool)
+	m := g.models.of(pool)
 	if packed := enc.names.answered.Load(); a.Known > 0 && packed != 0 {
 		answer := int(uint32(packed))
 		m.learned.answers.observe(held-enc.names.length >= answer/2)

@@ -94,44 +94,6 @@ type known struct {
 	delta bool
 }
 
-// conversational reports whether what is known of the beginning may stand for it.
-func (p *Pool) conversational(pr *prompt.Prompt) bool {
-	return p.cfg.Conversations && p.cfg.CacheBytes > 0 && pr.Kind == prompt.KindChat && len(pr.Messages) > 1 &&
-		!pr.HasMedia && pr.Truncate == 0 && string(pr.Field("continue_final_message")) != "true"
-}
-
-// recall finds the longest known beginning of the prompt, or nil.
-func (p *Pool) recall(pr *prompt.Prompt, ks keys, m *model) *known {
-	n := len(ks.upTo)
-	for i := n - 2; i >= max(0, n-maxProbes); i-- {
-		key := p.keyer.exactOf(ks.upTo[i], prompt.KindChat)
-		e := p.lookup(key, m)
-		if e == nil {
-			continue
-		}
-		k := &known{entry: e, key: key, count: i + 1, steps: p.steps(pr, i+1)}
-		k.stable, k.delta = m.learned.judge(e, k.steps)
-		return k
-	}
-	return p.recallRoot(pr, ks, m)
-}
-
-// lookup gets an entry that is still believed.
-func (p *Pool) lookup(key cache.Key, m *model) *entry {
-	e := p.cache.Get(key)
-	if e == nil || !e.derived {
-		return e
-	}
-	m.learned.mu.Lock()
-	current := e.epoch == m.learned.epoch
-	m.learned.mu.Unlock()
-	if !current {
-		p.cache.Delete(key)
-		return nil
-	}
-	return e
-}
-
 // judge says how many ids of e are sure to begin a prompt that extends it by steps.
 func (l *learned) judge(e *entry, steps []step) (stable int, delta bool) {
 	l.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
 // errNoDelta says that a prompt cannot be joined from a known beginning and a delta.
@@ -54,18 +53,18 @@ func excerpt(pr *prompt.Prompt, messages [][]byte) *prompt.Prompt {
 // delta asks a replica for the new messages only, behind stand-ins for the known ones, and
 // joins the answer to the known ids. The join is at a place that both share: the end of the
 // known ids equals the end of the stand-ins' ids, and the answer keeps at least its first token.
-func (p *Pool) delta(ctx context.Context, req Request, m *model, k *known) (*entry, error) {
+func (c *completer) delta(ctx context.Context, req Request, m *model, k *known) (*entry, error) {
 	pr := req.Prompt
 	stand := anchor(pr.Messages[:k.count])
 	if stand == nil {
 		return nil, errNoDelta
 	}
-	front, err := p.anchorIDs(ctx, req, m, excerpt(pr, stand))
+	front, err := c.anchorIDs(ctx, req, m, excerpt(pr, stand))
 	if err != nil {
 		return nil, err
 	}
 	added := excerpt(pr, append(slices.Clip(stand), pr.Messages[k.count:]...))
-	a, err := p.ask(ctx, req, p.job(added, m))
+	a, err := c.asker.ask(ctx, req, m.job(added))
 	if err != nil {
 		return nil, err
 	}
@@ -86,28 +85,20 @@ func (p *Pool) delta(ctx context.Context, req Request, m *model, k *known) (*ent
 }
 
 // anchorIDs encodes stand-ins; they are few, so they are nearly always in the cache.
-func (p *Pool) anchorIDs(ctx context.Context, req Request, m *model, stand *prompt.Prompt) ([]uint32, error) {
-	key := p.keyer.of(stand, req.Replicas, m.generation.Load(), nil).exact
-	if e := p.cache.Get(key); e != nil {
+func (c *completer) anchorIDs(ctx context.Context, req Request, m *model, stand *prompt.Prompt) ([]uint32, error) {
+	key := c.mem.keyer.of(stand, req.Replicas, m.generation.Load(), nil).exact
+	if e := c.mem.prompts.Get(key); e != nil {
 		return e.ids, nil
 	}
 	sub := req
 	sub.Prompt = stand
-	e, _, _, err := p.flights.wait(ctx, key, func(ctx context.Context) (*entry, Source, error) {
-		return p.full(ctx, sub, m, key, nil)
+	e, _, _, err := c.background.flights.wait(ctx, key, func(ctx context.Context) (*entry, Source, error) {
+		return c.full(ctx, sub, m, key, nil)
 	})
 	if err != nil {
 		return nil, err
 	}
 	return e.ids, nil
-}
-
-// job is the question for a prompt's ids.
-func (p *Pool) job(pr *prompt.Prompt, m *model) *remote.Job {
-	return &remote.Job{
-		Op: remote.OpPrompt, Model: pr.Model, Prompt: pr, NeedMedia: pr.HasMedia,
-		TemplateDefaults: []byte(m.set.TemplateDefaults), DropToolsOnNone: m.set.DropToolsOnNone,
-	}
 }
 
 func commonSuffix(a, b []uint32) int {

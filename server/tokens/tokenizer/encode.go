@@ -24,17 +24,17 @@ func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	enc, err := p.encode(ctx, req)
 	if err != nil {
 		p.metrics.encoded(req.Pool, "client_fault", ReasonRefused, time.Since(start))
-		return none(req.Prompt, ReasonRefused, p.model(req.Pool).estimate(textSize(req.Prompt))), err
+		return none(req.Prompt, ReasonRefused, p.models.of(req.Pool).estimate(textSize(req.Prompt))), err
 	}
 	if !req.NeedFull {
-		enc = p.keep(&req, enc, p.model(req.Pool))
+		enc = p.keep(&req, enc, p.models.of(req.Pool))
 	}
 	p.metrics.encoded(req.Pool, string(enc.Source), enc.Reason, time.Since(start))
 	return enc, nil
 }
 
 func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
-	m := p.model(req.Pool)
+	m := p.models.of(req.Pool)
 	pr := req.Prompt
 	switch pr.Kind {
 	case prompt.KindNone:
@@ -49,8 +49,8 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 	if !p.cfg.Enabled {
 		return none(pr, ReasonDisabled, m.estimate(textSize(pr))), nil
 	}
-	body := p.bodyKey(req, m)
-	if e := p.recallBody(body, req, m); e != nil {
+	body := p.mem.bodyKey(req, m)
+	if e := p.mem.recallBody(body, req, m); e != nil {
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
 	if remote.Native(pr) {
@@ -126,12 +126,12 @@ func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
 // natively encodes a prompt that has no exact chat form, by a route for its own format.
 func (p *Pool) natively(ctx context.Context, req Request, m *model) (*Encoding, error) {
 	pr := req.native
-	key := p.keyer.mix(p.keyer.base(pr, req.Replicas, m.generation.Load()), p.keyer.sum(pr.Body))
-	if e := p.lookup(key, m); e != nil {
+	key := p.mem.keyer.mix(p.mem.keyer.base(pr, req.Replicas, m.generation.Load()), p.mem.keyer.sum(pr.Body))
+	if e := p.mem.lookup(key, m); e != nil {
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
 	e, source, shared, err := p.flights.wait(ctx, key, func(ctx context.Context) (*entry, Source, error) {
-		return p.full(ctx, req, m, key, nil)
+		return p.completer.full(ctx, req, m, key, nil)
 	})
 	if shared {
 		p.metrics.shared.Add(ctx, 1)
@@ -147,24 +147,24 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	pr := req.Prompt
 	scratch := p.scratch.Get().(*[]cache.Key)
 	defer p.scratch.Put(scratch)
-	ks := p.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
+	ks := p.mem.keyer.of(pr, req.Replicas, m.generation.Load(), *scratch)
 	*scratch = ks.upTo
-	if e := p.lookup(ks.exact, m); e != nil && (!e.derived || !req.NeedFull) {
+	if e := p.mem.lookup(ks.exact, m); e != nil && (!e.derived || !req.NeedFull) {
 		if body != (cache.Key{}) {
 			exact := ks.exact
-			p.bodies.Put(body, &exact, 0)
+			p.mem.bodies.Put(body, &exact, 0)
 		}
 		return fromEntry(pr, e, SourceExactCache, m), nil
 	}
 	var k *known
-	if p.conversational(pr) {
-		k = p.recall(pr, ks, m)
+	if p.completer.conversational(pr) {
+		k = p.completer.recall(pr, ks, m)
 	}
 	mine := keys{base: ks.base, exact: ks.exact}
 	if len(ks.upTo) > 0 {
 		mine.upTo = []cache.Key{ks.upTo[0]} // what work behind the answer needs; the rest is reused
 	}
-	all := func(ctx context.Context) (*entry, Source, error) { return p.complete(ctx, req, m, mine, k) }
+	all := func(ctx context.Context) (*entry, Source, error) { return p.completer.complete(ctx, req, m, mine, k) }
 	if k != nil && !req.NeedFull {
 		w := waiting{req: req, model: m, key: ks.exact, patience: p.worthwhile(pr, ks, k, m)}
 		if k.stable == 0 || w.patience > 0 {
@@ -172,12 +172,12 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 		}
 		enc := k.begun(pr, m, ks.exact)
 		enc.later = new(later)
-		p.behind(ctx, ks.exact, p.notifying(enc.later, &req, m, all))
+		p.background.behind(ctx, ks.exact, p.notifying(enc.later, &req, m, all))
 		return enc, nil
 	}
 	way := ks.exact
 	if req.NeedFull {
-		way = p.keyer.mix(way, cache.Key{Hi: 4}) // a flight without NeedFull may end with derived ids
+		way = p.mem.keyer.mix(way, cache.Key{Hi: 4}) // a flight without NeedFull may end with derived ids
 	}
 	e, source, shared, err := p.flights.wait(ctx, way, all)
 	if shared {

@@ -7,8 +7,8 @@ const HandoffAll = handoffAll
 // Broken counts the classes of turns that broke their rule.
 func (p *Pool) Broken() int {
 	n := 0
-	p.models.Range(func(_, v any) bool {
-		l := &v.(*model).learned
+	p.models.all(func(m *model) {
+		l := &m.learned
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, c := range l.classes {
@@ -16,7 +16,6 @@ func (p *Pool) Broken() int {
 				n++
 			}
 		}
-		return true
 	})
 	return n
 }
@@ -28,10 +27,10 @@ func (p *Pool) Patient() { p.leastWait = time.Hour }
 func Derived(enc *Encoding) bool { return enc.names != nil && enc.names.derived }
 
 // Expire ends the time in which first blocks are expected.
-func (p *Pool) Expire(pool string) { p.model(pool).parity.Expire() }
+func (p *Pool) Expire(pool string) { p.models.of(pool).parity.Expire() }
 
 // ClearParity forgets what was seen of a model.
-func (p *Pool) ClearParity(pool string) { p.model(pool).parity.Clear() }
+func (p *Pool) ClearParity(pool string) { p.models.of(pool).parity.Clear() }
 
 // Held is the memory that requests in flight hold.
 func (p *Pool) Held() int64 { return p.held.now() }

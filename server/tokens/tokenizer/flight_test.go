@@ -43,7 +43,7 @@ func TestQuestionsAtTheEndAreWaitedFor(t *testing.T) {
 		go func() { ended <- p.Run(ctx) }()
 		p.flights.detached(ctx, cache.Key{Hi: 1}, func(own context.Context) (*entry, Source, error) {
 			<-ctx.Done()
-			_, err := p.remote.Do(own, list, &remote.Job{Op: remote.OpDetokenize, Model: "m", IDs: []uint32{1}}) // as the race detector sees it, an Add beside a Wait if the order is wrong
+			_, err := p.asker.remote.Do(own, list, &remote.Job{Op: remote.OpDetokenize, Model: "m", IDs: []uint32{1}}) // as the race detector sees it, an Add beside a Wait if the order is wrong
 			return nil, "", err
 		}, func() {})
 		cancel()

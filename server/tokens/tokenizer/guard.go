@@ -26,22 +26,30 @@ type Observation struct {
 	HandedOff bool
 }
 
+// guard learns from the engines' answers and events whether the ids computed here are theirs.
+type guard struct {
+	log     *slog.Logger
+	metrics *metrics
+	mem     *memory
+	models  *models
+}
+
 // ParityStatus is how well a model's tokenization here agrees with the engines.
 type ParityStatus = parity.Status
 
 // Observe compares what the engine counted with what was encoded.
-func (p *Pool) Observe(ctx context.Context, o Observation) {
+func (g *guard) Observe(ctx context.Context, o Observation) {
 	enc := o.Encoding
 	if enc == nil || enc.Source == SourceNone || enc.Source == SourceBody {
 		return
 	}
-	m := p.model(o.Pool)
-	e := p.counted(m, enc)
+	m := g.models.of(o.Pool)
+	e := g.counted(m, enc)
 	isCounted := e != nil && o.PromptTokens > 0 && !o.HandedOff
 	if isCounted && e.derived && o.PromptTokens != e.length {
 		m.learned.disproved(e.steps)
-		p.metrics.broken.Add(ctx, 1)
-		p.log.Warn("the engine counted another number of prompt tokens than were joined: this kind of turn is tokenized in full",
+		g.metrics.broken.Add(ctx, 1)
+		g.log.Warn("the engine counted another number of prompt tokens than were joined: this kind of turn is tokenized in full",
 			slog.String("model", o.Pool), slog.Int("joined", e.length), slog.Int("counted", o.PromptTokens))
 		return
 	}
@@ -49,20 +57,20 @@ func (p *Pool) Observe(ctx context.Context, o Observation) {
 		m.parity.Overpredicted()
 	}
 	if isCounted {
-		p.reportMismatch(ctx, o.Pool, m.parity.Length(e.length, o.PromptTokens))
+		g.reportMismatch(ctx, o.Pool, m.parity.Length(e.length, o.PromptTokens))
 	}
 }
 
 // counted returns the names of the ids with a length that can be compared with the engine's; for an early answer, the one completed
 // after it; nil if there is none.
-func (p *Pool) counted(m *model, enc *Encoding) *names {
+func (g *guard) counted(m *model, enc *Encoding) *names {
 	switch {
 	case enc.Batch != nil || enc.prompt != nil && enc.prompt.Kind == prompt.KindBatch:
 		return nil
 	case enc.Partial && enc.whole == (cache.Key{}):
 		return nil
 	case enc.Partial:
-		if e := p.lookup(enc.whole, m); e != nil {
+		if e := g.mem.lookup(enc.whole, m); e != nil {
 			return e.names
 		}
 		return nil
@@ -70,14 +78,14 @@ func (p *Pool) counted(m *model, enc *Encoding) *names {
 	return enc.names
 }
 
-func (p *Pool) reportMismatch(ctx context.Context, pool string, found parity.Mismatch) {
+func (g *guard) reportMismatch(ctx context.Context, pool string, found parity.Mismatch) {
 	if found.Detail == "" {
 		return
 	}
-	p.metrics.mismatch(pool)
+	g.metrics.mismatch(pool)
 	if found.First {
-		p.model(pool).generation.Add(1) // what is cached may be what is wrong
-		p.log.Error("token ids computed here differ from the engine's: tokenization of this model is suspect",
+		g.models.of(pool).generation.Add(1) // what is cached may be what is wrong
+		g.log.Error("token ids computed here differ from the engine's: tokenization of this model is suspect",
 			slog.String("model", pool), slog.String("detail", found.Detail), slog.Int("position", found.Position))
 	}
 }
@@ -85,29 +93,26 @@ func (p *Pool) reportMismatch(ctx context.Context, pool string, found parity.Mis
 // Routed notes that the encoded prompt went to a rank which was believed to hold overlap leading tokens of it. A
 // prompt with no overlap must show up among the rank's events. It must be called only for ranks with an exact feed:
 // what others hold is not known.
-func (p *Pool) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
+func (g *guard) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
 	if enc == nil || enc.Source == SourceNone || overlap > 0 || enc.Known() < 16 || len(enc.Media) > 0 {
 		return
 	}
-	p.model(pool).parity.Expect(slot, enc.head(), adapter)
+	g.models.of(pool).parity.Expect(slot, enc.head(), adapter)
 }
 
 // ObserveStored compares a rank's stored root blocks with the prompts expected there. It is
 // cheap when nothing is expected. pool names the model that the rank serves.
-func (p *Pool) ObserveStored(pool string, slot replica.Slot, ev *kvblock.Stored) {
+func (g *guard) ObserveStored(pool string, slot replica.Slot, ev *kvblock.Stored) {
 	if ev.HasParent || ev.BlockSize <= 0 || len(ev.Tokens) < ev.BlockSize || ev.Tier != kvblock.TierGPU || ev.Ambiguous {
 		return
 	}
-	p.reportMismatch(context.Background(), pool, p.model(pool).parity.Stored(slot, ev))
+	g.reportMismatch(context.Background(), pool, g.models.of(pool).parity.Stored(slot, ev))
 }
 
 // Parity returns the guard's view of every model seen so far.
-func (p *Pool) Parity() []ParityStatus {
+func (g *guard) Parity() []ParityStatus {
 	var list []ParityStatus
-	p.models.Range(func(_, v any) bool {
-		list = append(list, v.(*model).parity.Status())
-		return true
-	})
+	g.models.all(func(m *model) { list = append(list, m.parity.Status()) })
 	slices.SortFunc(list, func(a, b ParityStatus) int { return cmp.Compare(a.Model, b.Model) })
 	return list
 }

@@ -45,9 +45,9 @@ func (p *Pool) Handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 
 func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *replica.Replica) Handoff {
 	no := func(reason string) Handoff { return Handoff{Form: HandoffNone, Reason: reason} }
-	m := p.model(req.Pool)
+	m := p.models.of(req.Pool)
 	pr := req.Prompt
-	if reason := p.withheld(pr, enc, m); reason != "" {
+	if reason := m.withheld(pr, enc); reason != "" {
 		return no(reason)
 	}
 	if name := shown(pr); name != "" {
@@ -58,23 +58,15 @@ func (p *Pool) handoff(ctx context.Context, req Request, enc *Encoding, to *repl
 		return Handoff{Form: HandoffAsPrompt, IDs: enc.IDs}
 	case enc.MaxLen > 0 && len(enc.IDs) >= enc.MaxLen:
 		return no("too_long") // this way has no length check, the ordinary way answers 400
-	case !p.remote.TakesIDs(ctx, to, pr.Model, enc.IDs):
+	case !p.asker.remote.TakesIDs(ctx, to, pr.Model, enc.IDs):
 		return no("unsupported")
 	}
 	return Handoff{Form: HandoffAsTransfer, IDs: enc.IDs}
 }
 
-// mayHandOff reports whether the ids may be handed over to the replica that will be chosen.
-func (p *Pool) mayHandOff(req *Request, enc *Encoding, m *model) bool {
-	return p.withheld(req.Prompt, enc, m) == ""
-}
-
 // withheld is the reason why ids are not handed over, whatever the body says and whichever the replica is; empty for none.
-func (p *Pool) withheld(pr *prompt.Prompt, enc *Encoding, m *model) string {
-	mode := p.cfg.Handoff
-	if m.set.Handoff != "" {
-		mode = m.set.Handoff
-	}
+func (m *model) withheld(pr *prompt.Prompt, enc *Encoding) string {
+	mode := m.set.Handoff
 	switch {
 	case mode == handoffOff:
 		return "off"

@@ -45,7 +45,7 @@ func (p *Pool) keep(req *Request, enc *Encoding, m *model) *Encoding {
 		return bare
 	default:
 		enc.grip.names = enc.names
-		if e := enc.entry; (wanted || p.mayHandOff(req, enc, m)) && p.held.take(e, e.bytes()-e.names.bytes(), p.held.forIDs()) {
+		if e := enc.entry; (wanted || m.withheld(req.Prompt, enc) == "") && p.held.take(e, e.bytes()-e.names.bytes(), p.held.forIDs()) {
 			enc.grip.ids = e
 			break
 		}

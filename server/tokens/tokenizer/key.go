@@ -103,33 +103,5 @@ func rootOf(model string, replicas []*replica.Replica) string {
 	return ""
 }
 
-// bodyKey names the body that a prompt came in, with what else may change its ids; zero when the
-// body is not known by a digest.
-func (p *Pool) bodyKey(req Request, m *model) cache.Key {
-	pr := req.Prompt
-	if pr.Digest == (prompt.Digest{}) || pr.Partial {
-		return cache.Key{}
-	}
-	var buf [256]byte
-	b := binary.AppendUvarint(buf[:0], m.generation.Load())
-	for _, s := range [...]string{pr.Model, rootOf(pr.Model, req.Replicas)} {
-		b = binary.AppendUvarint(b, uint64(len(s)))
-		b = append(b, s...)
-	}
-	return p.keyer.mix(cache.Key(pr.Digest), p.keyer.sum(b))
-}
-
-// recallBody finds the encoding of a prompt by the body that it came in, or nil.
-func (p *Pool) recallBody(body cache.Key, req Request, m *model) *entry {
-	if body == (cache.Key{}) {
-		return nil
-	}
-	exact := p.bodies.Get(body)
-	if exact == nil {
-		return nil
-	}
-	if e := p.lookup(*exact, m); e != nil && (!e.derived || !req.NeedFull) {
-		return e
-	}
-	return nil
-}
+// root names the root of a prompt.
+func (k keyer) root(ks keys) cache.Key { return k.mix(ks.upTo[0], cache.Key{Hi: 5}) }

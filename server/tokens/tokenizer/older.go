@@ -33,8 +33,8 @@ func (p *Pool) worthwhile(pr *prompt.Prompt, ks keys, k *known, m *model) time.D
 		size += len(message)
 	}
 	n := m.estimate(size)
-	if size == 0 || n <= missed || p.queued.Load() >= int64(p.cfg.Background*backgroundQueue) ||
-		p.flights.under(p.keyer.exactOf(ks.upTo[last-1], prompt.KindChat)) {
+	if size == 0 || n <= missed || p.background.full() ||
+		p.flights.under(p.mem.keyer.exactOf(ks.upTo[last-1], prompt.KindChat)) {
 		return 0
 	}
 	return max(p.leastWait, min(time.Duration(n)*worth, mostWait))

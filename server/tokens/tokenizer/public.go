@@ -71,11 +71,11 @@ func (u *unavailable) Is(target error) bool { return target == ErrUnavailable }
 
 // Detokenize returns the text of ids, as a replica's /detokenize gives it.
 func (p *Pool) Detokenize(ctx context.Context, replicas []*replica.Replica, model string, ids []uint32) (string, error) {
-	key := p.keyer.ids(model, ids)
-	if text := p.texts.Get(key); text != nil {
+	key := p.mem.keyer.ids(model, ids)
+	if text := p.mem.texts.Get(key); text != nil {
 		return *text, nil
 	}
-	a, err := p.remote.Do(ctx, replicas, &remote.Job{Op: remote.OpDetokenize, Model: model, IDs: ids})
+	a, err := p.asker.remote.Do(ctx, replicas, &remote.Job{Op: remote.OpDetokenize, Model: model, IDs: ids})
 	if err != nil {
 		var refusal *ClientFault
 		if errors.As(err, &refusal) {
@@ -83,7 +83,7 @@ func (p *Pool) Detokenize(ctx context.Context, replicas []*replica.Replica, mode
 		}
 		return "", &unavailable{reason: string(remote.KindOf(err))}
 	}
-	p.texts.Put(key, &a.Text, len(a.Text))
+	p.mem.texts.Put(key, &a.Text, len(a.Text))
 	return a.Text, nil
 }
 

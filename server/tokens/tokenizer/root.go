@@ -17,11 +17,6 @@ import (
 // rootBytes is the least that a root must hold to be worth a call of its own.
 const rootBytes = 2 << 10
 
-// rootKey names the root of a prompt.
-func (p *Pool) rootKey(ks keys) cache.Key {
-	return p.keyer.mix(ks.upTo[0], cache.Key{Hi: 5})
-}
-
 // rooted reports whether the prompt begins with a system message and a user's text, and is
 // large enough up to there.
 func rooted(pr *prompt.Prompt) bool {
@@ -43,31 +38,31 @@ func newRoot(ids []uint32, maxLen int) *entry {
 }
 
 // recallRoot finds what is known of the prompt's root, or nil.
-func (p *Pool) recallRoot(pr *prompt.Prompt, ks keys, m *model) *known {
+func (c *completer) recallRoot(pr *prompt.Prompt, ks keys, m *model) *known {
 	if !rooted(pr) {
 		return nil
 	}
-	key := p.rootKey(ks)
-	e := p.cache.Get(key)
+	key := c.mem.keyer.root(ks)
+	e := c.mem.prompts.Get(key)
 	if e == nil || len(e.ids) == 0 {
 		return nil
 	}
-	k := &known{entry: e, key: key, count: 1, steps: p.steps(pr, 1)}
+	k := &known{entry: e, key: key, count: 1, steps: stepsOf(pr, 1)}
 	k.stable, _ = m.learned.judge(e, k.steps)
 	return k
 }
 
 // sprout makes a root from a prompt that was encoded in full, when it is the second one to
 // begin with it.
-func (p *Pool) sprout(ctx context.Context, req Request, m *model, ks keys, full *entry) {
+func (c *completer) sprout(ctx context.Context, req Request, m *model, ks keys, full *entry) {
 	pr := req.Prompt
-	if !p.conversational(pr) || !rooted(pr) {
+	if !c.conversational(pr) || !rooted(pr) {
 		return
 	}
-	key := p.rootKey(ks)
-	mark := p.cache.Get(key)
+	key := c.mem.keyer.root(ks)
+	mark := c.mem.prompts.Get(key)
 	if mark == nil {
-		p.cache.Put(key, newRoot(nil, 0), 0)
+		c.mem.prompts.Put(key, newRoot(nil, 0), 0)
 		return
 	}
 	if len(mark.ids) > 0 || mark.children.Add(1) > 1 {
@@ -76,15 +71,15 @@ func (p *Pool) sprout(ctx context.Context, req Request, m *model, ks keys, full 
 	other := excerptOf(pr, [][]byte{pr.Messages[0], standInUnlike(pr.Messages[1])})
 	sub := req
 	sub.Prompt = other
-	p.behind(ctx, p.keyer.mix(key, cache.Key{Hi: 6}), func(ctx context.Context) (*entry, Source, error) {
-		e, source, err := p.full(ctx, sub, m, p.keyer.of(other, req.Replicas, m.generation.Load(), nil).exact, nil)
+	c.background.behind(ctx, c.mem.keyer.mix(key, cache.Key{Hi: 6}), func(ctx context.Context) (*entry, Source, error) {
+		e, source, err := c.full(ctx, sub, m, c.mem.keyer.of(other, req.Replicas, m.generation.Load(), nil).exact, nil)
 		if err != nil {
 			mark.children.Store(0)
 			return nil, "", err
 		}
 		if n := parity.CommonPrefix(e.ids, full.ids); n > margin {
 			root := newRoot(full.ids[:n:n], full.maxLen)
-			p.cache.Put(key, root, root.bytes())
+			c.mem.prompts.Put(key, root, root.bytes())
 		}
 		return e, source, nil
 	})

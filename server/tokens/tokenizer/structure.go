@@ -122,8 +122,8 @@ type step struct {
 	from int
 }
 
-// steps cuts the messages from index k on into steps and names their classes.
-func (p *Pool) steps(pr *prompt.Prompt, k int) []step {
+// stepsOf cuts the messages from index k on into steps and names their classes.
+func stepsOf(pr *prompt.Prompt, k int) []step {
 	head := fieldsShape(pr)
 	tail := tailShapes(pr.Messages[:k])
 	var list []step

@@ -56,7 +56,7 @@ func answerOf(t *testing.T, c *Client, target Target, r *Request) (string, error
 }
 
 func TestOnlyABodyThatCanBeSentAgainUsesAKeptConnection(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		var mu sync.Mutex
 		ports := map[string]bool{}
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -108,7 +108,7 @@ func TestALargeBodyMeetsAConnectionThatCloses(t *testing.T) {
 				}
 				n, _ := io.Copy(io.Discard, req.Body)
 				fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n%08d", n)
-				in.ReadByte() //nolint:errcheck // the connection is closed, with what else has come unread
+				in.ReadByte() // the connection is closed, with what else has come unread
 			})
 			for i := range 10 {
 				if got, err := answerOf(t, c, target, post("{}")); err != nil || got != "00000002" {
@@ -169,7 +169,7 @@ func TestAStreamedBodyIsSentAgainAsAWholeOrNotAtAll(t *testing.T) {
 // Many send streamed bodies at once to a replica that now and then closes a connection instead of
 // answering. Whoever tries again as the router does gets the answer to the whole body.
 func TestStreamedBodiesWhileConnectionsClose(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		var requests atomic.Int64
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			if requests.Add(1)%5 == 0 {

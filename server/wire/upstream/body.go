@@ -8,7 +8,7 @@ import (
 )
 
 // next implements body.
-func (a *leanBody) next() ([]byte, error) {
+func (a *responseBody) next() ([]byte, error) {
 	if a.ended != nil {
 		return nil, a.ended
 	}
@@ -26,7 +26,7 @@ func (a *leanBody) next() ([]byte, error) {
 }
 
 // fill reads once into the empty buffer.
-func (a *leanBody) fill() error {
+func (a *responseBody) fill() error {
 	if a.w == smallBuffer { // the last read filled it
 		a.large = true
 		putBuffer(a.buf)
@@ -44,12 +44,12 @@ func (a *leanBody) fill() error {
 	if err == nil {
 		return nil
 	}
-	if err == io.EOF && a.frame.UntilClose() { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
+	if atEnd(err) && a.frame.UntilClose() {
 		a.finish(true)
 		return a.ended
 	}
 	switch {
-	case err == io.EOF: //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
+	case atEnd(err):
 		err = io.ErrUnexpectedEOF
 	case isTimeout(err) && a.ctx.Err() == nil:
 		err = errStalled
@@ -60,7 +60,7 @@ func (a *leanBody) fill() error {
 }
 
 // room is the buffer to read into.
-func (a *leanBody) room() []byte {
+func (a *responseBody) room() []byte {
 	if a.buf == nil {
 		size := smallBuffer
 		if a.large {
@@ -72,7 +72,7 @@ func (a *leanBody) room() []byte {
 }
 
 // decode takes the framing out of what was read. No bytes and no error mean: read on.
-func (a *leanBody) decode() ([]byte, error) {
+func (a *responseBody) decode() ([]byte, error) {
 	from := a.r
 	n, used, err := a.frame.Decode(a.buf.b[a.r:a.w])
 	a.r += used
@@ -92,7 +92,7 @@ func (a *leanBody) decode() ([]byte, error) {
 
 // finish ends a response that is complete. The connection serves the next request, unless
 // the replica sent more than the response or asked to close.
-func (a *leanBody) finish(extra bool) {
+func (a *responseBody) finish(extra bool) {
 	a.ended = io.EOF
 	c := a.conn
 	a.conn = nil
@@ -102,11 +102,11 @@ func (a *leanBody) finish(extra bool) {
 		return
 	}
 	c.limit(0)
-	c.host.give(c, a.lean.now(), a.cfg.MaxIdlePerReplica)
+	c.host.give(c, a.transport.now(), a.cfg.MaxIdlePerReplica)
 }
 
 // abort closes the connection of a response that is not complete.
-func (a *leanBody) abort() {
+func (a *responseBody) abort() {
 	if a.conn == nil {
 		return
 	}
@@ -116,9 +116,9 @@ func (a *leanBody) abort() {
 }
 
 // close implements body.
-func (a *leanBody) close() {
+func (a *responseBody) close() {
 	a.abort()
-	if a.ended == nil || a.ended == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
+	if a.ended == nil || atEnd(a.ended) {
 		a.ended = errClosed
 	}
 	if a.buf != nil {
@@ -128,6 +128,9 @@ func (a *leanBody) close() {
 }
 
 var errClosed = errors.New("the response is closed")
+
+// errStalled ends a response of which nothing came for too long.
+var errStalled = errors.New("no bytes within the stall timeout")
 
 func isTimeout(err error) bool {
 	var timeout net.Error

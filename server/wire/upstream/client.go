@@ -31,19 +31,8 @@ type Client struct {
 	log       *slog.Logger
 	now       func() time.Time
 	metrics   *metrics
-	transport transport
+	transport *transport
 	upgrades  *upgrades
-}
-
-// transport is one way to speak HTTP/1.1.
-type transport interface {
-	do(ctx context.Context, t Target, r *Request) (*Response, error)
-	// prune closes connections that have been idle for too long.
-	prune(now time.Time)
-	// shut closes all idle connections, and every other one when its request ends.
-	shut()
-	// update takes new settings, for exchanges that begin from now on.
-	update(cfg *Config)
 }
 
 // New makes a client; it opens nothing. cfg must be valid.
@@ -57,11 +46,7 @@ func New(cfg Config, p Params) *Client {
 		c.now = time.Now
 	}
 	c.upgrades = newUpgrades(&cfg, p.Dial)
-	if cfg.Transport == TransportStd {
-		c.transport = newStd(&cfg, p.Dial)
-	} else {
-		c.transport = newLean(&cfg, c.now, p, c.metrics)
-	}
+	c.transport = newTransport(&cfg, c.now, p, c.metrics)
 	return c
 }
 

@@ -24,14 +24,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// eachTransport runs a test with both transports, and with both ways to read a socket; what callers see must
-// not differ.
-func eachTransport(t *testing.T, change func(*Config), test func(*testing.T, *Client)) {
+// eachRead runs a test with both ways to read a socket; callers must not see a difference.
+func eachRead(t *testing.T, change func(*Config), test func(*testing.T, *Client)) {
 	t.Helper()
-	for name, plain := range map[string]bool{TransportLean: false, TransportLean + ", plain reads": true, TransportStd: false} {
+	for name, plain := range map[string]bool{"raw reads": false, "plain reads": true} {
 		t.Run(name, func(t *testing.T) {
 			cfg := DefaultConfig()
-			cfg.Transport, _, _ = strings.Cut(name, ",")
 			if change != nil {
 				change(&cfg)
 			}
@@ -102,7 +100,7 @@ func post(body string) *Request {
 }
 
 func TestARequestArrivesAsItShould(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		var got *http.Request
 		var body []byte
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -154,13 +152,13 @@ func TestARequestArrivesAsItShould(t *testing.T) {
 }
 
 func TestAStreamComesAsItIsSent(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		next := make(chan struct{})
 		target := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			for i := range 20 {
 				fmt.Fprintf(w, "data: {\"n\":%d}\n\n", i)
-				w.(http.Flusher).Flush() //nolint:forcetypeassert // the server's writer is one
+				w.(http.Flusher).Flush() // the server's writer is one
 				<-next
 			}
 		})
@@ -189,7 +187,7 @@ func TestAStreamComesAsItIsSent(t *testing.T) {
 }
 
 func TestBodiesOfEverySizeBothWays(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("X-Sized") != "" {
 				w.Header().Set("Content-Length", fmt.Sprint(r.ContentLength))
@@ -216,7 +214,7 @@ func TestBodiesOfEverySizeBothWays(t *testing.T) {
 }
 
 func TestAStreamedBodyIsSentAsItIsRead(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body)
 			fmt.Fprintf(w, "%d %v %s", r.ContentLength, err == nil, b)
@@ -248,7 +246,7 @@ type badReader struct{}
 func (badReader) Read([]byte) (int, error) { return 0, errors.New("the client went away") }
 
 func TestConnectionsAreUsedAgain(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		ports := map[string]bool{}
 		target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 			ports[r.RemoteAddr] = true
@@ -271,13 +269,10 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 }
 
 func TestAConnectionThatTheReplicaClosedIsNoFailure(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		// The replica answers one request on each connection, claims to keep it, and closes it:
 		// at once, or when the next request is there, as vLLM does when its 5 s have passed.
 		for _, late := range []bool{false, true} {
-			if late && c.cfg.Load().Transport == TransportStd {
-				continue // net/http does not send a POST again in this case
-			}
 			target := serveConn(t, func(conn net.Conn) {
 				in := bufio.NewReader(conn)
 				req, err := http.ReadRequest(in)
@@ -314,11 +309,11 @@ func TestLeavingStopsTheEngine(t *testing.T) {
 	}
 	for name, how := range leave {
 		t.Run(name, func(t *testing.T) {
-			eachTransport(t, nil, func(t *testing.T, c *Client) {
+			eachRead(t, nil, func(t *testing.T, c *Client) {
 				stopped := make(chan struct{}, 1)
 				target := serve(t, func(w http.ResponseWriter, r *http.Request) {
 					io.WriteString(w, "data: 1\n\n")
-					w.(http.Flusher).Flush() //nolint:forcetypeassert // the server's writer is one
+					w.(http.Flusher).Flush() // the server's writer is one
 					<-r.Context().Done()
 					stopped <- struct{}{}
 				})
@@ -348,7 +343,7 @@ func TestLeavingStopsTheEngine(t *testing.T) {
 }
 
 func TestWaitingEndsWithTheContext(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		release := make(chan struct{})
 		target := serve(t, func(http.ResponseWriter, *http.Request) { <-release })
 		defer close(release)
@@ -396,7 +391,7 @@ func TestFailuresAreTold(t *testing.T) {
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
-			eachTransport(t, short, func(t *testing.T, c *Client) {
+			eachRead(t, short, func(t *testing.T, c *Client) {
 				resp, err := c.Do(ctxFor(t), tc.target, post("{}"))
 				if err == nil {
 					_, err = resp.ReadAll(1000)

@@ -11,18 +11,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// The transports.
-const (
-	// TransportLean is kvpilot's own HTTP/1.1 client connection.
-	TransportLean = "lean"
-	// TransportStd is net/http's transport.
-	TransportStd = "std"
-)
-
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Transport selects the HTTP client: "lean", or "std" for net/http's.
-	Transport string `yaml:"transport"`
 	// DialTimeout limits the time to open a connection, TLS included.
 	DialTimeout time.Duration `yaml:"dial_timeout"`
 	// ResponseHeaderTimeout limits the wait for an answer's header, which comes with the whole answer when it is not
@@ -47,7 +37,6 @@ type Config struct {
 // DefaultConfig holds the defaults.
 func DefaultConfig() Config {
 	return Config{
-		Transport:         TransportLean,
 		DialTimeout:       3 * time.Second,
 		IdleTimeout:       4 * time.Second,
 		MaxIdlePerReplica: 1024,
@@ -61,7 +50,6 @@ func DefaultConfig() Config {
 // Validate reports every invalid field at once, named as the operator wrote it.
 func (c Config) Validate() error {
 	return errors.Join(
-		check.OneOf("transport", c.Transport, TransportLean, TransportStd),
 		check.Positive("dial_timeout", c.DialTimeout),
 		check.AtLeast("response_header_timeout", c.ResponseHeaderTimeout, 0),
 		check.AtLeast("stall_timeout", c.StallTimeout, 0),

@@ -38,7 +38,7 @@ func newConn(h *host, base net.Conn, plain bool) *conn {
 
 // shut closes the connection. It may be called at any time, more than once.
 func (c *conn) shut() {
-	c.base.Close() //nolint:errcheck // nothing can be done about it
+	c.base.Close()
 }
 
 // limit bounds the reads that follow; zero lifts the bound.
@@ -46,10 +46,10 @@ func (c *conn) limit(d time.Duration) {
 	switch {
 	case d > 0:
 		c.limited = true
-		c.stream.SetReadDeadline(time.Now().Add(d)) //nolint:errcheck // fails on closed connections only, as the read will
+		_ = c.stream.SetReadDeadline(time.Now().Add(d)) // fails on closed connections only, as the read will
 	case c.limited:
 		c.limited = false
-		c.stream.SetReadDeadline(time.Time{}) //nolint:errcheck // as above
+		_ = c.stream.SetReadDeadline(time.Time{}) // as above
 	}
 }
 
@@ -66,8 +66,8 @@ func (c *conn) write(head []byte, r *Request) error {
 		_, err := c.stream.Write(append(head, r.Body...))
 		return err
 	}
-	defer c.stream.SetWriteDeadline(time.Time{})            //nolint:errcheck // fails on closed connections only
-	c.stream.SetWriteDeadline(time.Now().Add(writeTimeout)) //nolint:errcheck // as above
+	defer func() { _ = c.stream.SetWriteDeadline(time.Time{}) }() // fails on closed connections only
+	_ = c.stream.SetWriteDeadline(time.Now().Add(writeTimeout))   // as above
 	if r.Stream == nil || r.StreamSize >= 0 {
 		if _, err := socket.WriteBoth(c.stream, head, r.Body); err != nil {
 			return err
@@ -90,7 +90,7 @@ func (c *conn) copyExactly(from io.Reader, size int64) error {
 	for size > 0 {
 		n, err := from.Read(buf.b[:min(int64(len(buf.b)), size)])
 		if n > 0 {
-			c.stream.SetWriteDeadline(time.Now().Add(writeTimeout)) //nolint:errcheck // fails on closed connections only
+			_ = c.stream.SetWriteDeadline(time.Now().Add(writeTimeout)) // fails on closed connections only
 			if _, err := c.stream.Write(buf.b[:n]); err != nil {
 				return err
 			}
@@ -111,7 +111,7 @@ func (c *conn) copyChunked(r *Request) error {
 	buf := getBuffer(largeBuffer)
 	defer putBuffer(buf)
 	chunk := func(data []byte) error {
-		c.stream.SetWriteDeadline(time.Now().Add(writeTimeout)) //nolint:errcheck // fails on closed connections only
+		_ = c.stream.SetWriteDeadline(time.Now().Add(writeTimeout)) // fails on closed connections only
 		frame := net.Buffers{append(strconv.AppendInt(nil, int64(len(data)), 16), "\r\n"...), data, []byte("\r\n")}
 		_, err := frame.WriteTo(c.stream)
 		return err
@@ -164,6 +164,9 @@ func appendHead(ctx context.Context, b []byte, h *host, t Target, r *Request) []
 	return append(b, "\r\n"...)
 }
 
+// userAgent names kvpilot to replicas.
+const userAgent = "kvpilot"
+
 // buffer is a piece of memory for one read.
 type buffer struct{ b []byte }
 
@@ -174,7 +177,6 @@ const (
 	largeBuffer = 32 << 10
 )
 
-//nolint:gochecknoglobals // pools hold no state
 var (
 	smallBuffers = sync.Pool{New: func() any { return &buffer{make([]byte, smallBuffer)} }}
 	largeBuffers = sync.Pool{New: func() any { return &buffer{make([]byte, largeBuffer)} }}
@@ -182,9 +184,9 @@ var (
 
 func getBuffer(size int) *buffer {
 	if size <= smallBuffer {
-		return smallBuffers.Get().(*buffer) //nolint:forcetypeassert // the pool holds nothing else
+		return smallBuffers.Get().(*buffer) // the pool holds nothing else
 	}
-	return largeBuffers.Get().(*buffer) //nolint:forcetypeassert // the pool holds nothing else
+	return largeBuffers.Get().(*buffer) // the pool holds nothing else
 }
 
 func putBuffer(b *buffer) {

@@ -7,5 +7,5 @@
 // request at once unless its response was read to the end, because an engine stops generating
 // only when its connection closes. Classify maps the result of an exchange to a verdict.
 //
-// Two transports do the work: lean, kvpilot's own, over package http1, and std, net/http's.
+// The connections are kvpilot's own, over package http1; only the handshake of a WebSocket uses net/http's.
 package upstream

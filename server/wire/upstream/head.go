@@ -12,7 +12,7 @@ import (
 const maxInterim = 8
 
 // readHead reads up to the end of the head, and settles how the body is framed.
-func (a *leanBody) readHead(method string) *exchangeError {
+func (a *responseBody) readHead(method string) *exchangeError {
 	a.buf = getBuffer(smallBuffer)
 	for range maxInterim {
 		head, err := a.takeHead()
@@ -35,7 +35,7 @@ func (a *leanBody) readHead(method string) *exchangeError {
 
 // takeHead reads a head, and returns it with its last line break but without the empty line.
 // It is valid until the next read.
-func (a *leanBody) takeHead() ([]byte, *exchangeError) {
+func (a *responseBody) takeHead() ([]byte, *exchangeError) {
 	searched := a.r
 	for {
 		if i := bytes.Index(a.buf.b[searched:a.w], []byte("\r\n\r\n")); i >= 0 {
@@ -55,7 +55,7 @@ func (a *leanBody) takeHead() ([]byte, *exchangeError) {
 		a.w += n
 		if n == 0 && err != nil {
 			unanswered := a.w == a.r && !isTimeout(err)
-			if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
+			if atEnd(err) {
 				err = io.ErrUnexpectedEOF
 			}
 			return nil, &exchangeError{phase: phaseHead, cause: err, unanswered: unanswered}
@@ -64,7 +64,7 @@ func (a *leanBody) takeHead() ([]byte, *exchangeError) {
 }
 
 // grow makes room for more of a head that fills the buffer.
-func (a *leanBody) grow() {
+func (a *responseBody) grow() {
 	bigger := getBuffer(largeBuffer)
 	if a.w-a.r > len(bigger.b)/2 { // beyond pooled sizes
 		putBuffer(bigger)
@@ -77,7 +77,7 @@ func (a *leanBody) grow() {
 }
 
 // settle applies what the head says.
-func (a *leanBody) settle(method string, h *http1.Head) *exchangeError {
+func (a *responseBody) settle(method string, h *http1.Head) *exchangeError {
 	a.frame = http1.BodyOf(method, h)
 	a.resp = Response{Status: h.Status, Header: h.Header, ContentLength: a.frame.Size(), body: a}
 	a.broken = h.Close || a.frame.UntilClose()

@@ -18,11 +18,11 @@ func TestPlainSocketsAreWhatTheCallerAsksFor(t *testing.T) {
 	target := serve(t, nil)
 	c := New(DefaultConfig(), Params{PlainSockets: true})
 	t.Cleanup(func() { c.transport.shut() })
-	h, err := c.transport.(*lean).host(target.Replica)
+	h, err := c.transport.host(target.Replica)
 	if err != nil {
 		t.Fatal(err)
 	}
-	opened, err := c.transport.(*lean).connect(ctxFor(t), h, c.transport.(*lean).cfg.Load())
+	opened, err := c.transport.connect(ctxFor(t), h, c.transport.cfg.Load())
 	if err != nil {
 		t.Fatal(err)
 	}

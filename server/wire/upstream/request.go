@@ -119,6 +119,9 @@ func (b *restored) next() ([]byte, error) {
 
 func (*restored) close() {}
 
+// atEnd reports the plain io.EOF, which is the end of a response; a wrapped one is a response that was cut off.
+func atEnd(err error) bool { return err == io.EOF } //nolint:errorlint // see above
+
 // ReadAll reads the rest of the body, and at most limit bytes of it. It does not close the response.
 func (r *Response) ReadAll(limit int) ([]byte, error) {
 	var all []byte
@@ -127,7 +130,7 @@ func (r *Response) ReadAll(limit int) ([]byte, error) {
 	}
 	for {
 		b, err := r.Next()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is a response that was cut off
+		if atEnd(err) {
 			return all, nil
 		}
 		if err != nil {

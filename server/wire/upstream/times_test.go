@@ -12,7 +12,7 @@ import (
 )
 
 func TestTimesTellHowTheReplicaWasReached(t *testing.T) {
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		target := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("answer")) })
 		exchange := func() *Times {
 			times := &Times{}

@@ -25,7 +25,7 @@ func TestTimeLimitsChangeForTheNextExchange(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	})
-	eachTransport(t, nil, func(t *testing.T, c *Client) {
+	eachRead(t, nil, func(t *testing.T, c *Client) {
 		first := &Request{Method: http.MethodGet, Path: "/first"}
 		began, err := c.Do(ctxFor(t), target, first)
 		if err != nil {
@@ -37,7 +37,6 @@ func TestTimeLimitsChangeForTheNextExchange(t *testing.T) {
 		}
 		next := DefaultConfig()
 		next.StallTimeout = 50 * time.Millisecond
-		next.Transport = TransportStd // it needs a restart
 		if err := c.Update(next); err != nil {
 			t.Fatal(err)
 		}

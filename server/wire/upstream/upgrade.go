@@ -2,11 +2,13 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
@@ -67,6 +69,42 @@ func (p patient) Write(b []byte) (int, error) {
 	return p.Conn.Write(b)
 }
 
+// netTransport is net/http's transport under the settings.
+func netTransport(cfg *Config, dial dialFunc) *http.Transport {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: keepAlivePeriod}).DialContext
+	}
+	return &http.Transport{
+		DialContext:            dial,
+		TLSHandshakeTimeout:    cfg.DialTimeout,
+		ResponseHeaderTimeout:  cfg.ResponseHeaderTimeout,
+		IdleConnTimeout:        cfg.IdleTimeout,
+		MaxIdleConnsPerHost:    cfg.MaxIdlePerReplica,
+		MaxResponseHeaderBytes: int64(cfg.MaxHeaderBytes),
+		DisableCompression:     true,
+	}
+}
+
+// timed notes the moments of an exchange. RoundTrip may return before a dial that it no longer needs
+// has ended, so only a connection that is used counts.
+func timed(t *Times) *httptrace.ClientTrace {
+	asked := time.Now()
+	return &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
+		t.Began = time.Now()
+		if !c.Reused {
+			t.DialBegan, t.Dialed = asked, t.Began
+		}
+	}}
+}
+
+func phaseOf(err error) phase {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return phaseDial
+	}
+	return phaseHead
+}
+
 // do sends the handshake. With a tunnel, the response says no more than its status.
 func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Response, error) {
 	url := t.Replica.URL + r.Path
@@ -110,7 +148,7 @@ func (u *upgrades) do(ctx context.Context, t Target, r *Request) (*Tunnel, *Resp
 		cancel()
 		return nil, nil, &requestError{replica: t.Replica.ID, phase: phaseHead, err: http1.Malformed("no answer to a WebSocket's handshake")}
 	}
-	response.body = &stdBody{ctx: ctx, cancel: cancel, target: t, body: resp.Body, stall: handshakeTimeout}
+	response.body = &refusal{ctx: ctx, cancel: cancel, target: t, body: resp.Body}
 	return nil, response, nil
 }
 
@@ -155,4 +193,60 @@ func handshake(to, from http.Header) {
 func isWebSocket(resp *http.Response) bool {
 	return resp.StatusCode == http.StatusSwitchingProtocols && strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") &&
 		http1.Nominated(resp.Header["Connection"], "upgrade")
+}
+
+// refusal reads the response of a replica that did not upgrade.
+type refusal struct {
+	ctx    context.Context //nolint:containedctx // it is the life of the response, as in http.Request
+	cancel context.CancelFunc
+	target Target
+	body   io.ReadCloser
+	buf    []byte
+	ended  error
+	closed atomic.Bool
+}
+
+// refusalBuffer is the size of a read.
+const refusalBuffer = 8 << 10
+
+func (a *refusal) next() ([]byte, error) {
+	if a.ended != nil {
+		return nil, a.ended
+	}
+	if a.buf == nil {
+		a.buf = make([]byte, refusalBuffer)
+	}
+	var stalled atomic.Bool
+	timer := time.AfterFunc(handshakeTimeout, func() { stalled.Store(true); a.cancel() })
+	defer timer.Stop()
+	for {
+		n, err := a.body.Read(a.buf)
+		if err != nil {
+			a.end(err, stalled.Load())
+		}
+		if n > 0 {
+			return a.buf[:n], nil
+		}
+		if err != nil {
+			return nil, a.ended
+		}
+	}
+}
+
+func (a *refusal) end(err error, stalled bool) {
+	switch {
+	case atEnd(err):
+		a.ended = io.EOF
+	case stalled:
+		a.ended = &requestError{replica: a.target.Replica.ID, phase: phaseBody, err: errStalled}
+	default:
+		a.ended = failed(a.ctx, a.target.Replica.ID, phaseBody, err)
+	}
+}
+
+func (a *refusal) close() {
+	if a.closed.CompareAndSwap(false, true) {
+		a.cancel()
+		a.body.Close()
+	}
 }

@@ -3,4 +3,4 @@
 package upstream
 
 // read reads once into the empty buffer.
-func (a *leanBody) read() (int, error) { return a.conn.stream.Read(a.room()) }
+func (a *responseBody) read() (int, error) { return a.conn.stream.Read(a.room()) }

@@ -12,7 +12,7 @@ import (
 
 // read reads once into the empty buffer. While nothing comes, the response holds no buffer, so
 // that thousands of quiet streams cost little.
-func (a *leanBody) read() (int, error) {
+func (a *responseBody) read() (int, error) {
 	c := a.conn
 	if c.raw == nil || c.stream != c.base {
 		return c.stream.Read(a.room())
@@ -41,7 +41,7 @@ func (c *conn) reader() func(fd uintptr, b []byte) (int, error) {
 }
 
 // tryRead reads from the socket, and is false when nothing is there yet.
-func (a *leanBody) tryRead(fd uintptr) bool {
+func (a *responseBody) tryRead(fd uintptr) bool {
 	n, err := a.conn.reader()(fd, a.room())
 	if err == syscall.EAGAIN { //nolint:errorlint // a bare errno
 		putBuffer(a.buf)

@@ -36,11 +36,8 @@ type Sender interface {
 
 // connections are how the engines are reached: with the router's own HTTP client. Its metrics count clients' requests, so
 // this one has none; a question's own are in this package.
-func connections(cfg Config, transport string, plainSockets bool) *upstream.Client {
+func connections(cfg Config, plainSockets bool) *upstream.Client {
 	u := upstream.DefaultConfig()
-	if transport != "" {
-		u.Transport = transport
-	}
 	u.DialTimeout = dialTimeout
 	u.IdleTimeout = engineIdle * 4 / 5
 	u.MaxIdlePerReplica = cfg.Concurrency

@@ -16,7 +16,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // engine serves on loopback, and is a replica.
@@ -55,27 +54,25 @@ func runUntilCleanup(t *testing.T, p *Pool) {
 
 // A question has the replica's key, its own content type and the caller's span; no rank, because every rank tokenizes alike.
 func TestWhatAQuestionBrings(t *testing.T) {
-	for _, transport := range []string{upstream.TransportLean, upstream.TransportStd} {
-		var got atomic.Pointer[http.Request]
-		_, r := engine(t, func(w http.ResponseWriter, req *http.Request) {
-			got.Store(req)
-			fmt.Fprint(w, `{"count":1,"tokens":[7]}`)
-		})
-		r.Slots = []replica.Slot{0, 1}
-		p := patient(t, DefaultConfig(), Params{Transport: transport})
-		span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
-		a, err := p.Do(trace.ContextWithSpanContext(t.Context(), span), []*replica.Replica{r}, &Job{Op: OpText, Model: "m", Text: strings.Repeat("long", 10_000)})
-		if err != nil || len(a.IDs) != 1 || a.IDs[0][0] != 7 {
-			t.Fatalf("%s: Do() = %+v, %v", transport, a, err)
-		}
-		h := got.Load().Header
-		for name, want := range map[string]string{
-			"Authorization": "Bearer sesame", "Content-Type": "application/json", "X-Data-Parallel-Rank": "", "Accept-Encoding": "",
-			"Traceparent": "00-01000000000000000000000000000000-0200000000000000-01",
-		} {
-			if h.Get(name) != want {
-				t.Errorf("%s: %s is %q, want %q", transport, name, h.Get(name), want)
-			}
+	var got atomic.Pointer[http.Request]
+	_, r := engine(t, func(w http.ResponseWriter, req *http.Request) {
+		got.Store(req)
+		fmt.Fprint(w, `{"count":1,"tokens":[7]}`)
+	})
+	r.Slots = []replica.Slot{0, 1}
+	p := patient(t, DefaultConfig(), Params{})
+	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
+	a, err := p.Do(trace.ContextWithSpanContext(t.Context(), span), []*replica.Replica{r}, &Job{Op: OpText, Model: "m", Text: strings.Repeat("long", 10_000)})
+	if err != nil || len(a.IDs) != 1 || a.IDs[0][0] != 7 {
+		t.Fatalf("Do() = %+v, %v", a, err)
+	}
+	h := got.Load().Header
+	for name, want := range map[string]string{
+		"Authorization": "Bearer sesame", "Content-Type": "application/json", "X-Data-Parallel-Rank": "", "Accept-Encoding": "",
+		"Traceparent": "00-01000000000000000000000000000000-0200000000000000-01",
+	} {
+		if h.Get(name) != want {
+			t.Errorf("%s is %q, want %q", name, h.Get(name), want)
 		}
 	}
 }

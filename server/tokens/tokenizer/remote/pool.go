@@ -39,8 +39,6 @@ const (
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
-	// Transport is package upstream's way to speak HTTP; empty is its default.
-	Transport string
 	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
 	PlainSockets bool
 	// Sender replaces the connections to the replicas; nil makes them.
@@ -73,7 +71,7 @@ func New(cfg Config, params Params) *Pool {
 	}
 	to := params.Sender
 	if to == nil {
-		p.conns = connections(cfg, params.Transport, params.PlainSockets)
+		p.conns = connections(cfg, params.PlainSockets)
 		to = p.conns
 	}
 	p.client = newClient(cfg, to)

@@ -16,9 +16,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
-// lean is kvpilot's own transport: connections without goroutines that read straight
-// from the socket into the caller's buffer.
-type lean struct {
+// transport opens and keeps connections without goroutines, which read straight from the socket into the caller's buffer.
+type transport struct {
 	cfg     atomic.Pointer[Config]
 	now     func() time.Time
 	metrics *metrics
@@ -29,6 +28,9 @@ type lean struct {
 	hosts map[hostKey]*host // guarded by mu
 	ended bool              // guarded by mu
 }
+
+// keepAlivePeriod is how soon TCP notices that a silent host is gone.
+const keepAlivePeriod = 15 * time.Second
 
 // hostKey identifies a host: its base URL and the identity that the router has there.
 type hostKey struct {
@@ -53,22 +55,22 @@ type host struct {
 // dialFunc opens a connection, within a time of its own.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-func newLean(cfg *Config, now func() time.Time, p Params, m *metrics) *lean {
+func newTransport(cfg *Config, now func() time.Time, p Params, m *metrics) *transport {
 	dial := p.Dial
 	if dial == nil {
 		dial = (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
 	}
-	l := &lean{now: now, metrics: m, opens: dial, plain: p.PlainSockets, hosts: map[hostKey]*host{}}
+	l := &transport{now: now, metrics: m, opens: dial, plain: p.PlainSockets, hosts: map[hostKey]*host{}}
 	l.cfg.Store(cfg)
 	return l
 }
 
-// update implements transport.
-func (l *lean) update(cfg *Config) { l.cfg.Store(cfg) }
+// update takes new settings, for exchanges that begin from now on.
+func (l *transport) update(cfg *Config) { l.cfg.Store(cfg) }
 
 // host finds or makes the host of a replica.
-func (l *lean) host(r *replica.Replica) (*host, error) {
+func (l *transport) host(r *replica.Replica) (*host, error) {
 	base := hostKey{r.URL, r.TLS}
 	l.mu.RLock()
 	h, ended := l.hosts[base], l.ended
@@ -125,8 +127,8 @@ func orDefault(s, otherwise string) string {
 	return s
 }
 
-// do implements transport.
-func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) {
+// do sends a request and reads the head of the response.
+func (l *transport) do(ctx context.Context, t Target, r *Request) (*Response, error) {
 	h, err := l.host(t.Replica)
 	if err != nil {
 		return nil, failed(ctx, t.Replica.ID, phaseDial, err)
@@ -167,7 +169,7 @@ func (l *lean) do(ctx context.Context, t Target, r *Request) (*Response, error) 
 }
 
 // dialTimed opens a connection and records when, if t is not nil.
-func (l *lean) dialTimed(ctx context.Context, h *host, cfg *Config, t *Times) (*conn, error) {
+func (l *transport) dialTimed(ctx context.Context, h *host, cfg *Config, t *Times) (*conn, error) {
 	if t == nil {
 		return l.dial(ctx, h, cfg)
 	}
@@ -181,7 +183,7 @@ func (l *lean) dialTimed(ctx context.Context, h *host, cfg *Config, t *Times) (*
 
 // dial opens a connection, on a goroutine of its own: package net goes so deep that the stack of
 // the request's would be doubled, and stay so for as long as its stream lasts.
-func (l *lean) dial(ctx context.Context, h *host, cfg *Config) (c *conn, err error) {
+func (l *transport) dial(ctx context.Context, h *host, cfg *Config) (c *conn, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -192,7 +194,7 @@ func (l *lean) dial(ctx context.Context, h *host, cfg *Config) (c *conn, err err
 }
 
 // connect opens a connection.
-func (l *lean) connect(ctx context.Context, h *host, cfg *Config) (*conn, error) {
+func (l *transport) connect(ctx context.Context, h *host, cfg *Config) (*conn, error) {
 	l.metrics.dials.Add(ctx, 1)
 	limit, cancel := context.WithTimeout(ctx, cfg.DialTimeout)
 	base, err := l.opens(limit, "tcp", h.address)
@@ -258,9 +260,9 @@ func (h *host) give(c *conn, now time.Time, most int) {
 	}
 }
 
-// prune implements transport. A host without connections is dropped, so that replicas that
+// prune closes connections that have been idle for too long. A host without connections is dropped, so that replicas that
 // are gone leave nothing behind.
-func (l *lean) prune(now time.Time) {
+func (l *transport) prune(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for base, h := range l.hosts {
@@ -285,8 +287,8 @@ func (h *host) prune(now time.Time, idleTimeout time.Duration) bool {
 	return h.gone
 }
 
-// shut implements transport.
-func (l *lean) shut() {
+// shut closes all idle connections, and every other one when its request ends.
+func (l *transport) shut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended = true
@@ -311,12 +313,12 @@ type exchangeError struct {
 }
 
 // exchange sends the request on c and reads the head of the response. On an error c is closed.
-func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *Request) (*Response, *exchangeError) {
+func (l *transport) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *Request) (*Response, *exchangeError) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, c.shut)
 	}
-	a := &leanBody{ctx: ctx, lean: l, cfg: cfg, conn: c, stop: stop, id: t.Replica.ID}
+	a := &responseBody{ctx: ctx, transport: l, cfg: cfg, conn: c, stop: stop, id: t.Replica.ID}
 	sent := l.send(ctx, c, t, r)
 	var source *sourceError
 	if errors.As(sent, &source) {
@@ -347,21 +349,21 @@ func (l *lean) exchange(ctx context.Context, c *conn, cfg *Config, t Target, r *
 const earlyResponseWait = 200 * time.Millisecond
 
 // send writes the request.
-func (l *lean) send(ctx context.Context, c *conn, t Target, r *Request) error {
+func (l *transport) send(ctx context.Context, c *conn, t Target, r *Request) error {
 	head := getBuffer(smallBuffer)
 	defer putBuffer(head)
 	return c.write(appendHead(ctx, head.b[:0], c.host, t, r), r)
 }
 
-// leanBody is one response as it is read.
-type leanBody struct {
-	resp Response
-	ctx  context.Context //nolint:containedctx // it is the life of the response, as in http.Request
-	lean *lean
-	cfg  *Config // as the exchange began with
-	conn *conn   // nil once it was released or closed
-	stop func() bool
-	id   replica.ID
+// responseBody is one response as it is read.
+type responseBody struct {
+	resp      Response
+	ctx       context.Context //nolint:containedctx // it is the life of the response, as in http.Request
+	transport *transport
+	cfg       *Config // as the exchange began with
+	conn      *conn   // nil once it was released or closed
+	stop      func() bool
+	id        replica.ID
 
 	buf   *buffer // nil while nothing is read
 	large bool    // further reads use a large buffer
