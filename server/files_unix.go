@@ -10,5 +10,5 @@ func MaxFiles() (uint64, bool) {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return 0, false
 	}
-	return limit.Cur, true //nolint:unconvert // signed on some systems
+	return limit.Cur, true
 }

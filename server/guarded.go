@@ -19,7 +19,7 @@ const messageFrame = 64 << 10
 func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, held *ledger.Ledger) *guard.Guard {
 	return guard.New(guard.Limits{
 		Message: int(c.Gateway.MaxBodyBytes) + messageFrame,
-		Streams: uint32(c.Listen.MaxStreams), HeaderBytes: uint32(c.Listen.MaxHeaderBytes), //nolint:gosec // Validate bounds them
+		Streams: uint32(c.Listen.MaxStreams), HeaderBytes: uint32(c.Listen.MaxHeaderBytes),
 		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
 		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
 	}, guard.Params{
@@ -84,7 +84,7 @@ func (s *Server) newLedger(c config.Config, t *telemetry.Telemetry) *ledger.Ledg
 		bounds.Places = s.params.Memory.Bytes / placesShare
 	}
 	if files, ok := MaxFiles(); ok {
-		bounds.Files = int(min(max(files/2, fewestConnections), 4*mostConnections)) //nolint:gosec // between the two
+		bounds.Files = int(min(max(files/2, fewestConnections), 4*mostConnections))
 	}
 	return ledger.New(bounds, t.Meters())
 }
@@ -108,7 +108,7 @@ const (
 func (s *Server) countedPeers(l net.Listener) net.Listener {
 	most := mostPeerConnections
 	if files, ok := MaxFiles(); ok {
-		most = int(min(uint64(most), max(files/peerShare, fewestConnections))) //nolint:gosec // at most mostPeerConnections
+		most = int(min(uint64(most), max(files/peerShare, fewestConnections)))
 	}
 	return s.ledger.Listener(l, ledger.ListenerConfig{Max: most, Cost: fleetConnection, Lasting: true})
 }
@@ -121,5 +121,5 @@ func maxConnections(l config.Listen) int {
 	if !ok {
 		return unknownConnections
 	}
-	return int(min(max(files/listenerShare, fewestConnections), mostConnections)) //nolint:gosec // between the two
+	return int(min(max(files/listenerShare, fewestConnections), mostConnections))
 }

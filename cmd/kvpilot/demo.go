@@ -196,7 +196,7 @@ func (d *demo) address(ctx context.Context, asked, usual string) string {
 	if err != nil {
 		return free
 	}
-	l.Close() //nolint:errcheck // nothing came
+	l.Close()
 	return usual
 }
 

@@ -33,7 +33,7 @@ func (r *demoRouter) base() string { return "http://" + dialableString(r.at.HTTP
 // close closes what a router that was never run holds.
 func (r *demoRouter) close() {
 	if r.gossip != nil {
-		r.gossip.Close() //nolint:errcheck // nothing came
+		r.gossip.Close()
 	}
 }
 
@@ -130,7 +130,7 @@ func (r *demoRouter) metric(ctx context.Context, name string, labels ...string) 
 	if err != nil {
 		return 0 // it is stopping
 	}
-	defer resp.Body.Close() //nolint:errcheck // everything of interest has been read
+	defer resp.Body.Close()
 lines:
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		line := lines.Text()

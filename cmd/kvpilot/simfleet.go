@@ -35,7 +35,7 @@ func newSimReplica(ctx context.Context, cfg enginesim.Config, ports simPorts, n 
 	defer func() {
 		if err != nil {
 			for _, ln := range opened {
-				ln.Close() //nolint:errcheck // nothing was served from it
+				ln.Close()
 			}
 		}
 	}()

@@ -76,7 +76,7 @@ func (r *remote) top(ctx context.Context, c *client.Client, every time.Duration,
 		view, err := r.look(ctx, c)
 		switch {
 		case ctx.Err() != nil:
-			return nil //nolint:nilerr // interrupted, as it is meant to end
+			return nil
 		case err != nil && (!s.live || s.last == nil):
 			return err
 		case err != nil:

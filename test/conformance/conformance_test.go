@@ -120,7 +120,7 @@ func usages(t *testing.T, command ...string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			io.Copy(io.Discard, resp.Body) //nolint:errcheck // the counts show it
+			io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			time.Sleep(200 * time.Millisecond) // the engine's events arrive meanwhile
 		}

@@ -223,7 +223,7 @@ func (in scope) complete(ctx context.Context, r *replica.Replica, rank int, t *t
 	if err != nil {
 		return fault(Fail, subject, expected, oneLine(err), "the replica is healthy and does not answer a request: look at its log; is it paused (POST /resume) or stalled?")
 	}
-	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	defer resp.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(resp.Body, mostAnswer))
 	switch {
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:

@@ -254,7 +254,7 @@ func (in scope) dateOf(ctx context.Context, r *replica.Replica) (time.Duration, 
 	if err != nil {
 		return 0, false
 	}
-	defer resp.Body.Close() //nolint:errcheck // only the header is read
+	defer resp.Body.Close()
 	date, err := time.Parse(time.RFC1123, resp.Header.Get("Date"))
 	if err != nil {
 		return 0, false

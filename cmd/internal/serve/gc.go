@@ -48,5 +48,5 @@ func gcPercent(live uint64) int {
 	if live == 0 {
 		return maxGCPercent
 	}
-	return int(min(max(heapFloor*100/live, minGCPercent), maxGCPercent)) //nolint:gosec // between the two bounds
+	return int(min(max(heapFloor*100/live, minGCPercent), maxGCPercent))
 }

@@ -39,7 +39,7 @@ func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
 	if by.Recorded {
 		record = nil
 	}
-	if !req.Booking.Books() {
+	if !req.Booking.books() {
 		if req.Booking == Unbooked && !by.Recorded {
 			b.memory.remember(d, req, ln, by.Hashes, d.At)
 		}

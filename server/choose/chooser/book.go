@@ -62,7 +62,7 @@ func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t 
 			d.Held = req.Age // it waited at another router
 		}
 		cand := d.Pick()
-		if !req.Booking.Books() {
+		if !req.Booking.books() {
 			return b.unbooked(s, req, ln, now), nil
 		}
 		booking := req.book(d, req.hashesFor(cand))

@@ -85,7 +85,7 @@ func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Tim
 		s.whole = ln.streams.Load() == 0 // those would wait, too
 	}
 	e.comparison.judgeUnlessRun(now)
-	s.held = e.settings.of(req).holdAbove > 0 && s.d.Policy == decision.PredictedTTFT && req.Booking.Books() && !req.NoQueue
+	s.held = e.settings.of(req).holdAbove > 0 && s.d.Policy == decision.PredictedTTFT && req.Booking.books() && !req.NoQueue
 	e.candidates(s, req, ln)
 	s.avoidStalled(now)
 	matching := e.clock.now()

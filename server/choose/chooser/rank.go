@@ -144,7 +144,7 @@ func decay(x float64) float64 {
 
 // wholes are e^-n, parts e^-(k/64).
 //
-//nolint:gochecknoglobals // constants
+
 var (
 	wholes = decays(32, 1)
 	parts  = decays(64, 64)

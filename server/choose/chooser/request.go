@@ -180,8 +180,8 @@ const (
 	DryRun
 )
 
-// Books reports whether a reservation is made.
-func (b Booking) Books() bool { return b == Reserve }
+// books reports whether a reservation is made.
+func (b Booking) books() bool { return b == Reserve }
 
 // Terms are the terms of the booking.
 type Terms struct {

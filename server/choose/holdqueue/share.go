@@ -217,7 +217,7 @@ func (h tickets) Swap(i, j int) {
 
 // Push implements heap.Interface.
 func (h *tickets) Push(x any) {
-	t := x.(*Ticket) //nolint:forcetypeassert // the heap holds nothing else
+	t := x.(*Ticket)
 	t.place = len(*h)
 	*h = append(*h, t)
 }
@@ -249,7 +249,7 @@ func (h tenants) Swap(i, j int) {
 
 // Push implements heap.Interface.
 func (h *tenants) Push(x any) {
-	t := x.(*tenant) //nolint:forcetypeassert // the heap holds nothing else
+	t := x.(*tenant)
 	t.place = len(*h)
 	*h = append(*h, t)
 }

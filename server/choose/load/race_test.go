@@ -25,7 +25,7 @@ func TestConcurrentLivesLeaveNothing(t *testing.T) {
 	sweeper.Go(func() {
 		for ctx.Err() == nil { // a sweep far in the future ends every lease there is
 			b.sweep(b.now() + int64(time.Hour))
-			time.Sleep(time.Millisecond) //nolint:forbidigo // real goroutines race here, nothing waits for this
+			time.Sleep(time.Millisecond)
 		}
 	})
 	for worker := range uint64(workers) {

@@ -63,7 +63,7 @@ func (b *liveBody) mistake() *apierror.Error {
 }
 
 // isEnd reports the end of a body. A wrapped io.EOF is that of a body that was cut off.
-func isEnd(err error) bool { return err == io.EOF } //nolint:errorlint // as said
+func isEnd(err error) bool { return err == io.EOF }
 
 func hasBody(r *http.Request) bool {
 	return r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0

@@ -298,7 +298,7 @@ func (p *Poller) fetch(ctx context.Context, r *replica.Replica) (*page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("poll: %w", err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // nothing is lost when closing a read body fails
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("poll: status %d", resp.StatusCode)
 	}

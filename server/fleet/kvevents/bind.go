@@ -120,7 +120,7 @@ func (b *binder) follow(ctx context.Context, conn *zmtp.Conn) {
 	if len(users) == 1 {
 		epochs[users[0]] = users[0].connected(users[0].events, "") // no other feed can be meant
 	}
-	err := b.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
+	err := b.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) {
 		f := b.route(m)
 		if f == nil {
 			b.plane.putMessage(m)

@@ -83,7 +83,7 @@ func (f *feed) follow(ctx context.Context, conn *zmtp.Conn, sockets replica.Even
 		return err
 	}
 	epoch := f.connected(sockets, instance)
-	err := f.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) { //nolint:contextcheck // only metrics take one, and nothing is in it
+	err := f.plane.receive(conn, func(m *zmtp.Message, n numbered, ok bool) {
 		if !ok {
 			f.onMalformed(m)
 			return

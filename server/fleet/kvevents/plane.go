@@ -97,7 +97,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	}
 	p.mu.Unlock()
 	for _, f := range waiting {
-		p.start(f) //nolint:contextcheck // it lives as long as Run or until its Remove
+		p.start(f)
 	}
 	p.slotsTurn.Unlock()
 
@@ -250,7 +250,7 @@ func (p *Plane) work(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case f := <-p.runnable:
-			f.takeTurn(&d) //nolint:contextcheck // only metrics take one, and nothing is in it
+			f.takeTurn(&d)
 		}
 	}
 }

@@ -58,7 +58,7 @@ func Within(section string, err error) error {
 	if err == nil {
 		return nil
 	}
-	joined, many := err.(interface{ Unwrap() []error }) //nolint:errorlint // only what errors.Join made is taken apart
+	joined, many := err.(interface{ Unwrap() []error })
 	if !many {
 		return fmt.Errorf("%s.%w", section, err)
 	}

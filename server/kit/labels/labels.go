@@ -25,7 +25,7 @@ type Sets[K comparable] struct {
 // Of returns the set for key; build makes it when it is asked for the first time.
 func (s *Sets[K]) Of(key K, build func(K) []attribute.KeyValue) metric.MeasurementOption {
 	if known, ok := s.known.Load(key); ok {
-		return known.(metric.MeasurementOption) //nolint:forcetypeassert // the map holds nothing else
+		return known.(metric.MeasurementOption)
 	}
 	set := metric.WithAttributeSet(attribute.NewSet(build(key)...))
 	if s.count.Load() < most {

@@ -93,7 +93,7 @@ func (c *Conn) End() {
 	c.used.Store(time.Now().UnixNano())
 	if s := &c.listener.ledger.conns; s.waiting.Load() > 0 {
 		s.mu.Lock()   // so that none is between its look and its wait
-		s.mu.Unlock() //nolint:staticcheck // as above
+		s.mu.Unlock() //nolint:staticcheck // the lock alone is wanted
 		s.free.Broadcast()
 	}
 }

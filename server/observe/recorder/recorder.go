@@ -194,5 +194,5 @@ func (t *Tracer) begin(s *Span, p *plan, b beginning) {
 		at = time.Now()
 	}
 	_, own := t.sdk.Start(p, b.name, append(b.options[:len(b.options):len(b.options)], trace.WithTimestamp(s.record.moment(at)))...)
-	s.ReadWriteSpan = own.(sdktrace.ReadWriteSpan) //nolint:forcetypeassert // what the SDK records is one
+	s.ReadWriteSpan = own.(sdktrace.ReadWriteSpan)
 }

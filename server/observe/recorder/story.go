@@ -162,7 +162,7 @@ func (c *Canvas) Draw(t *Tracer, p Part, attrs ...attribute.KeyValue) {
 		s.SetStatus(codes.Error, clip(p.Failed))
 	}
 	s.End(trace.WithTimestamp(r.moment(p.To)))
-	c.to = append(c.to, s.(sdktrace.ReadOnlySpan)) //nolint:forcetypeassert // what the SDK records is one
+	c.to = append(c.to, s.(sdktrace.ReadOnlySpan))
 }
 
 // finish has the SDK end a span that is over.

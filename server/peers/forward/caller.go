@@ -31,7 +31,7 @@ func Send(ctx context.Context, who *caller.Caller, address string, h http.Header
 	if who.Roles != 0 {
 		s.Roles = strings.Split(who.Roles.String(), ",")
 	}
-	text, _ := json.Marshal(s) //nolint:errchkjson // strings always marshal
+	text, _ := json.Marshal(s)
 	md := metadata.Pairs(keyCaller, string(text))
 	for name, values := range h {
 		if key := strings.ToLower(name); strings.HasPrefix(key, "x-") && key != "x-api-key" && !strings.HasSuffix(key, "-bin") {

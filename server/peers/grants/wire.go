@@ -22,11 +22,11 @@ func holding(h Holding) *pb.LimitHolding {
 	if h == (Holding{}) {
 		return nil
 	}
-	return &pb.LimitHolding{InFlight: uint64(max(0, h.InFlight)), Reserved: uint64(max(0, h.Reserved))} //nolint:gosec // not below zero
+	return &pb.LimitHolding{InFlight: uint64(max(0, h.InFlight)), Reserved: uint64(max(0, h.Reserved))}
 }
 
 func fromHolding(h *pb.LimitHolding) Holding {
-	return Holding{int(h.GetInFlight()), int(h.GetReserved())} //nolint:gosec // at most 2^40, by the contract
+	return Holding{int(h.GetInFlight()), int(h.GetReserved())}
 }
 
 func report(r Report) *pb.LimitReport {

@@ -40,7 +40,7 @@ func (m *Members) advertised(ctx context.Context, listening net.Addr) (netip.Add
 	case len(ips) > 1:
 		return netip.AddrPort{}, fmt.Errorf("fleet.advertise: must be one router's own address, but %s has %d", host, len(ips))
 	}
-	return netip.AddrPortFrom(ips[0], uint16(port)), nil //nolint:gosec // splitAdvertised bounds it
+	return netip.AddrPortFrom(ips[0], uint16(port)), nil
 }
 
 // advertisedRPC is the address of PeerService: the host that is listened on, or the gossip's, with the port that is listened on.

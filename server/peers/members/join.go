@@ -94,7 +94,7 @@ func (m *Members) targets(ctx context.Context) map[netip.AddrPort]bool {
 			m.params.Scope.Log().Debug("a name to join is not known yet", "name", host, "error", err)
 		}
 		for _, ip := range ips {
-			all[netip.AddrPortFrom(ip, uint16(port))] = true //nolint:gosec // splitAddress bounds it
+			all[netip.AddrPortFrom(ip, uint16(port))] = true
 		}
 	}
 	m.mu.Lock()

@@ -71,7 +71,7 @@ type Member struct {
 // encode makes the metadata of a member.
 func (m Member) encode() ([]byte, error) {
 	meta, err := proto.Marshal(&pb.Membership{
-		RouterId: m.ID, Name: m.Name, Address: m.Address, WireMajor: m.WireMajor, WireMinor: m.WireMinor, StartedMs: uint64(m.Started.UnixMilli()), //nolint:gosec // after 1970
+		RouterId: m.ID, Name: m.Name, Address: m.Address, WireMajor: m.WireMajor, WireMinor: m.WireMinor, StartedMs: uint64(m.Started.UnixMilli()),
 	})
 	if err == nil && len(meta) > memberlist.MetaMaxSize {
 		err = fmt.Errorf("name and address are too long: %d bytes of %d", len(meta), memberlist.MetaMaxSize)
@@ -108,7 +108,7 @@ func decode(n *memberlist.Node) (Member, error) {
 	}
 	return Member{
 		ID: n.Name, Name: meta.GetName(), Address: at.String(), WireMajor: meta.GetWireMajor(), WireMinor: meta.GetWireMinor(),
-		Started: time.UnixMilli(int64(meta.GetStartedMs())), //nolint:gosec // for operators
+		Started: time.UnixMilli(int64(meta.GetStartedMs())),
 		gossip:  netip.AddrPortFrom(ip.Unmap(), n.Port),
 	}, nil
 }

@@ -208,7 +208,7 @@ func feed(t *testing.T, dice *rand.Rand, f *resume.Follower, b []byte) (out []by
 	for len(b) > 0 {
 		n := min(len(b), 1+dice.IntN(400))
 		got, err := f.Feed(bytes.Clone(b[:n])) // which it may change
-		if err == io.EOF {                     //nolint:errorlint // as the Follower gives it
+		if err == io.EOF {
 			return append(out, got...)
 		}
 		if err != nil {

@@ -42,7 +42,7 @@ func (s *isolation) salt(tenant, own string) string {
 		return s.derive(tenant, own)
 	}
 	if known, ok := s.known.Load(tenant); ok {
-		return known.(string) //nolint:forcetypeassert // the map holds nothing else
+		return known.(string)
 	}
 	made := s.derive(tenant, "")
 	if s.count.Load() < maxSalts {

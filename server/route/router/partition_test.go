@@ -125,7 +125,7 @@ func (r *remote) serve(conn net.Conn) {
 			return
 		case away:
 			r.hung.Store(id, true)
-			in.ReadByte() //nolint:errcheck // it waits until the router gives up
+			in.ReadByte()
 			return
 		case unavailable:
 			io.WriteString(conn, "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")

@@ -54,7 +54,7 @@ type result struct {
 // of returns the labels of a model: a served one, or otherModel.
 func (p *perModel) of(model string) *modelLabels {
 	if known, ok := p.known.Load(model); ok {
-		return known.(*modelLabels) //nolint:forcetypeassert // the map holds nothing else
+		return known.(*modelLabels)
 	}
 	if p.count.Load() >= mostModels && model != otherModel {
 		return p.of(otherModel)
@@ -72,7 +72,7 @@ func (p *perModel) of(model string) *modelLabels {
 	case model != otherModel && fresh.timed == fresh:
 		p.timed.Add(-1) // another request was faster
 	}
-	return known.(*modelLabels) //nolint:forcetypeassert // as above
+	return known.(*modelLabels)
 }
 
 func newModelLabels(name string) *modelLabels {

@@ -139,7 +139,7 @@ func TestPoisonDoesNotHideABrokenReplica(t *testing.T) {
 	failsAt(f, text(500, "{}"))
 	f.engines[1].does(text(500, "{}"))
 	for i := range 90 {
-		f.router.Serve(t.Context(), of("mallory", fmt.Sprint("poison ", i)), &client{}) //nolint:errcheck // it fails
+		f.router.Serve(t.Context(), of("mallory", fmt.Sprint("poison ", i)), &client{})
 		if err := f.router.Serve(t.Context(), of([]string{"ann", "ben"}[i%2], fmt.Sprint("hello ", i)), &client{}); err != nil {
 			t.Fatalf("request %d: %v", i, err)
 		}
@@ -178,7 +178,7 @@ func TestOneTrialAtATime(t *testing.T) {
 	})
 	f.engines[0].does(cut)
 	for i := range 20 {
-		f.router.Serve(t.Context(), of("", fmt.Sprint("hello ", i)), &client{}) //nolint:errcheck // some fail
+		f.router.Serve(t.Context(), of("", fmt.Sprint("hello ", i)), &client{})
 	}
 	arrived := make(chan struct{}, 100)
 	f.engines[0].does(func(w http.ResponseWriter, r *http.Request) { arrived <- struct{}{}; silent(w, r) })

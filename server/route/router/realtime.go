@@ -128,7 +128,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 		end = endOf(f.outcome)
 		return f
 	}
-	defer there.Close() //nolint:errcheck // both ends are done
+	defer there.Close()
 	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
 	rl.blame.settle(rq, d, a, retry.OK)
 	delete(there.Header, headerRetryAfter)
@@ -138,7 +138,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 		end = decision.EndCanceled
 		return &failure{outcome: retry.Canceled, public: switchError(err)}
 	}
-	defer here.Close() //nolint:errcheck // as above
+	defer here.Close()
 	d.begun, d.status = true, http.StatusSwitchingProtocols
 	if f = passBytes(ctx, rq.set.RealtimeIdle, a, here, there); f == nil {
 		end = decision.EndCompleted

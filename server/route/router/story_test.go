@@ -161,7 +161,7 @@ func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 				k.script(c.steps...)
 			}
 			got := k.tree(func(ctx context.Context) {
-				k.router.Serve(ctx, c.call, &client{}) //nolint:errcheck // the spans tell
+				k.router.Serve(ctx, c.call, &client{})
 			})
 			head, rest, _ := strings.Cut(got, "\n")
 			if !strings.HasPrefix(head, "surface") || rest != c.want {

@@ -112,7 +112,7 @@ func (u *upload) Read(p []byte) (int, error) {
 }
 
 // isEnd reports whether a body or an answer has come whole: a wrapped io.EOF is one that was cut off.
-func isEnd(err error) bool { return err == io.EOF } //nolint:errorlint // as above
+func isEnd(err error) bool { return err == io.EOF }
 
 // bodyFault is the client's own end of an upload: too large, too slow, or gone.
 func bodyFault(err error) (*apierror.Error, bool) {

@@ -169,5 +169,5 @@ func spotOf(body, part []byte) (spot, bool) {
 	if from > uintptr(len(body)) || uintptr(len(part)) > uintptr(len(body))-from {
 		return spot{}, false
 	}
-	return spot{uint32(from), uint32(from) + uint32(len(part))}, true //nolint:gosec // bodies are bounded before
+	return spot{uint32(from), uint32(from) + uint32(len(part))}, true
 }

@@ -38,7 +38,7 @@ func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, er
 	held := &holder{from: body, left: head}
 	f := &Form{Request: &Request{Route: p.Route, N: 1}, boundary: params["boundary"]}
 	err = f.read(multipart.NewReader(held, f.boundary))
-	f.Head, f.Whole = held.bytes.Bytes(), held.err == io.EOF //nolint:errorlint // the plain io.EOF is the end
+	f.Head, f.Whole = held.bytes.Bytes(), held.err == io.EOF
 	switch {
 	case err == nil:
 		f.applyHeaders(p)
@@ -46,7 +46,7 @@ func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, er
 	case held.left == 0:
 		return nil, &BadRequest{Message: fmt.Sprintf("The form's model does not come within its first %d bytes: send it before the file.", head),
 			Param: "model", Code: CodeTooLarge, Status: http.StatusRequestEntityTooLarge, Offset: head}
-	case held.err != nil && held.err != io.EOF: //nolint:errorlint // as above
+	case held.err != nil && held.err != io.EOF:
 		return nil, held.err
 	}
 	return nil, &BadRequest{Message: "The form cannot be read: " + err.Error() + ".", Code: CodeInvalidValue,
@@ -78,7 +78,7 @@ func (h *holder) Read(p []byte) (int, error) {
 func (f *Form) read(form *multipart.Reader) error {
 	for f.Model == "" {
 		part, err := form.NextRawPart()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+		if err == io.EOF {
 			return nil
 		}
 		if err != nil {

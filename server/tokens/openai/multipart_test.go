@@ -78,7 +78,7 @@ func TestAnErrorOfTheBodyIsNotTheForms(t *testing.T) {
 	gone := errors.New("the client left")
 	body, contentType := form(t, true, 100_000)
 	_, err := openai.ReadForm(openai.Params{}, contentType, io.MultiReader(bytes.NewReader(body[:5000]), iotest.ErrReader(gone)), 1<<20)
-	if err != gone { //nolint:errorlint // it must be the very error
+	if err != gone {
 		t.Errorf("got %v, want %v", err, gone)
 	}
 }

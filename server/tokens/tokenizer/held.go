@@ -86,7 +86,7 @@ type blockSizes struct{ list [maxHashLists]atomic.Int32 }
 func (b *blockSizes) note(size int) {
 	for i := range b.list {
 		known := b.list[i].Load()
-		if known == 0 && b.list[i].CompareAndSwap(0, int32(size)) { //nolint:gosec // a block's size
+		if known == 0 && b.list[i].CompareAndSwap(0, int32(size)) {
 			return
 		}
 		if known = b.list[i].Load(); int(known) == size {

@@ -34,7 +34,6 @@ func attempt(b *Breaker, id replica.ID, o retry.Verdict) bool {
 	return ok
 }
 
-//nolint:gochecknoglobals // makes every request another one
 var requests atomic.Uint64
 
 // found is what another replica's success shows of one of many requests of one tenant.

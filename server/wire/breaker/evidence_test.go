@@ -20,7 +20,7 @@ func TestFailuresCountByTheirOrigins(t *testing.T) {
 	const a, b = 1, 2 // tenants
 	ok := func(tenant uint64) retry.Finding { return finding(retry.OK, true, tenant, 0) }
 	repeat := func(n int, one func(i uint64) retry.Finding) (list []retry.Finding) {
-		for i := range uint64(n) { //nolint:gosec // few
+		for i := range uint64(n) {
 			list = append(list, one(i+1))
 		}
 		return list

@@ -66,7 +66,7 @@ func BodyOf(method string, h *Head) Body {
 func (f *Body) Size() int64 {
 	switch f.kind {
 	case framingNone, framingLength:
-		return int64(f.left) //nolint:gosec // it was an int64
+		return int64(f.left)
 	case framingChunked, framingClose:
 	}
 	return -1
@@ -96,7 +96,7 @@ func (f *Body) Decode(b []byte) (body, used int, err error) {
 	case framingNone:
 		return 0, 0, nil
 	case framingLength:
-		n := int(min(uint64(len(b)), f.left)) //nolint:gosec // no more than len(b)
+		n := int(min(uint64(len(b)), f.left))
 		f.left -= uint64(n)
 		return n, n, nil
 	case framingClose:
@@ -105,7 +105,7 @@ func (f *Body) Decode(b []byte) (body, used int, err error) {
 	}
 	for used < len(b) && f.state != chunksOver {
 		if f.state == chunkData {
-			n := int(min(uint64(len(b)-used), f.left)) //nolint:gosec // no more than len(b)
+			n := int(min(uint64(len(b)-used), f.left))
 			if body != used {
 				copy(b[body:], b[used:used+n])
 			}

@@ -44,7 +44,7 @@ func (p *Pins) Put(tenant, response string, id replica.ID) {
 	defer p.mu.Unlock()
 	value := pin{response: response, tenant: tenant, replica: id, at: p.now()}
 	if e, ok := p.byID[response]; ok {
-		if old := e.Value.(pin); old.tenant != tenant && value.at.Sub(old.at) <= p.cfg.TTL { //nolint:forcetypeassert // as in Get
+		if old := e.Value.(pin); old.tenant != tenant && value.at.Sub(old.at) <= p.cfg.TTL {
 			return
 		}
 		e.Value = value
@@ -77,7 +77,7 @@ func (p *Pins) Get(tenant, response string) (replica.ID, Owner) {
 	if !ok {
 		return "", OwnerUnknown
 	}
-	found := e.Value.(pin) //nolint:forcetypeassert // the list holds nothing else
+	found := e.Value.(pin)
 	if p.now().Sub(found.at) > p.cfg.TTL {
 		p.drop(e)
 		return "", OwnerUnknown
@@ -97,7 +97,7 @@ func (p *Pins) Find(response string) (tenant string, id replica.ID, ok bool) {
 	if !ok {
 		return "", "", false
 	}
-	found := e.Value.(pin) //nolint:forcetypeassert // as in Get
+	found := e.Value.(pin)
 	if p.now().Sub(found.at) > p.cfg.TTL {
 		p.drop(e)
 		return "", "", false
@@ -107,5 +107,5 @@ func (p *Pins) Find(response string) (tenant string, id replica.ID, ok bool) {
 
 // drop forgets one response. The caller holds mu.
 func (p *Pins) drop(e *list.Element) {
-	delete(p.byID, p.order.Remove(e).(pin).response) //nolint:forcetypeassert // the list holds nothing else
+	delete(p.byID, p.order.Remove(e).(pin).response)
 }

@@ -49,14 +49,14 @@ func New(now func() time.Time) *Memory {
 func (m *Memory) Origin(tenant string, body []byte, parts ...string) retry.Origin {
 	var h maphash.Hash
 	h.SetSeed(m.seed)
-	h.WriteString(tenant) //nolint:errcheck // a hash takes everything
+	h.WriteString(tenant)
 	o := retry.Origin{Tenant: named(h.Sum64())}
 	for _, part := range parts {
-		h.WriteByte(0)      //nolint:errcheck // as above
-		h.WriteString(part) //nolint:errcheck // as above
+		h.WriteByte(0)
+		h.WriteString(part)
 	}
-	h.WriteByte(0) //nolint:errcheck // as above
-	h.Write(body)  //nolint:errcheck // as above
+	h.WriteByte(0)
+	h.Write(body)
 	o.Request = named(h.Sum64())
 	return o
 }

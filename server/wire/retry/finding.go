@@ -23,7 +23,6 @@ const (
 	CauseRank
 )
 
-//nolint:gochecknoglobals // a constant table
 var causeNames = [...]string{
 	CauseNone: "none", CauseRequest: "request", CauseCaller: "caller", CauseTenant: "tenant", CauseRouter: "router",
 	CauseNetwork: "network", CauseReplica: "replica", CauseRank: "rank",

@@ -52,7 +52,7 @@ const (
 func Verdicts() []Verdict {
 	list := make([]Verdict, len(rows))
 	for i := range list {
-		list[i] = Verdict(i) //nolint:gosec // a dozen
+		list[i] = Verdict(i)
 	}
 	return list
 }
@@ -66,7 +66,6 @@ type row struct {
 	retryable, gone, fault, follows bool
 }
 
-//nolint:gochecknoglobals // a constant table
 var rows = [...]row{
 	OK:          {name: "ok"},
 	ClientFault: {name: "client_fault", cause: CauseRequest},

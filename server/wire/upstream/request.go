@@ -120,7 +120,7 @@ func (b *restored) next() ([]byte, error) {
 func (*restored) close() {}
 
 // atEnd reports the plain io.EOF, which is the end of a response; a wrapped one is a response that was cut off.
-func atEnd(err error) bool { return err == io.EOF } //nolint:errorlint // see above
+func atEnd(err error) bool { return err == io.EOF }
 
 // ReadAll reads the rest of the body, and at most limit bytes of it. It does not close the response.
 func (r *Response) ReadAll(limit int) ([]byte, error) {

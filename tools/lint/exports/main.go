@@ -120,7 +120,7 @@ func constGroups(all []*packages.Package) map[token.Position]token.Position {
 					continue
 				}
 				for _, spec := range group.Specs {
-					for _, name := range spec.(*ast.ValueSpec).Names { //nolint:forcetypeassert // constants have no other
+					for _, name := range spec.(*ast.ValueSpec).Names {
 						groups[pkg.Fset.Position(name.Pos())] = pkg.Fset.Position(group.Pos())
 					}
 				}

@@ -69,7 +69,7 @@ func (j *Job) templateKwargs(v version) ([]byte, error) {
 	if !rawjson.IsNull(request) {
 		if err := set.merge(request); err != nil {
 			// not an object: the engine refuses it, and /tokenize with the same words
-			return request, nil //nolint:nilerr // handed on as it is, for the engine to judge
+			return request, nil
 		}
 	}
 	if docs := p.Field("documents"); !rawjson.IsNull(docs) {

@@ -118,7 +118,7 @@ func (c *client) read(resp *upstream.Response) (*bytes.Buffer, error) {
 	}
 	for {
 		piece, err := resp.Next()
-		if err == io.EOF { //nolint:errorlint // the plain io.EOF is the end; a wrapped one is an answer that was cut off
+		if err == io.EOF {
 			return buf, nil
 		}
 		if err != nil {

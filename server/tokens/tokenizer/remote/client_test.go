@@ -113,7 +113,7 @@ func TestALongRefusalIsCutOff(t *testing.T) {
 	})
 	p := patient(t, DefaultConfig(), Params{})
 	_, err := ask(t, p, []*replica.Replica{r})
-	refusal, ok := err.(*ClientFault) //nolint:errorlint // Do says that it is this type
+	refusal, ok := err.(*ClientFault)
 	if !ok || refusal.Status != http.StatusBadRequest || len(refusal.Body) != maxErrorBody {
 		t.Errorf("%T %v", err, err)
 	}

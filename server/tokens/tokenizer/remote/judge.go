@@ -61,7 +61,7 @@ func (p *Pool) judge(caller context.Context, e *endpoint, d *dialogue, err error
 	case v.Follows() && d != nil:
 		d.failed(e, pass, v)
 	case v.Follows():
-		p.report(e, pass, retry.Finding{Verdict: v, Cause: v.Cause(), Sure: true, Origin: retry.Origin{Request: uint64(now.UnixNano())}}) //nolint:gosec // a name
+		p.report(e, pass, retry.Finding{Verdict: v, Cause: v.Cause(), Sure: true, Origin: retry.Origin{Request: uint64(now.UnixNano())}})
 	default:
 		p.report(e, pass, retry.Find(v, d.from()))
 	}

@@ -114,7 +114,6 @@ func ask(t *testing.T, p *Pool, rs []*replica.Replica) (*Answer, error) {
 	return p.Do(t.Context(), rs, &Job{Op: OpText, Model: "m", Text: "x"})
 }
 
-//nolint:gochecknoglobals // makes every question another one
 var asked atomic.Int64
 
 // askNew asks what was not asked before.
