@@ -105,7 +105,6 @@ func TestSimServesWhatItPrints(t *testing.T) {
 }
 
 func TestDemoRunsAFleetOfRouters(t *testing.T) {
-	t.Parallel()
 	var out stack.Log
 	err := run(t.Context(), []string{"demo", "--routers", "3", "--conversations", "9", "--turns", "3", "--concurrency", "3", "--speed", "30"}, nil, &out, io.Discard)
 	if err != nil {
