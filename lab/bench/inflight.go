@@ -239,23 +239,8 @@ func (e *holdingEngine) answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, event+"data: [DONE]\n\n", `"stop"`)
 }
 
-// page reads a page of a router.
-func page(ctx context.Context, address, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	return string(text), err
-}
-
 func listsModel(ctx context.Context, address string) error {
-	models, err := page(ctx, address, "/v1/models")
+	models, err := measure.Get(ctx, address, "/v1/models")
 	if err == nil && !strings.Contains(models, benchModel) {
 		err = errors.New("it lists other models")
 	}
@@ -264,7 +249,7 @@ func listsModel(ctx context.Context, address string) error {
 
 // prompts reads from a router's metrics how many prompts had no ids, and what those in flight hold.
 func prompts(ctx context.Context, admin string) (without, held int64, err error) {
-	text, err := page(ctx, admin, "/metrics")
+	text, err := measure.Get(ctx, admin, "/metrics")
 	if err != nil {
 		return 0, 0, err
 	}

@@ -73,10 +73,13 @@ func (f figures) file(name, rel string) error {
 		}
 	}
 	ast.Inspect(parsed, func(n ast.Node) bool {
-		if spec, ok := n.(*ast.TypeSpec); ok {
-			if body, ok := spec.Type.(*ast.StructType); ok {
-				f.fields(dir+"."+spec.Name.Name, body)
+		switch n := n.(type) {
+		case *ast.TypeSpec:
+			if body, ok := n.Type.(*ast.StructType); ok {
+				f.fields(dir+"."+n.Name.Name, body)
 			}
+		case *ast.StructType: // of a type with a name or without
+			f.functions(n)
 		}
 		return true
 	})
@@ -87,13 +90,16 @@ func (f figures) fields(subject string, body *ast.StructType) {
 	for _, field := range body.Fields.List {
 		n := max(1, len(field.Names))
 		f[measured{"fields", subject}] += n
-		switch kind := field.Type.(type) {
-		case *ast.Ident:
-			if kind.Name == "bool" {
-				f[measured{"bools", subject}] += n
-			}
-		case *ast.FuncType:
-			f[measured{"funcs", "all"}] += n
+		if kind, ok := field.Type.(*ast.Ident); ok && kind.Name == "bool" {
+			f[measured{"bools", subject}] += n
+		}
+	}
+}
+
+func (f figures) functions(body *ast.StructType) {
+	for _, field := range body.Fields.List {
+		if _, ok := field.Type.(*ast.FuncType); ok {
+			f[measured{"funcs", "all"}] += max(1, len(field.Names))
 		}
 	}
 }

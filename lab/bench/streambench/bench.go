@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 	"github.com/kvpilot/kvpilot/lab/install"
 )
 
@@ -176,7 +177,7 @@ func (f *field) setUpstream(ctx context.Context, chunks int, every time.Duration
 		held = 1
 	}
 	for _, u := range f.upstreams() {
-		if _, err := get(ctx, u.address, fmt.Sprintf("/bench/set?chunks=%d&every=%d&hold=%d", chunks, every, held)); err != nil {
+		if _, err := measure.Get(ctx, u.address, fmt.Sprintf("/bench/set?chunks=%d&every=%d&hold=%d", chunks, every, held)); err != nil {
 			return err
 		}
 	}

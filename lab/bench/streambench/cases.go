@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
 func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, every time.Duration, rounds int) error {
@@ -124,7 +126,7 @@ func (f *field) profile(ctx context.Context, name string, load func(context.Cont
 		}
 		profile := make(chan error, 1)
 		go func() {
-			text, err := get(ctx, p.debug, "/debug/pprof/profile?seconds=5")
+			text, err := measure.Get(ctx, p.debug, "/debug/pprof/profile?seconds=5")
 			if err == nil {
 				err = os.WriteFile(filepath.Join(f.options.Profiles, file+".pprof"), []byte(text), 0o600)
 			}
@@ -214,7 +216,7 @@ func (f *field) heapProfile(ctx context.Context, p *process) error {
 		return nil
 	}
 	for name, path := range map[string]string{"idle-heap.pprof": "/debug/pprof/heap", "idle-memstats.txt": "/debug/pprof/heap?debug=1"} {
-		text, err := get(ctx, p.debug, path)
+		text, err := measure.Get(ctx, p.debug, path)
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
 // startRouter starts the whole router in front of the upstream as an operator would, with some settings changed.
@@ -29,7 +30,7 @@ func (l *launcher) startServing(ctx context.Context, name string, args ...string
 		"--set", "admin.profiles=true", "--set", "telemetry.log_level=error"})...)
 	cmd.Stderr = os.Stderr
 	p, err := serving(ctx, name, free[0], cmd, func() error {
-		models, err := get(ctx, free[0], "/v1/models")
+		models, err := measure.Get(ctx, free[0], "/v1/models")
 		if err == nil && !strings.Contains(models, Model) {
 			err = errors.New("it lists other models")
 		}

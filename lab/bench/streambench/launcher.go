@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
 // launcher starts the subjects of a run, and the upstream behind them.
@@ -55,7 +57,7 @@ func (l *launcher) startSubject(ctx context.Context, name string) (*process, err
 // quiet waits until the upstream has no stream left, and returns the number of those that stay.
 func (l *launcher) quiet(ctx context.Context) (int, error) {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		text, err := get(ctx, l.upstream.address, "/bench/active")
+		text, err := measure.Get(ctx, l.upstream.address, "/bench/active")
 		if err != nil {
 			return 0, err
 		}

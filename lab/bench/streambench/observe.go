@@ -293,7 +293,7 @@ func (b *observer) observeScrape(ctx context.Context, r *Observed) error {
 	const scrapes = 40
 	for range scrapes {
 		began := time.Now()
-		text, err := get(ctx, p.debug, "/metrics")
+		text, err := measure.Get(ctx, p.debug, "/metrics")
 		if err != nil {
 			return err
 		}
@@ -318,7 +318,7 @@ func countSeries(text string) (n int) {
 // allReady waits until a router has found all its replicas ready.
 func allReady(ctx context.Context, p *process, want int) error {
 	return measure.Await(ctx, time.Minute, func() error {
-		text, err := get(ctx, p.address, "/kvpilot/v1/replicas")
+		text, err := measure.Get(ctx, p.address, "/kvpilot/v1/replicas")
 		if n := strings.Count(text, "REPLICA_STATE_READY"); err == nil && n < want {
 			err = fmt.Errorf("%d of %d replicas are ready", n, want)
 		}

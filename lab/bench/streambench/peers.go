@@ -121,7 +121,7 @@ func (l *launcher) startWithEvents(ctx context.Context, start func(*process) (*p
 // awaitExact waits until the router's index follows the upstream's events.
 func (p *process) awaitExact(ctx context.Context) error {
 	return measure.Await(ctx, 15*time.Second, func() error {
-		text, err := get(ctx, p.debug, "/metrics")
+		text, err := measure.Get(ctx, p.debug, "/metrics")
 		if err == nil && !strings.Contains(text, `kvpilot_kvindex_ranks{state="exact"} 1`) {
 			err = errors.New("the index does not follow the events")
 		}

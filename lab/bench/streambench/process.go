@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -84,7 +82,7 @@ func (p *process) reservations(ctx context.Context) (int, error) {
 	if !strings.HasPrefix(p.name, Kvpilot) {
 		return 0, nil
 	}
-	text, err := get(ctx, p.debug, "/metrics")
+	text, err := measure.Get(ctx, p.debug, "/metrics")
 	if err != nil {
 		return 0, err
 	}
@@ -136,7 +134,7 @@ func (p *process) memory(ctx context.Context, collect bool) (mallocs int64, err 
 	if collect {
 		path += "&gc=1"
 	}
-	text, err := get(ctx, p.debug, path)
+	text, err := measure.Get(ctx, p.debug, path)
 	if err != nil {
 		return 0, err
 	}
@@ -150,7 +148,7 @@ func (p *process) memory(ctx context.Context, collect bool) (mallocs int64, err 
 
 // goroutines counts them.
 func (p *process) goroutines(ctx context.Context) (int, error) {
-	text, err := get(ctx, p.debug, "/debug/pprof/goroutine?debug=1")
+	text, err := measure.Get(ctx, p.debug, "/debug/pprof/goroutine?debug=1")
 	if err != nil {
 		return 0, err
 	}
@@ -160,22 +158,4 @@ func (p *process) goroutines(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("unexpected goroutine profile %q", line)
 	}
 	return strconv.Atoi(strings.TrimSpace(count))
-}
-
-// get reads a page of a control surface.
-func get(ctx context.Context, address, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("GET %s: %s", path, resp.Status)
-	}
-	return string(b), err
 }

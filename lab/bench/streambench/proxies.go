@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
 // startNginx starts Debian's nginx as a plain streaming proxy with one worker per CPU core of two.
@@ -85,7 +86,7 @@ func (l *launcher) startProxy(ctx context.Context, name, file string, config fun
 	cmd := proc.Bound(ctx, slices.Concat(l.pin, []string{program}, args[1:])...)
 	cmd.Stderr = os.Stderr
 	return serving(ctx, name, free[0], cmd, func() error {
-		_, err := get(ctx, free[0], "/health")
+		_, err := measure.Get(ctx, free[0], "/health")
 		return err
 	})
 }

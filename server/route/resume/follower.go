@@ -81,19 +81,6 @@ type Follower struct {
 	chunk openai.Chunk // the event being parsed
 }
 
-// tokens are the ids of a stream, and how far the client has their text.
-type tokens struct {
-	prompt []uint32 // the engine's; Known while they are the same
-	ids    []uint32 // of the answer, as far as the client has their events
-	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
-	promptTokens, answered int
-	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
-	safe int
-	sure bool
-	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
-	parsed, blind bool
-}
-
 // end is what the client has of the end of a stream: the finish reason, the usage, and the last event.
 type end struct{ finished, usage, done bool }
 
@@ -348,25 +335,8 @@ func (f *Follower) measure(c *openai.Chunk) bool {
 	return f.p.Logprobs && ok
 }
 
-// take remembers a raw list of ids; false when it is none, or too long.
-func (t *tokens) take(ids []byte) bool {
-	return openai.EachID(ids, func(id uint32) bool { t.ids = append(t.ids, id); return true })
-}
-
-// tooMany reports whether there are more tokens than are remembered.
-func (t *tokens) tooMany() bool { return len(t.prompt)+len(t.ids) > MaxTokens }
-
 // keptText is what is kept of the text: more than the tail of a Point.
 const keptText = 512
-
-// settle notes that text, raw JSON, came with so many ids: unless it is empty, nothing of the ids before is missing in it.
-func (t *tokens) settle(text []byte, ids int) bool {
-	if len(text) <= len(`""`) {
-		return false
-	}
-	t.safe, t.sure = len(t.ids), ids == 1 && !t.parsed
-	return true
-}
 
 // show remembers the text, raw JSON, that the client gets with so many ids.
 func (f *Follower) show(text []byte, ids int) {
@@ -389,31 +359,4 @@ func lastBytes(text []byte, kept int) []byte {
 		return text[:copy(text, text[n-kept:])]
 	}
 	return text
-}
-
-// readPrompt takes the engine's ids of the prompt, and keeps those of known while they are the same. It returns why they cannot be taken.
-func (t *tokens) readPrompt(raw []byte, known []uint32) Lost {
-	n, same := 0, true
-	var own []uint32
-	ok := openai.EachID(raw, func(id uint32) bool {
-		if same && (n >= len(known) || known[n] != id) {
-			same = false
-			own = append(make([]uint32, 0, max(n+1, len(raw)/6)), known[:n]...)
-		}
-		if !same {
-			own = append(own, id)
-		}
-		n++
-		return n <= MaxTokens
-	})
-	switch {
-	case !ok && n > MaxTokens:
-		return LostSize
-	case !ok || n == 0:
-		return LostIDs
-	case same:
-		own = known[:n:n]
-	}
-	t.prompt, t.promptTokens = own, n
-	return NotLost
 }
