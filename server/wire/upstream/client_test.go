@@ -374,8 +374,13 @@ func TestFailuresAreTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := Target{Replica: &replica.Replica{ID: "r1", URL: "http://" + l.Addr().String()}}
-	l.Close()
+	defer l.Close()
+	taken, err := net.Dial("tcp", l.Addr().String()) // no listener can get its port while it is open
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	nobody := Target{Replica: &replica.Replica{ID: "r1", URL: "http://" + taken.LocalAddr().String()}}
 	cases := []struct {
 		name   string
 		target Target
