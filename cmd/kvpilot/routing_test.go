@@ -187,7 +187,7 @@ func TestChooseReplicaTwiceBooksOnce(t *testing.T) {
 	if _, a := ask(`{"model":"sim","text":"another prompt","request_id":"mine"}`); a.status != 409 {
 		t.Errorf("another request by a name in use: %d %s", a.status, a.body)
 	}
-	f.post("/kvpilot/v1/reservations/"+first.ReservationID+":release", `{}`)
+	f.post("/kvpilot/v1/reservations/"+first.ReservationID+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`)
 	if next, a := ask(body); next.ReservationID == first.ReservationID || next.Effect != "EFFECT_APPLIED" {
 		t.Errorf("after the end: %s", a.body)
 	}
@@ -411,7 +411,7 @@ func TestServedByReachesTheOutcome(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := map[string]string{"r0": "r1", "r1": "r0"}[c.ReplicaID]
-	f.post("/kvpilot/v1/reservations/"+c.ReservationID+":release", `{"served_by":"`+other+`"}`)
+	f.post("/kvpilot/v1/reservations/"+c.ReservationID+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED","served_by":"`+other+`"}}`)
 	f.eventually("the outcome names the replica that served", func() bool {
 		return f.decision(c.ReservationID).Outcome.ReplicaID == other
 	})

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
@@ -124,11 +125,11 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 			t.Errorf("router %s booked %s", self[i], id)
 		}
 		untilLoads(ctx, t, list, 1, 1)
-		if _, err := list[(i+1)%3].ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id}); err != nil {
+		if _, err := list[(i+1)%3].ReportReservation(ctx, reports.FirstToken(id)); err != nil {
 			t.Error(err)
 		}
 		untilLoads(ctx, t, list, 1, 0)
-		if _, err := list[(i+2)%3].ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id}); err != nil {
+		if _, err := list[(i+2)%3].ReportReservation(ctx, reports.Completed(id)); err != nil {
 			t.Error(err)
 		}
 		untilLoads(ctx, t, list, 0, 0)
@@ -139,7 +140,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 	streaming, leave := context.WithCancel(ctx)
 	stream, err := list[2].TrackReservation(streaming)
 	if err == nil {
-		err = stream.Send(&kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}})
+		err = stream.Send(reports.Bind(id))
 	}
 	if err == nil {
 		_, err = stream.Recv()
@@ -196,7 +197,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 	routers[gone].Stop()
 	left := slices.Delete(slices.Clone(list), gone, gone+1)
 	eventually(t, "the reservation is unknown", func() bool {
-		_, err := left[0].RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
+		_, err := left[0].ReportReservation(ctx, reports.Renew(id))
 		return status.Code(err) == codes.NotFound
 	})
 	untilLoads(ctx, t, left, 0, 0)
@@ -237,7 +238,7 @@ func TestOneQuestionAtEachRouterBooksOnce(t *testing.T) {
 		if _, err := list[n%3].ChooseReplica(ctx, in); status.Code(err) != codes.AlreadyExists {
 			t.Errorf("another question of that name: %v", err)
 		}
-		if _, err := list[n%3].ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: out[0].GetReservationId()}); err != nil {
+		if _, err := list[n%3].ReportReservation(ctx, reports.Completed(out[0].GetReservationId())); err != nil {
 			t.Error(err)
 		}
 		untilLoads(ctx, t, list, 0, 0)
@@ -261,7 +262,7 @@ func TestTenantsAreApartAtEachRouter(t *testing.T) {
 		forged := metadata.AppendToOutgoingContext(as("rivals"), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
 		for _, ctx := range []context.Context{as("rivals"), forged} {
 			for _, s := range list {
-				if _, err := s.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id}); status.Code(err) != codes.NotFound {
+				if _, err := s.ReportReservation(ctx, reports.Completed(id)); status.Code(err) != codes.NotFound {
 					t.Errorf("another tenant releases: %v", err)
 				}
 				if _, err := s.ExplainDecision(ctx, &kvpilotv1.ExplainDecisionRequest{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: id}}); status.Code(err) != codes.NotFound {
@@ -279,7 +280,7 @@ func TestTenantsAreApartAtEachRouter(t *testing.T) {
 		if out, err := other.ListDecisions(as("ops"), &kvpilotv1.ListDecisionsRequest{}); err != nil || len(out.GetDecisions()) != i+1 {
 			t.Errorf("an operator lists: %v, %v", out, err)
 		}
-		if _, err := other.ReleaseReservation(as("team"), &kvpilotv1.ReleaseReservationRequest{ReservationId: id}); err != nil {
+		if _, err := other.ReportReservation(as("team"), reports.Completed(id)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
@@ -165,7 +166,7 @@ func TestOtherTenantsThingsAreUnknown(t *testing.T) {
 	if got := askWith(t, s.HTTP, victimKey, "POST", "/v1/responses", `{"model":"sim","input":"go on","max_output_tokens":2,"previous_response_id":"`+own.response+`"}`); got.status != 200 {
 		t.Errorf("the owner continues: %d %s", got.status, got.body)
 	}
-	if got := askWith(t, s.HTTP, victimKey, "POST", "/kvpilot/v1/reservations/"+own.reservation+":release", "{}"); got.status != 200 || !strings.Contains(got.body, "EFFECT_APPLIED") {
+	if got := askWith(t, s.HTTP, victimKey, "POST", "/kvpilot/v1/reservations/"+own.reservation+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`); got.status != 200 || !strings.Contains(got.body, "EFFECT_APPLIED") {
 		t.Errorf("the owner releases: %d %s", got.status, got.body)
 	}
 	before := n.tries
@@ -194,10 +195,10 @@ func attackREST(n *counter, s *stack.Stack, own belongings) {
 				askWith(t, s.HTTP, key, "GET", strings.Replace(path, "ID", nothing, 1), "").masked(nothing))
 		}
 		n.hidden("the list", askWith(t, s.HTTP, key, "GET", "/kvpilot/v1/decisions?limit=1000", "").body, own.decision, victimID)
-		for _, verb := range []string{"release", "renew", "prefillCompleted", "decodeProgress"} {
-			for _, body := range []string{`{}`, `{"attempt":0}`, `{"attempt":1}`, `{"output_tokens":5}`, `{"tenant":"victim"}`} {
-				path := "/kvpilot/v1/reservations/ID:" + verb
-				n.same(verb+" "+body, askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", own.reservation, 1), body, "X-Kvpilot-Tenant", "victim").masked(own.reservation),
+		for _, event := range []string{`"release":{"reason":"RELEASE_REASON_FAILED"}`, `"renew":{}`, `"first_token":{}`, `"progress":{"output_tokens":5}`} {
+			for _, more := range []string{``, `"attempt":0,`, `"attempt":1,`, `"tenant":"victim",`} {
+				path, body := "/kvpilot/v1/reservations/ID:report", "{"+more+event+"}"
+				n.same(body, askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", own.reservation, 1), body, "X-Kvpilot-Tenant", "victim").masked(own.reservation),
 					askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", nothing, 1), body, "X-Kvpilot-Tenant", "victim").masked(nothing))
 			}
 		}
@@ -213,7 +214,7 @@ func reuseName(n *counter, s *stack.Stack, own belongings) {
 		t.Errorf("the victim's request id gives %d %s", got.status, got.body)
 	} else {
 		n.tries++
-		askWith(t, s.HTTP, attackerKey, "POST", "/kvpilot/v1/reservations/"+got.field(t, "reservation_id")+":release", "{}")
+		askWith(t, s.HTTP, attackerKey, "POST", "/kvpilot/v1/reservations/"+got.field(t, "reservation_id")+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`)
 	}
 }
 
@@ -241,18 +242,12 @@ func attackOverGRPC(n *counter, s *stack.Stack, own belongings) {
 		"ExplainDecision": func(id string) (proto.Message, error) {
 			return api.ExplainDecision(ctx, &kvpilotv1.ExplainDecisionRequest{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: id}})
 		},
-		"ReleaseReservation": func(id string) (proto.Message, error) {
-			return api.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, End: kvpilotv1.End_END_FAILED})
+		"a release": func(id string) (proto.Message, error) {
+			return api.ReportReservation(ctx, reports.Release(id, kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED))
 		},
-		"RenewReservation": func(id string) (proto.Message, error) {
-			return api.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
-		},
-		"ReportPrefillCompleted": func(id string) (proto.Message, error) {
-			return api.ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id})
-		},
-		"ReportDecodeProgress": func(id string) (proto.Message, error) {
-			return api.ReportDecodeProgress(ctx, &kvpilotv1.ReportDecodeProgressRequest{ReservationId: id, OutputTokens: 9})
-		},
+		"a renewal":     func(id string) (proto.Message, error) { return api.ReportReservation(ctx, reports.Renew(id)) },
+		"a first token": func(id string) (proto.Message, error) { return api.ReportReservation(ctx, reports.FirstToken(id)) },
+		"progress":      func(id string) (proto.Message, error) { return api.ReportReservation(ctx, reports.Progress(id, 9)) },
 	} {
 		m, err := call(own.reservation)
 		m2, err2 := call(nothing)
@@ -287,9 +282,9 @@ func attackTrack(ctx context.Context, n *counter, api kvpilotv1.RoutingServiceCl
 		n.t.Fatal(err)
 	}
 	for i, id := range []string{own.reservation, "0123456789abcdef01234567"} {
-		for _, report := range []*kvpilotv1.TrackReservationRequest{
-			{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}},
-			{Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: id}}},
+		for _, report := range []*kvpilotv1.ReservationReport{
+			reports.Bind(id),
+			reports.Completed(id),
 		} {
 			report.Sequence = uint64(i)
 			if err := stream.Send(report); err != nil {

@@ -1,6 +1,6 @@
 import type { CallOptions } from "./choice.js";
 import { endOf } from "./errors.js";
-import type { End } from "./gen/kvpilot/v1/decision_pb.js";
+import type { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
 import { member, progressEveryDefault, Reading } from "./reading.js";
 
 /** How Choice.follow reports. */
@@ -19,7 +19,7 @@ export interface Lifecycle {
   progress(outputTokens: number, options?: CallOptions): Promise<void>;
   renew(options?: CallOptions): Promise<void>;
   /** Releases, once. It does not reject. */
-  leave(end: End): Promise<void>;
+  leave(end: ReleaseReason): Promise<void>;
 }
 
 /** How long a report of a followed stream, and its release, wait for the router, retries included. */
@@ -60,12 +60,12 @@ class Reports {
   }
 
   /** end releases, after what was sent; only the first end counts. */
-  end(end: End): Promise<void> {
+  end(end: ReleaseReason): Promise<void> {
     this.ending ??= this.finish(end);
     return this.ending;
   }
 
-  private async finish(end: End): Promise<void> {
+  private async finish(end: ReleaseReason): Promise<void> {
     clearInterval(this.timer);
     await Promise.all(this.sent);
     await this.choice.leave(end);
@@ -161,7 +161,7 @@ export class Followed<T> implements AsyncIterableIterator<T, undefined>, AsyncDi
     await this.return();
   }
 
-  private end(end: End): Promise<void> {
+  private end(end: ReleaseReason): Promise<void> {
     this.over = true;
     dropped.unregister(this);
     return this.reports.end(end);

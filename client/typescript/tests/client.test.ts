@@ -12,6 +12,7 @@ import {
   InvalidRequestError,
   KvpilotError,
   NotFoundError,
+  ReleaseReason,
   ReplicaError,
   TrackerClosedError,
   UnavailableError,
@@ -44,7 +45,7 @@ test("a choice is booked, reported and released", async () => {
     await choice.renew();
     choice.outcome({ outputTokens: 7 });
   });
-  await choice.release({ end: End.FAILED }); // only the first counts
+  await choice.release(ReleaseReason.FAILED); // only the first counts
   const done = await outcome({ decisionId: choice.response.decisionId });
   assert.equal(done.end, End.COMPLETED);
   assert.equal(done.outputTokens, 7);
@@ -67,7 +68,7 @@ test("a dry run books nothing", async () => {
   assert(!choice.booked);
   assert.equal(await inFlight(), 0);
   await choice.prefillDone();
-  await choice.release();
+  await choice.release(ReleaseReason.COMPLETED);
 });
 
 test("candidates, policy and adapter", async () => {
@@ -80,7 +81,7 @@ test("candidates, policy and adapter", async () => {
   assert.equal(pinned.response.reason, "pinned");
   const lora = await client.choose({ model: "sim", adapter: "sql", text: "a" });
   assert.equal(lora.bodyFor({ model: "sim" }).model, "sql");
-  await Promise.all([first, second, pinned, lora].map((choice) => choice.release()));
+  await Promise.all([first, second, pinned, lora].map((choice) => choice.release(ReleaseReason.COMPLETED)));
 });
 
 test("errors have kinds and reasons", async () => {
@@ -106,7 +107,7 @@ test("wrong addresses and missing prompts are named", async () => {
   await assert.rejects(untyped.choose({ text: "a", body: chat }), /not text and body/);
   const choice = await client.choose({ model: "sim", tokenIds: [] });
   assert(choice.booked);
-  await choice.release();
+  await choice.release(ReleaseReason.COMPLETED);
 });
 
 test("calls end with their deadline and their signal", async () => {
@@ -187,7 +188,8 @@ test("a direct stream that is left or aborted is canceled, a refused one rejecte
   assert.equal((await outcome({ requestId: "ts-abort" })).end, End.CANCELED);
   await assert.rejects(
     collect(client.streamDirect({ ...chat, max_tokens: -1 }, { choose: { requestId: "ts-refused" } })),
-    ReplicaError,
+    ReleaseReason,
+  ReplicaError,
   );
   assert.equal((await outcome({ requestId: "ts-refused" })).end, End.REJECTED);
 });
@@ -199,7 +201,7 @@ test("a tracker carries the reports of many choices, and its end releases them",
   await Promise.all(choices.slice(0, 4).map((choice, i) => choice.prefillDone().then(() => choice.progress(i + 1))));
   const first = choices[0];
   assert(first);
-  await first.release({ outputTokens: 9 });
+  await first.release(ReleaseReason.COMPLETED, { outputTokens: 9 });
   assert.equal((await outcome({ decisionId: first.response.decisionId })).outputTokens, 9);
   await assert.rejects(first.progress(10), { reason: "RESERVATION_ENDED" });
   assert.equal(await inFlight(), 7); // a report that failed did not end the stream
@@ -223,7 +225,7 @@ test("decisions are watched", async () => {
   const deadline = Date.now() + 20_000;
   for (let i = 0; ends.length === 0; i++) {
     assert(Date.now() < deadline, "no decision was seen");
-    await (await client.choose({ model: "sim", text: "a", requestId: `ts-watched-${i}` })).release();
+    await (await client.choose({ model: "sim", text: "a", requestId: `ts-watched-${i}` })).release(ReleaseReason.COMPLETED);
   }
   await reading;
   assert.deepEqual(ends, [End.COMPLETED]);
@@ -249,9 +251,9 @@ test("TLS and the key", async () => {
   const { readFileSync } = await import("node:fs");
   const tls = { ca: readFileSync(env("KVPILOT_CA")) };
   const secure = new Client(address, { tls, apiKey: env("KVPILOT_KEY") });
-  await (await secure.choose({ model: "sim", text: "a" })).release();
+  await (await secure.choose({ model: "sim", text: "a" })).release(ReleaseReason.COMPLETED);
   const tracker = secure.track();
-  await (await tracker.choose({ model: "sim", text: "a" })).release();
+  await (await tracker.choose({ model: "sim", text: "a" })).release(ReleaseReason.COMPLETED);
   await tracker.close();
   secure.close();
   const keyless = new Client(address, { tls });

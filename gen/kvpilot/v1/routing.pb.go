@@ -258,7 +258,7 @@ type ChooseReplicaRequest struct {
 	DryRun bool `protobuf:"varint,13,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Book the load. Absent means yes, unless dry_run is set.
 	Reserve *bool `protobuf:"varint,14,opt,name=reserve,proto3,oneof" json:"reserve,omitempty"`
-	// How long the booking lives without a lifecycle report. Absent: as configured. 100 ms to 1 h.
+	// How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
 	// the same request with the same id returns that booking and books nothing more.
@@ -491,11 +491,11 @@ type ChooseReplicaResponse struct {
 	Model string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
 	// The decision, for ExplainDecision.
 	DecisionId string `protobuf:"bytes,7,opt,name=decision_id,json=decisionId,proto3" json:"decision_id,omitempty"`
-	// The booking, for the lifecycle calls; empty when nothing was booked.
+	// The booking, for ReportReservation; empty when nothing was booked.
 	ReservationId string `protobuf:"bytes,8,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
 	// The attempt that the booking counts; the first is 0.
 	Attempt uint32 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// How long the booking lives without a lifecycle report, in milliseconds; 0 when nothing was booked.
+	// How long the booking lives without a report, in milliseconds; 0 when nothing was booked.
 	LeaseMs uint32 `protobuf:"varint,10,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
@@ -2054,18 +2054,15 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aReports\x12\x17\n" +
 	"\x13REPORTS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORTS_ALL\x10\x01\x12\x0f\n" +
-	"\vREPORTS_END\x10\x022\xc4\x0f\n" +
+	"\vREPORTS_END\x10\x022\xdf\v\n" +
 	"\x0eRoutingService\x12f\n" +
 	"\bTokenize\x12\x1b.kvpilot.v1.TokenizeRequest\x1a\x1c.kvpilot.v1.TokenizeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/tokenize\x12n\n" +
 	"\n" +
 	"Detokenize\x12\x1d.kvpilot.v1.DetokenizeRequest\x1a\x1e.kvpilot.v1.DetokenizeResponse\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/kvpilot/v1/detokenize\x12s\n" +
 	"\rChooseReplica\x12 .kvpilot.v1.ChooseReplicaRequest\x1a!.kvpilot.v1.ChooseReplicaResponse\"\x1d\x82\xd3\xe4\x93\x02\x17:\x01*\"\x12/kvpilot/v1/choose\x12x\n" +
-	"\tRouteBody\x12\x14.google.api.HttpBody\x1a!.kvpilot.v1.ChooseReplicaResponse\"2\x82\xd3\xe4\x93\x02,:\x01*Z\x15:\x01*\"\x10/v1/route/choose\"\x10/v1/route:choose\x12\xa3\x01\n" +
-	"\x16ReportPrefillCompleted\x12).kvpilot.v1.ReportPrefillCompletedRequest\x1a\x17.kvpilot.v1.Reservation\"E\x82\xd3\xe4\x93\x02?:\x01*\":/kvpilot/v1/reservations/{reservation_id}:prefillCompleted\x12\x9d\x01\n" +
-	"\x14ReportDecodeProgress\x12'.kvpilot.v1.ReportDecodeProgressRequest\x1a\x17.kvpilot.v1.Reservation\"C\x82\xd3\xe4\x93\x02=:\x01*\"8/kvpilot/v1/reservations/{reservation_id}:decodeProgress\x12\x92\x01\n" +
-	"\x12ReleaseReservation\x12%.kvpilot.v1.ReleaseReservationRequest\x1a\x17.kvpilot.v1.Reservation\"<\x82\xd3\xe4\x93\x026:\x01*\"1/kvpilot/v1/reservations/{reservation_id}:release\x12\x8c\x01\n" +
-	"\x10RenewReservation\x12#.kvpilot.v1.RenewReservationRequest\x1a\x17.kvpilot.v1.Reservation\":\x82\xd3\xe4\x93\x024:\x01*\"//kvpilot/v1/reservations/{reservation_id}:renew\x12\x8c\x01\n" +
-	"\x10TrackReservation\x12#.kvpilot.v1.TrackReservationRequest\x1a$.kvpilot.v1.TrackReservationResponse\")\x82\xd3\xe4\x93\x02#:\x01*\"\x1e/kvpilot/v1/reservations:track(\x010\x01\x12\xb6\x01\n" +
+	"\tRouteBody\x12\x14.google.api.HttpBody\x1a!.kvpilot.v1.ChooseReplicaResponse\"2\x82\xd3\xe4\x93\x02,:\x01*Z\x15:\x01*\"\x10/v1/route/choose\"\x10/v1/route:choose\x12\x88\x01\n" +
+	"\x11ReportReservation\x12\x1d.kvpilot.v1.ReservationReport\x1a\x17.kvpilot.v1.Reservation\";\x82\xd3\xe4\x93\x025:\x01*\"0/kvpilot/v1/reservations/{reservation_id}:report\x12\x86\x01\n" +
+	"\x10TrackReservation\x12\x1d.kvpilot.v1.ReservationReport\x1a$.kvpilot.v1.TrackReservationResponse\")\x82\xd3\xe4\x93\x02#:\x01*\"\x1e/kvpilot/v1/reservations:track(\x010\x01\x12\xb6\x01\n" +
 	"\x0fExplainDecision\x12\".kvpilot.v1.ExplainDecisionRequest\x1a#.kvpilot.v1.ExplainDecisionResponse\"Z\x82\xd3\xe4\x93\x02TZ-\x12+/kvpilot/v1/requests/{request_id}/decisions\x12#/kvpilot/v1/decisions/{decision_id}\x12s\n" +
 	"\rListDecisions\x12 .kvpilot.v1.ListDecisionsRequest\x1a!.kvpilot.v1.ListDecisionsResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/kvpilot/v1/decisions\x12~\n" +
 	"\x0eWatchDecisions\x12!.kvpilot.v1.WatchDecisionsRequest\x1a\".kvpilot.v1.WatchDecisionsResponse\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/kvpilot/v1/decisions:watch0\x01\x12q\n" +
@@ -2088,52 +2085,48 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
-	(Reports)(0),                          // 0: kvpilot.v1.Reports
-	(*Candidates)(nil),                    // 1: kvpilot.v1.Candidates
-	(*PolicyOverride)(nil),                // 2: kvpilot.v1.PolicyOverride
-	(*ChooseReplicaRequest)(nil),          // 3: kvpilot.v1.ChooseReplicaRequest
-	(*ChooseReplicaResponse)(nil),         // 4: kvpilot.v1.ChooseReplicaResponse
-	(*ExplainDecisionRequest)(nil),        // 5: kvpilot.v1.ExplainDecisionRequest
-	(*ExplainDecisionResponse)(nil),       // 6: kvpilot.v1.ExplainDecisionResponse
-	(*ListDecisionsRequest)(nil),          // 7: kvpilot.v1.ListDecisionsRequest
-	(*ListDecisionsResponse)(nil),         // 8: kvpilot.v1.ListDecisionsResponse
-	(*WatchDecisionsRequest)(nil),         // 9: kvpilot.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 10: kvpilot.v1.WatchDecisionsResponse
-	(*ScoreOverlapRequest)(nil),           // 11: kvpilot.v1.ScoreOverlapRequest
-	(*ScoreOverlapResponse)(nil),          // 12: kvpilot.v1.ScoreOverlapResponse
-	(*RankOverlap)(nil),                   // 13: kvpilot.v1.RankOverlap
-	(*GetLoadsRequest)(nil),               // 14: kvpilot.v1.GetLoadsRequest
-	(*GetLoadsResponse)(nil),              // 15: kvpilot.v1.GetLoadsResponse
-	(*RankLoad)(nil),                      // 16: kvpilot.v1.RankLoad
-	(*ListPoliciesRequest)(nil),           // 17: kvpilot.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 18: kvpilot.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 19: kvpilot.v1.Policy
-	nil,                                   // 20: kvpilot.v1.PolicyOverride.ParamsEntry
-	nil,                                   // 21: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                                   // 22: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	nil,                                   // 23: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                      // 24: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),                   // 25: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),           // 26: google.protobuf.Duration
-	(*Decision)(nil),                      // 27: kvpilot.v1.Decision
-	(Effect)(0),                           // 28: kvpilot.v1.Effect
-	(End)(0),                              // 29: kvpilot.v1.End
-	(*Overlap)(nil),                       // 30: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 31: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                     // 32: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),                   // 33: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),               // 34: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 35: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 36: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 37: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 38: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 39: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 40: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 41: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 42: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 43: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 44: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 45: kvpilot.v1.TrackReservationResponse
+	(Reports)(0),                     // 0: kvpilot.v1.Reports
+	(*Candidates)(nil),               // 1: kvpilot.v1.Candidates
+	(*PolicyOverride)(nil),           // 2: kvpilot.v1.PolicyOverride
+	(*ChooseReplicaRequest)(nil),     // 3: kvpilot.v1.ChooseReplicaRequest
+	(*ChooseReplicaResponse)(nil),    // 4: kvpilot.v1.ChooseReplicaResponse
+	(*ExplainDecisionRequest)(nil),   // 5: kvpilot.v1.ExplainDecisionRequest
+	(*ExplainDecisionResponse)(nil),  // 6: kvpilot.v1.ExplainDecisionResponse
+	(*ListDecisionsRequest)(nil),     // 7: kvpilot.v1.ListDecisionsRequest
+	(*ListDecisionsResponse)(nil),    // 8: kvpilot.v1.ListDecisionsResponse
+	(*WatchDecisionsRequest)(nil),    // 9: kvpilot.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),   // 10: kvpilot.v1.WatchDecisionsResponse
+	(*ScoreOverlapRequest)(nil),      // 11: kvpilot.v1.ScoreOverlapRequest
+	(*ScoreOverlapResponse)(nil),     // 12: kvpilot.v1.ScoreOverlapResponse
+	(*RankOverlap)(nil),              // 13: kvpilot.v1.RankOverlap
+	(*GetLoadsRequest)(nil),          // 14: kvpilot.v1.GetLoadsRequest
+	(*GetLoadsResponse)(nil),         // 15: kvpilot.v1.GetLoadsResponse
+	(*RankLoad)(nil),                 // 16: kvpilot.v1.RankLoad
+	(*ListPoliciesRequest)(nil),      // 17: kvpilot.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),     // 18: kvpilot.v1.ListPoliciesResponse
+	(*Policy)(nil),                   // 19: kvpilot.v1.Policy
+	nil,                              // 20: kvpilot.v1.PolicyOverride.ParamsEntry
+	nil,                              // 21: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	nil,                              // 22: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	nil,                              // 23: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                 // 24: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),              // 25: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),      // 26: google.protobuf.Duration
+	(*Decision)(nil),                 // 27: kvpilot.v1.Decision
+	(Effect)(0),                      // 28: kvpilot.v1.Effect
+	(End)(0),                         // 29: kvpilot.v1.End
+	(*Overlap)(nil),                  // 30: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 31: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 32: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 33: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),          // 34: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 35: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 36: google.api.HttpBody
+	(*ReservationReport)(nil),        // 37: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 38: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 39: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 40: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 41: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -2169,34 +2162,28 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	35, // 30: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
 	3,  // 31: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
 	36, // 32: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	37, // 33: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	38, // 34: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	39, // 35: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	40, // 36: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	41, // 37: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 38: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 39: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 40: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 41: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 42: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 43: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	42, // 44: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	43, // 45: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 46: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 47: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	44, // 48: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	44, // 49: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	44, // 50: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	44, // 51: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	45, // 52: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 53: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 54: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 55: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 56: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 57: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 58: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	44, // [44:59] is the sub-list for method output_type
-	29, // [29:44] is the sub-list for method input_type
+	37, // 33: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	37, // 34: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	5,  // 35: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	7,  // 36: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	9,  // 37: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	11, // 38: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	14, // 39: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	17, // 40: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	38, // 41: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	39, // 42: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	4,  // 43: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	4,  // 44: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	40, // 45: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	41, // 46: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	6,  // 47: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	8,  // 48: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	10, // 49: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	12, // 50: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	15, // 51: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	18, // 52: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	41, // [41:53] is the sub-list for method output_type
+	29, // [29:41] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
 	29, // [29:29] is the sub-list for extension extendee
 	0,  // [0:29] is the sub-list for field type_name

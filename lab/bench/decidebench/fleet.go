@@ -21,6 +21,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
@@ -162,7 +163,7 @@ func (f *fleet) grpcAsk(book bool) func(context.Context, []uint32) error {
 		if err != nil || !book {
 			return err
 		}
-		_, err = f.routing.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: out.GetReservationId()})
+		_, err = f.routing.ReportReservation(ctx, reports.Completed(out.GetReservationId()))
 		return err
 	}
 }
@@ -205,7 +206,7 @@ func (f *fleet) restAsk(ctx context.Context, path string, body []byte, book bool
 	if err := json.Unmarshal(text, &out); err != nil {
 		return err
 	}
-	_, err = f.call(ctx, http.MethodPost, f.rest+"/kvpilot/v1/reservations/"+out.ReservationID+":release", []byte("{}"))
+	_, err = f.call(ctx, http.MethodPost, f.rest+"/kvpilot/v1/reservations/"+out.ReservationID+":report", []byte(`{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`))
 	return err
 }
 

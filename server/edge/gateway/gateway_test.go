@@ -114,7 +114,7 @@ func (s *services) WatchDecisions(_ *kvpilotv1.WatchDecisionsRequest, out grpc.S
 	return apierror.New(apierror.ShuttingDown, "stopping", nil)
 }
 
-func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.ReservationReport, kvpilotv1.TrackReservationResponse]) error {
 	for n := 1; ; n++ {
 		in, err := ss.Recv()
 		if errors.Is(err, io.EOF) {

@@ -274,6 +274,9 @@ func expectedMessage(md protoreflect.MessageDescriptor) string {
 	case "google.protobuf.Timestamp":
 		return `a time, as in "2030-01-31T12:00:00Z"`
 	}
+	if md.Fields().Len() == 0 {
+		return "an empty object"
+	}
 	return "an object with " + names(md.Fields())
 }
 

@@ -26,7 +26,7 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 		"an unknown prompt":        {"tokenize", `{"prompt":"hi"}`, "prompt", `is unknown, and one of "text", "body", "texts" is required`},
 		"a misspelt value":         {"choose", `{"text":"x","reports":"REPORTS_EVERY"}`, "reports", `must be one of REPORTS_UNSPECIFIED`},
 		"a misspelt value inside":  {"tokenize", `{"wish":1,"body":{"json":"e30=","api":"CHAT"}}`, "body.api", `not "CHAT"`},
-		"a misspelt end":           {"reservations/x:release", `{"end":"END_CANCELLED"}`, "end", `not "END_CANCELLED"`},
+		"a misspelt reason":        {"reservations/x:report", `{"release":{"reason":"RELEASE_REASON_CANCELLED"}}`, "release.reason", `not "RELEASE_REASON_CANCELLED"`},
 		"with ids":                 {"choose", `{"token_ids":{"ids":[1,2]},"reports":"ALL"}`, "reports", `not "ALL"`},
 		"no object":                {"choose", `[]`, "", "the body must be a JSON object, not an array"},
 		"a string":                 {"choose", `"x"`, "", "the body must be a JSON object, not a string"},
@@ -82,7 +82,7 @@ func TestAWrongLineOfAStreamIsTold(t *testing.T) {
 		body string
 		want []string // of each answer
 	}{
-		"the first":      {"{\"sequence\":7,\"renew\":[]}\n{\"sequence\":2}", []string{`"sequence":"7"+message 1: the field \"renew\" must be an object with \"reservation_id\"`, `"sequence":"2"`}},
+		"the first":      {"{\"sequence\":7,\"renew\":[]}\n{\"sequence\":2}", []string{`"sequence":"7"+message 1: the field \"renew\" must be an empty object, not an array`, `"sequence":"2"`}},
 		"a later one":    {"{\"sequence\":1}\n{\"sequence\":\"x\"}\n{\"sequence\":3}", []string{`"sequence":"1"`, `"sequence":"0"+message 2: the field \"sequence\" must be an integer`, `"sequence":"3"`}},
 		"no JSON":        {"{\"sequence\":1}\n\n{sequence}\n{\"sequence\":3}\n", []string{`"sequence":"1"`, `message 2: invalid character`, `"sequence":"3"`}},
 		"rubbish behind": {"{\"sequence\":1} x y\n{\"sequence\":3}\n", []string{`"sequence":"1"`, `message 2: invalid character`, `"sequence":"3"`}},

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -184,16 +185,16 @@ func TestAnyRouterTakesAReport(t *testing.T) {
 	ctx, at, id := as(t, "team"), f.routing(idA), idB+"0001"
 	for _, send := range []func() (*kvpilotv1.Reservation, error){
 		func() (*kvpilotv1.Reservation, error) {
-			return at.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
+			return at.ReportReservation(ctx, reports.Renew(id))
 		},
 		func() (*kvpilotv1.Reservation, error) {
-			return at.ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id})
+			return at.ReportReservation(ctx, reports.FirstToken(id))
 		},
 		func() (*kvpilotv1.Reservation, error) {
-			return at.ReportDecodeProgress(ctx, &kvpilotv1.ReportDecodeProgressRequest{ReservationId: id, OutputTokens: 3})
+			return at.ReportReservation(ctx, reports.Progress(id, 3))
 		},
 		func() (*kvpilotv1.Reservation, error) {
-			return at.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, End: kvpilotv1.End_END_FAILED})
+			return at.ReportReservation(ctx, reports.Release(id, kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED))
 		},
 	} {
 		if out, err := send(); err != nil || out.GetReservationId() != id || out.GetEffect() != kvpilotv1.Effect_EFFECT_APPLIED {
@@ -212,7 +213,7 @@ func TestAReservationOfAnotherTenantIsUnknownEverywhere(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	for _, at := range []string{idA, idB} {
 		for _, who := range []string{"rivals"} {
-			_, err := f.routing(at).ReleaseReservation(as(t, who), &kvpilotv1.ReleaseReservationRequest{ReservationId: idB + "0001"})
+			_, err := f.routing(at).ReportReservation(as(t, who), reports.Completed(idB+"0001"))
 			if reasonOf(err) != apierror.ReservationNotFound {
 				t.Errorf("%s at %s: %v", who, at, err)
 			}
@@ -226,7 +227,7 @@ func TestAReservationOfAnotherTenantIsUnknownEverywhere(t *testing.T) {
 func TestReservationsWithoutALivingOwner(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	renew := func(id string) apierror.Reason {
-		_, err := f.routing(idA).RenewReservation(as(t, "team"), &kvpilotv1.RenewReservationRequest{ReservationId: id})
+		_, err := f.routing(idA).ReportReservation(as(t, "team"), reports.Renew(id))
 		return reasonOf(err)
 	}
 	for _, id := range []string{"dddddddd0001", "short", "BBBBBBBB0001", idB} {
@@ -258,7 +259,7 @@ func TestAStreamReleasesWhatOtherRoutersOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range []string{idA + "0001", idB + "0001", idC + "0002"} {
-		if err := stream.Send(&kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}}); err != nil {
+		if err := stream.Send(reports.Bind(id)); err != nil {
 			t.Fatal(err)
 		}
 		out, err := stream.Recv()
@@ -283,7 +284,7 @@ func TestAForgedCallerIsNotBelieved(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	forged := metadata.AppendToOutgoingContext(as(t, "rivals"), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin","observe","route"],"by":"key"}`)
 	for _, at := range []string{idA, idB} {
-		if _, err := f.routing(at).RenewReservation(forged, &kvpilotv1.RenewReservationRequest{ReservationId: idB + "0001"}); reasonOf(err) != apierror.ReservationNotFound {
+		if _, err := f.routing(at).ReportReservation(forged, reports.Renew(idB+"0001")); reasonOf(err) != apierror.ReservationNotFound {
 			t.Errorf("at %s: %v", at, err)
 		}
 		if _, err := f.routing(at).GetLoads(forged, &kvpilotv1.GetLoadsRequest{}); status.Code(err) != codes.PermissionDenied {
@@ -338,7 +339,7 @@ func TestAPassedCallIsNotPassedOn(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
 	inward := kvpilotv1.NewRoutingServiceClient(f.nodes[idA].inward)
-	if _, err := inward.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: idB + "0001"}); reasonOf(err) != apierror.ReservationNotFound {
+	if _, err := inward.ReportReservation(ctx, reports.Renew(idB+"0001")); reasonOf(err) != apierror.ReservationNotFound {
 		t.Errorf("renew: %v", err)
 	}
 	record(f.nodes[idB], &decision.Decision{Request: decision.Request{ID: idB + "0001", Tenant: "team", Model: "m"}, At: time.Now()})

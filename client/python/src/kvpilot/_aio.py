@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from kvpilot import _core
 from kvpilot._async_choice import AsyncChoice, Background
 from kvpilot._async_tracker import AsyncTracker
-from kvpilot._choice import CALLS, RELEASE_TIMEOUT, Report
+from kvpilot._choice import RELEASE_TIMEOUT, Report
 from kvpilot._reading import PROGRESS_EVERY, Events
 from kvpilot.v1 import decision_pb2, prompt_pb2, replica_pb2, reservation_pb2, routing_pb2
 
@@ -76,7 +76,7 @@ class AsyncClient:
             raise _core.error(e, deadline) from None
 
     async def _report(self, report: Report, timeout: float | None = None) -> None:
-        await self._call(CALLS[type(report)], report, reservation_pb2.Reservation, timeout)
+        await self._call("ReportReservation", report, reservation_pb2.Reservation, timeout)
 
     async def _chosen(self, name: str, request: Message, timeout: float | None = None,
                       metadata: tuple[tuple[str, str], ...] = ()) -> AsyncChoice:
@@ -95,7 +95,7 @@ class AsyncClient:
             response = await asyncio.wait_for(call, GIVE_BACK_WAIT)
         except (_core.Error, asyncio.TimeoutError):
             return
-        await AsyncChoice(self, response)._leave(decision_pb2.END_CANCELED)
+        await AsyncChoice(self, response)._leave(reservation_pb2.RELEASE_REASON_CANCELED)
 
     async def _choose_for(self, path: str, body: bytes, headers: Mapping[str, str], timeout: float | None) -> AsyncChoice:
         """Chooses for an inference request by its body and its headers, as the router reads them."""

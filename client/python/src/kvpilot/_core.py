@@ -23,10 +23,7 @@ INFERENCE = "/kvpilot.v1.InferenceService/"
 REPLICAS = "/kvpilot.v1.ReplicaService/"
 
 # The calls that change nothing when they are repeated. ChooseReplica and inference are not among them.
-REPEATABLE = (
-    "Tokenize", "Detokenize", "ReportPrefillCompleted", "ReportDecodeProgress", "ReleaseReservation",
-    "RenewReservation", "ExplainDecision",
-)
+REPEATABLE = ("Tokenize", "Detokenize", "ReportReservation", "ExplainDecision")
 
 SERVICE_CONFIG = json.dumps({"methodConfig": [{
     "name": [{"service": "kvpilot.v1.RoutingService", "method": m} for m in REPEATABLE]

@@ -12,7 +12,7 @@ from google.api import httpbody_pb2
 from google.protobuf.message import Message
 
 from kvpilot import _core
-from kvpilot._choice import CALLS, RELEASE_TIMEOUT, Report
+from kvpilot._choice import RELEASE_TIMEOUT, Report
 from kvpilot._reading import PROGRESS_EVERY, Events
 from kvpilot._sync_choice import Choice, Janitor, Wait
 from kvpilot._sync_tracker import Tracker
@@ -71,7 +71,7 @@ class Client:
 
     def _begin(self, report: Report, timeout: float | None = None) -> Wait:
         call: Any = self.channel.unary_unary(
-            _core.ROUTING + CALLS[type(report)], request_serializer=lambda m: m.SerializeToString(),
+            _core.ROUTING + "ReportReservation", request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=reservation_pb2.Reservation.FromString)
         timeout = timeout or self._options.timeout
         deadline = _core.Deadline(timeout)
