@@ -86,7 +86,7 @@ func (r *router) ChooseReplica(_ context.Context, req *kvpilotv1.ChooseReplicaRe
 		return nil, s.Err()
 	}
 	resp := &kvpilotv1.ChooseReplicaResponse{ReplicaId: "r1", Url: "http://r1:8000", DecisionId: "d1"}
-	if !req.GetDryRun() {
+	if req.GetBooking() != kvpilotv1.Booking_BOOKING_DRY_RUN {
 		resp.ReservationId = "res1"
 	}
 	return resp, nil
@@ -231,7 +231,7 @@ func TestAChoiceReportsItsLife(t *testing.T) {
 	if got, want := r.told(), "prefill:res1 progress:res1 RELEASE_REASON_COMPLETED:res1"; got != want {
 		t.Errorf("reported %q, want %q", got, want)
 	}
-	dry, err := c.Choose(t.Context(), &kvpilotv1.ChooseReplicaRequest{DryRun: true})
+	dry, err := c.Choose(t.Context(), &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN})
 	if err != nil || dry.Booked() {
 		t.Fatalf("dry run: %v, booked %v", err, dry.Booked())
 	}

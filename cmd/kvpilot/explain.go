@@ -110,7 +110,7 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 
 // question is what the flags ask.
 func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, error) {
-	q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, DryRun: true, Explain: true}
+	q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}
 	if f.policy != "" {
 		q.Policy = &kvpilotv1.PolicyOverride{Name: f.policy}
 	}

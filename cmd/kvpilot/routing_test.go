@@ -253,13 +253,13 @@ func TestNoKeyIsToldCountedAndLoggedOnce(t *testing.T) {
 	}
 	for _, policy := range []string{"predicted-ttft", "overlap-load", "weighted-scorers", "prefix-affinity"} {
 		for range 2 {
-			if got := reason("/v1/route:choose", `{"model":"sim","messages":[]}`, "X-Kvpilot-Policy", policy, "X-Kvpilot-Reserve", "false"); got != "no_key" {
+			if got := reason("/v1/route:choose", `{"model":"sim","messages":[]}`, "X-Kvpilot-Policy", policy, "X-Kvpilot-Booking", "none"); got != "no_key" {
 				t.Errorf("%s without a prompt: reason %q", policy, got)
 			}
 		}
 	}
 	for range 2 {
-		if got := reason("/v1/route:choose", `{"model":"sim","mess`, "X-Body-Truncated", "20/900", "X-Kvpilot-Reserve", "false"); got != "no_key" {
+		if got := reason("/v1/route:choose", `{"model":"sim","mess`, "X-Body-Truncated", "20/900", "X-Kvpilot-Booking", "none"); got != "no_key" {
 			t.Errorf("an unusable beginning: reason %q", got)
 		}
 		if got := reason("/v1/completions", `{"model":"sim","prompt":"x","max_tokens":1}`, "X-Kvpilot-Policy", "consistent-hash"); got != "no_key" {
@@ -287,7 +287,7 @@ func TestAdapterNarrowsTheChoice(t *testing.T) {
 		}
 	}})
 	for range 6 {
-		a := f.post("/kvpilot/v1/choose", `{"model":"sim","adapter":"tuned","text":"x","reserve":false}`)
+		a := f.post("/kvpilot/v1/choose", `{"model":"sim","adapter":"tuned","text":"x","booking":"BOOKING_NONE"}`)
 		var c struct {
 			ReplicaID string `json:"replica_id"`
 			Model     string `json:"model"`

@@ -183,7 +183,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 	// Dry runs are the decider's, which knows what is booked.
 	id = reserve(ctx, t, list[(decider+1)%3])
 	for i, s := range list {
-		out, err := s.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim", DryRun: true, Explain: true})
+		out, err := s.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true})
 		if err != nil || !strings.HasPrefix(out.GetDecisionId(), self[decider]) {
 			t.Errorf("a dry run at %d: %v, %v", i, out.GetDecisionId(), err)
 		}

@@ -262,7 +262,7 @@ func attackOverGRPC(n *counter, s *stack.Stack, own belongings) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{victimKey, attackerKey} { // the first is not seen, the second ends the wait
-		askWith(t, s.HTTP, key, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","dry_run":true,"request_id":"by-`+key+`"}`)
+		askWith(t, s.HTTP, key, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","booking":"BOOKING_DRY_RUN","request_id":"by-`+key+`"}`)
 	}
 	seen, err := watch.Recv()
 	if err != nil {
@@ -416,7 +416,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 		{s.Admin, "GET", "/kvpilot/v1/loads", ``},
 		{s.Admin, "GET", "/kvpilot/v1/decisions", ``},
 		{s.Admin, "GET", "/kvpilot/v1/decisions/x", ``},
-		{s.Admin, "POST", "/kvpilot/v1/choose", `{"dry_run":true}`},
+		{s.Admin, "POST", "/kvpilot/v1/choose", `{"booking":"BOOKING_DRY_RUN"}`},
 		{s.HTTP, "GET", "/kvpilot/v1/status", ``},
 		{s.HTTP, "GET", "/kvpilot/v1/history", ``},
 		{s.HTTP, "GET", "/kvpilot/v1/traces", ``},
@@ -435,7 +435,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 			t.Errorf("an observer's %s: %d", path, got.status)
 		}
 	}
-	for body, want := range map[string]int{`{"text":"x","dry_run":true}`: 200, `{"text":"x"}`: 403} {
+	for body, want := range map[string]int{`{"text":"x","booking":"BOOKING_DRY_RUN"}`: 200, `{"text":"x"}`: 403} {
 		if got := askWith(t, s.Admin, observerKey, "POST", "/kvpilot/v1/choose", body); got.status != want {
 			t.Errorf("an observer chooses with %s: %d %s", body, got.status, got.body)
 		}

@@ -4,7 +4,7 @@ import { endOf } from "./errors.js";
 import { type Followed, type FollowOptions, followed, reportTimeoutMs } from "./follow.js";
 import type { RequestBodySchema } from "./gen/kvpilot/v1/prompt_pb.js";
 import { ReleaseReason, type ReservationReportSchema } from "./gen/kvpilot/v1/reservation_pb.js";
-import { type ChooseReplicaRequestSchema, type ChooseReplicaResponse, Reports } from "./gen/kvpilot/v1/routing_pb.js";
+import { Booking, type ChooseReplicaRequestSchema, type ChooseReplicaResponse, Reports } from "./gen/kvpilot/v1/routing_pb.js";
 import type { Reading } from "./reading.js";
 
 /** The deadline and the headers of one call, and a signal that cancels it. */
@@ -46,8 +46,8 @@ export type ChooseRequest = Prompt & {
   /** How long the booking lives without a report. */
   leaseMs?: number;
   requestId?: string;
-  /** Decide and explain, but book nothing. */
-  dryRun?: boolean;
+  /** What is booked; the load, when absent. */
+  booking?: Booking;
   /** Add the whole decision to the response. */
   explain?: boolean;
   /** Add the prompt's token ids to the response. */
@@ -237,7 +237,7 @@ export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseR
     expectedOutputTokens: r.expectedOutputTokens ?? 0,
     cacheSalt: r.cacheSalt ?? "",
     requestId: r.requestId ?? "",
-    dryRun: r.dryRun ?? false,
+    booking: r.booking ?? Booking.RESERVE,
     explain: r.explain ?? false,
     returnTokenIds: r.returnTokenIds ?? false,
     reports: r.reportsAll ? Reports.ALL : Reports.UNSPECIFIED,

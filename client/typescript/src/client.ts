@@ -86,7 +86,7 @@ export class Client {
     }
   }
 
-  /** Chooses a replica and books the load there, unless dryRun is set. Release the choice, or use it with run. */
+  /** Chooses a replica and books the load there, unless booking says otherwise. Release the choice, or use it with run. */
   async choose(request: ChooseRequest, options?: CallOptions): Promise<Choice> {
     const message = chooseRequest(request);
     return new Choice(await this.call((o) => this.routing.chooseReplica(message, o), options), this.unary);

@@ -4,6 +4,7 @@ import { createServer } from "node:net";
 import { after, afterEach, test } from "node:test";
 import {
   AuthenticationError,
+  Booking,
   type Choice,
   Client,
   Code,
@@ -64,7 +65,7 @@ test("run releases by how it ends", async () => {
 });
 
 test("a dry run books nothing", async () => {
-  const choice = await client.choose({ model: "sim", tokenIds: [1, 2, 3], dryRun: true });
+  const choice = await client.choose({ model: "sim", tokenIds: [1, 2, 3], booking: Booking.DRY_RUN });
   assert(!choice.booked);
   assert.equal(await inFlight(), 0);
   await choice.prefillDone();

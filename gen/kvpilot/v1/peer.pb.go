@@ -1894,7 +1894,7 @@ type Bookings struct {
 	// More messages of the same list follow.
 	More bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
 	// The bookings.
-	Bookings      []*Booking `protobuf:"bytes,3,rep,name=bookings,proto3" json:"bookings,omitempty"`
+	Bookings      []*PeerBooking `protobuf:"bytes,3,rep,name=bookings,proto3" json:"bookings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1943,15 +1943,15 @@ func (x *Bookings) GetMore() bool {
 	return false
 }
 
-func (x *Bookings) GetBookings() []*Booking {
+func (x *Bookings) GetBookings() []*PeerBooking {
 	if x != nil {
 		return x.Bookings
 	}
 	return nil
 }
 
-// Booking is one request in flight.
-type Booking struct {
+// PeerBooking is one request in flight.
+type PeerBooking struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The frontend's number for it.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
@@ -1995,20 +1995,20 @@ type Booking struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Booking) Reset() {
-	*x = Booking{}
+func (x *PeerBooking) Reset() {
+	*x = PeerBooking{}
 	mi := &file_kvpilot_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Booking) String() string {
+func (x *PeerBooking) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Booking) ProtoMessage() {}
+func (*PeerBooking) ProtoMessage() {}
 
-func (x *Booking) ProtoReflect() protoreflect.Message {
+func (x *PeerBooking) ProtoReflect() protoreflect.Message {
 	mi := &file_kvpilot_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2020,138 +2020,138 @@ func (x *Booking) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Booking.ProtoReflect.Descriptor instead.
-func (*Booking) Descriptor() ([]byte, []int) {
+// Deprecated: Use PeerBooking.ProtoReflect.Descriptor instead.
+func (*PeerBooking) Descriptor() ([]byte, []int) {
 	return file_kvpilot_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *Booking) GetNumber() uint64 {
+func (x *PeerBooking) GetNumber() uint64 {
 	if x != nil {
 		return x.Number
 	}
 	return 0
 }
 
-func (x *Booking) GetId() string {
+func (x *PeerBooking) GetId() string {
 	if x != nil {
 		return x.Id
 	}
 	return ""
 }
 
-func (x *Booking) GetAttempt() uint32 {
+func (x *PeerBooking) GetAttempt() uint32 {
 	if x != nil {
 		return x.Attempt
 	}
 	return 0
 }
 
-func (x *Booking) GetTenant() string {
+func (x *PeerBooking) GetTenant() string {
 	if x != nil {
 		return x.Tenant
 	}
 	return ""
 }
 
-func (x *Booking) GetModel() string {
+func (x *PeerBooking) GetModel() string {
 	if x != nil {
 		return x.Model
 	}
 	return ""
 }
 
-func (x *Booking) GetReplicaId() string {
+func (x *PeerBooking) GetReplicaId() string {
 	if x != nil {
 		return x.ReplicaId
 	}
 	return ""
 }
 
-func (x *Booking) GetRank() uint32 {
+func (x *PeerBooking) GetRank() uint32 {
 	if x != nil {
 		return x.Rank
 	}
 	return 0
 }
 
-func (x *Booking) GetPromptTokens() uint32 {
+func (x *PeerBooking) GetPromptTokens() uint32 {
 	if x != nil {
 		return x.PromptTokens
 	}
 	return 0
 }
 
-func (x *Booking) GetUncachedTokens() uint32 {
+func (x *PeerBooking) GetUncachedTokens() uint32 {
 	if x != nil {
 		return x.UncachedTokens
 	}
 	return 0
 }
 
-func (x *Booking) GetPrefillS() float64 {
+func (x *PeerBooking) GetPrefillS() float64 {
 	if x != nil {
 		return x.PrefillS
 	}
 	return 0
 }
 
-func (x *Booking) GetKeys() *BlockKeys {
+func (x *PeerBooking) GetKeys() *BlockKeys {
 	if x != nil {
 		return x.Keys
 	}
 	return nil
 }
 
-func (x *Booking) GetExpectedOutput() uint32 {
+func (x *PeerBooking) GetExpectedOutput() uint32 {
 	if x != nil {
 		return x.ExpectedOutput
 	}
 	return 0
 }
 
-func (x *Booking) GetOutputTokens() uint32 {
+func (x *PeerBooking) GetOutputTokens() uint32 {
 	if x != nil {
 		return x.OutputTokens
 	}
 	return 0
 }
 
-func (x *Booking) GetPrefilled() bool {
+func (x *PeerBooking) GetPrefilled() bool {
 	if x != nil {
 		return x.Prefilled
 	}
 	return false
 }
 
-func (x *Booking) GetUnstreamed() bool {
+func (x *PeerBooking) GetUnstreamed() bool {
 	if x != nil {
 		return x.Unstreamed
 	}
 	return false
 }
 
-func (x *Booking) GetLeased() bool {
+func (x *PeerBooking) GetLeased() bool {
 	if x != nil {
 		return x.Leased
 	}
 	return false
 }
 
-func (x *Booking) GetQuiet() bool {
+func (x *PeerBooking) GetQuiet() bool {
 	if x != nil {
 		return x.Quiet
 	}
 	return false
 }
 
-func (x *Booking) GetAge() *durationpb.Duration {
+func (x *PeerBooking) GetAge() *durationpb.Duration {
 	if x != nil {
 		return x.Age
 	}
 	return nil
 }
 
-func (x *Booking) GetSession() string {
+func (x *PeerBooking) GetSession() string {
 	if x != nil {
 		return x.Session
 	}
@@ -3772,12 +3772,12 @@ const file_kvpilot_v1_peer_proto_rawDesc = "" +
 	"\tserved_by\x18\a \x01(\tR\bservedByB\x10\n" +
 	"\x0e_prompt_tokensB\x10\n" +
 	"\x0e_output_tokensB\x10\n" +
-	"\x0e_cached_tokens\"l\n" +
+	"\x0e_cached_tokens\"p\n" +
 	"\bBookings\x12\x10\n" +
 	"\x03all\x18\x01 \x01(\bR\x03all\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\x12:\n" +
-	"\bbookings\x18\x03 \x03(\v2\x13.kvpilot.v1.BookingB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bbookings\"\xd8\x04\n" +
-	"\aBooking\x12\x1f\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\x12>\n" +
+	"\bbookings\x18\x03 \x03(\v2\x17.kvpilot.v1.PeerBookingB\t\xbaH\x06\x92\x01\x03\x10\x80 R\bbookings\"\xdc\x04\n" +
+	"\vPeerBooking\x12\x1f\n" +
 	"\x06number\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06number\x12\x1a\n" +
 	"\x02id\x18\x02 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\x02id\x12\x18\n" +
@@ -3960,7 +3960,7 @@ var file_kvpilot_v1_peer_proto_goTypes = []any{
 	(*Progress)(nil),              // 14: kvpilot.v1.Progress
 	(*RequestEnd)(nil),            // 15: kvpilot.v1.RequestEnd
 	(*Bookings)(nil),              // 16: kvpilot.v1.Bookings
-	(*Booking)(nil),               // 17: kvpilot.v1.Booking
+	(*PeerBooking)(nil),           // 17: kvpilot.v1.PeerBooking
 	(*Ping)(nil),                  // 18: kvpilot.v1.Ping
 	(*Pong)(nil),                  // 19: kvpilot.v1.Pong
 	(*PullIndexRequest)(nil),      // 20: kvpilot.v1.PullIndexRequest
@@ -4012,9 +4012,9 @@ var file_kvpilot_v1_peer_proto_depIdxs = []int32{
 	39, // 22: kvpilot.v1.Chosen.held:type_name -> google.protobuf.Duration
 	39, // 23: kvpilot.v1.Refused.retry_after:type_name -> google.protobuf.Duration
 	40, // 24: kvpilot.v1.RequestEnd.end:type_name -> kvpilot.v1.End
-	17, // 25: kvpilot.v1.Bookings.bookings:type_name -> kvpilot.v1.Booking
-	8,  // 26: kvpilot.v1.Booking.keys:type_name -> kvpilot.v1.BlockKeys
-	39, // 27: kvpilot.v1.Booking.age:type_name -> google.protobuf.Duration
+	17, // 25: kvpilot.v1.Bookings.bookings:type_name -> kvpilot.v1.PeerBooking
+	8,  // 26: kvpilot.v1.PeerBooking.keys:type_name -> kvpilot.v1.BlockKeys
+	39, // 27: kvpilot.v1.PeerBooking.age:type_name -> google.protobuf.Duration
 	0,  // 28: kvpilot.v1.Ping.ability:type_name -> kvpilot.v1.Ability
 	0,  // 29: kvpilot.v1.Pong.ability:type_name -> kvpilot.v1.Ability
 	24, // 30: kvpilot.v1.Facts.drains:type_name -> kvpilot.v1.DrainFact

@@ -78,6 +78,63 @@ func (Reports) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{0}
 }
 
+// Booking is what a choice books.
+type Booking int32
+
+const (
+	// As BOOKING_RESERVE.
+	Booking_BOOKING_UNSPECIFIED Booking = 0
+	// The load, until the reservation is released or its lease ends (x-kvpilot-booking: reserve).
+	Booking_BOOKING_RESERVE Booking = 1
+	// Nothing. The request is sent all the same, so that the router expects its prompt on the replica (x-kvpilot-booking: none).
+	Booking_BOOKING_NONE Booking = 2
+	// Nothing, and the request is not sent: the router decides and explains only (x-kvpilot-booking: dry-run).
+	Booking_BOOKING_DRY_RUN Booking = 3
+)
+
+// Enum value maps for Booking.
+var (
+	Booking_name = map[int32]string{
+		0: "BOOKING_UNSPECIFIED",
+		1: "BOOKING_RESERVE",
+		2: "BOOKING_NONE",
+		3: "BOOKING_DRY_RUN",
+	}
+	Booking_value = map[string]int32{
+		"BOOKING_UNSPECIFIED": 0,
+		"BOOKING_RESERVE":     1,
+		"BOOKING_NONE":        2,
+		"BOOKING_DRY_RUN":     3,
+	}
+)
+
+func (x Booking) Enum() *Booking {
+	p := new(Booking)
+	*p = x
+	return p
+}
+
+func (x Booking) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Booking) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_routing_proto_enumTypes[1].Descriptor()
+}
+
+func (Booking) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_routing_proto_enumTypes[1]
+}
+
+func (x Booking) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Booking.Descriptor instead.
+func (Booking) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{1}
+}
+
 // Candidates narrows the choice. An empty message allows every replica of the pool.
 type Candidates struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -254,10 +311,8 @@ type ChooseReplicaRequest struct {
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt that the request will carry; empty for none.
 	CacheSalt string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
-	// Decide and explain, but book nothing and do not update the index.
-	DryRun bool `protobuf:"varint,13,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Book the load. Absent means yes, unless dry_run is set.
-	Reserve *bool `protobuf:"varint,14,opt,name=reserve,proto3,oneof" json:"reserve,omitempty"`
+	// What the choice books.
+	Booking Booking `protobuf:"varint,13,opt,name=booking,proto3,enum=kvpilot.v1.Booking" json:"booking,omitempty"`
 	// How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
@@ -400,18 +455,11 @@ func (x *ChooseReplicaRequest) GetCacheSalt() string {
 	return ""
 }
 
-func (x *ChooseReplicaRequest) GetDryRun() bool {
+func (x *ChooseReplicaRequest) GetBooking() Booking {
 	if x != nil {
-		return x.DryRun
+		return x.Booking
 	}
-	return false
-}
-
-func (x *ChooseReplicaRequest) GetReserve() bool {
-	if x != nil && x.Reserve != nil {
-		return *x.Reserve
-	}
-	return false
+	return Booking_BOOKING_UNSPECIFIED
 }
 
 func (x *ChooseReplicaRequest) GetLease() *durationpb.Duration {
@@ -1884,7 +1932,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x0e\n" +
-	"\f_temperature\"\x85\a\n" +
+	"\f_temperature\"\xfa\x06\n" +
 	"\x14ChooseReplicaRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x123\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x14.kvpilot.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -1902,18 +1950,15 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	" \x01(\rR\x14expectedOutputTokens\x12\"\n" +
 	"\aadapter\x18\v \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\aadapter\x12'\n" +
 	"\n" +
-	"cache_salt\x18\f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tcacheSalt\x12\x17\n" +
-	"\adry_run\x18\r \x01(\bR\x06dryRun\x12\x1d\n" +
-	"\areserve\x18\x0e \x01(\bH\x01R\areserve\x88\x01\x01\x12C\n" +
+	"cache_salt\x18\f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tcacheSalt\x127\n" +
+	"\abooking\x18\r \x01(\x0e2\x13.kvpilot.v1.BookingB\b\xbaH\x05\x82\x01\x02\x10\x01R\abooking\x12C\n" +
 	"\x05lease\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05lease\x12'\n" +
 	"\n" +
 	"request_id\x18\x10 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
 	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
 	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
-	"\x06promptB\n" +
-	"\n" +
-	"\b_reserve\"\x91\b\n" +
+	"\x06prompt\"\x91\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -2054,7 +2099,12 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aReports\x12\x17\n" +
 	"\x13REPORTS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORTS_ALL\x10\x01\x12\x0f\n" +
-	"\vREPORTS_END\x10\x022\xdf\v\n" +
+	"\vREPORTS_END\x10\x02*^\n" +
+	"\aBooking\x12\x17\n" +
+	"\x13BOOKING_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fBOOKING_RESERVE\x10\x01\x12\x10\n" +
+	"\fBOOKING_NONE\x10\x02\x12\x13\n" +
+	"\x0fBOOKING_DRY_RUN\x10\x032\xdf\v\n" +
 	"\x0eRoutingService\x12f\n" +
 	"\bTokenize\x12\x1b.kvpilot.v1.TokenizeRequest\x1a\x1c.kvpilot.v1.TokenizeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/tokenize\x12n\n" +
 	"\n" +
@@ -2082,111 +2132,113 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_routing_proto_rawDescData
 }
 
-var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(Reports)(0),                     // 0: kvpilot.v1.Reports
-	(*Candidates)(nil),               // 1: kvpilot.v1.Candidates
-	(*PolicyOverride)(nil),           // 2: kvpilot.v1.PolicyOverride
-	(*ChooseReplicaRequest)(nil),     // 3: kvpilot.v1.ChooseReplicaRequest
-	(*ChooseReplicaResponse)(nil),    // 4: kvpilot.v1.ChooseReplicaResponse
-	(*ExplainDecisionRequest)(nil),   // 5: kvpilot.v1.ExplainDecisionRequest
-	(*ExplainDecisionResponse)(nil),  // 6: kvpilot.v1.ExplainDecisionResponse
-	(*ListDecisionsRequest)(nil),     // 7: kvpilot.v1.ListDecisionsRequest
-	(*ListDecisionsResponse)(nil),    // 8: kvpilot.v1.ListDecisionsResponse
-	(*WatchDecisionsRequest)(nil),    // 9: kvpilot.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),   // 10: kvpilot.v1.WatchDecisionsResponse
-	(*ScoreOverlapRequest)(nil),      // 11: kvpilot.v1.ScoreOverlapRequest
-	(*ScoreOverlapResponse)(nil),     // 12: kvpilot.v1.ScoreOverlapResponse
-	(*RankOverlap)(nil),              // 13: kvpilot.v1.RankOverlap
-	(*GetLoadsRequest)(nil),          // 14: kvpilot.v1.GetLoadsRequest
-	(*GetLoadsResponse)(nil),         // 15: kvpilot.v1.GetLoadsResponse
-	(*RankLoad)(nil),                 // 16: kvpilot.v1.RankLoad
-	(*ListPoliciesRequest)(nil),      // 17: kvpilot.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),     // 18: kvpilot.v1.ListPoliciesResponse
-	(*Policy)(nil),                   // 19: kvpilot.v1.Policy
-	nil,                              // 20: kvpilot.v1.PolicyOverride.ParamsEntry
-	nil,                              // 21: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                              // 22: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	nil,                              // 23: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                 // 24: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),              // 25: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),      // 26: google.protobuf.Duration
-	(*Decision)(nil),                 // 27: kvpilot.v1.Decision
-	(Effect)(0),                      // 28: kvpilot.v1.Effect
-	(End)(0),                         // 29: kvpilot.v1.End
-	(*Overlap)(nil),                  // 30: kvpilot.v1.Overlap
-	(FeedState)(0),                   // 31: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                // 32: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),              // 33: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),          // 34: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),        // 35: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),        // 36: google.api.HttpBody
-	(*ReservationReport)(nil),        // 37: kvpilot.v1.ReservationReport
-	(*TokenizeResponse)(nil),         // 38: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),       // 39: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),              // 40: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil), // 41: kvpilot.v1.TrackReservationResponse
+	(Booking)(0),                     // 1: kvpilot.v1.Booking
+	(*Candidates)(nil),               // 2: kvpilot.v1.Candidates
+	(*PolicyOverride)(nil),           // 3: kvpilot.v1.PolicyOverride
+	(*ChooseReplicaRequest)(nil),     // 4: kvpilot.v1.ChooseReplicaRequest
+	(*ChooseReplicaResponse)(nil),    // 5: kvpilot.v1.ChooseReplicaResponse
+	(*ExplainDecisionRequest)(nil),   // 6: kvpilot.v1.ExplainDecisionRequest
+	(*ExplainDecisionResponse)(nil),  // 7: kvpilot.v1.ExplainDecisionResponse
+	(*ListDecisionsRequest)(nil),     // 8: kvpilot.v1.ListDecisionsRequest
+	(*ListDecisionsResponse)(nil),    // 9: kvpilot.v1.ListDecisionsResponse
+	(*WatchDecisionsRequest)(nil),    // 10: kvpilot.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),   // 11: kvpilot.v1.WatchDecisionsResponse
+	(*ScoreOverlapRequest)(nil),      // 12: kvpilot.v1.ScoreOverlapRequest
+	(*ScoreOverlapResponse)(nil),     // 13: kvpilot.v1.ScoreOverlapResponse
+	(*RankOverlap)(nil),              // 14: kvpilot.v1.RankOverlap
+	(*GetLoadsRequest)(nil),          // 15: kvpilot.v1.GetLoadsRequest
+	(*GetLoadsResponse)(nil),         // 16: kvpilot.v1.GetLoadsResponse
+	(*RankLoad)(nil),                 // 17: kvpilot.v1.RankLoad
+	(*ListPoliciesRequest)(nil),      // 18: kvpilot.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),     // 19: kvpilot.v1.ListPoliciesResponse
+	(*Policy)(nil),                   // 20: kvpilot.v1.Policy
+	nil,                              // 21: kvpilot.v1.PolicyOverride.ParamsEntry
+	nil,                              // 22: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	nil,                              // 23: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	nil,                              // 24: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                 // 25: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),              // 26: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
+	(*Decision)(nil),                 // 28: kvpilot.v1.Decision
+	(Effect)(0),                      // 29: kvpilot.v1.Effect
+	(End)(0),                         // 30: kvpilot.v1.End
+	(*Overlap)(nil),                  // 31: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 32: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 33: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 34: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),          // 35: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 36: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 37: google.api.HttpBody
+	(*ReservationReport)(nil),        // 38: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 39: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 40: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 41: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 42: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
-	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	24, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
-	1,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
-	2,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	26, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
-	26, // 6: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
-	0,  // 7: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
-	21, // 8: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	27, // 9: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	24, // 10: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	22, // 11: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	28, // 12: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	27, // 13: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	29, // 14: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	26, // 15: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	27, // 16: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	27, // 17: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	24, // 18: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 19: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	13, // 20: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	30, // 21: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	31, // 22: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	16, // 23: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	26, // 24: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	32, // 25: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	33, // 26: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	19, // 27: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	23, // 28: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	34, // 29: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	35, // 30: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 31: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	36, // 32: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	37, // 33: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	37, // 34: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	5,  // 35: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 36: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 37: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 38: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 39: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 40: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	38, // 41: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	39, // 42: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 43: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 44: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	40, // 45: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	41, // 46: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 47: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 48: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 49: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 50: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 51: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 52: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	41, // [41:53] is the sub-list for method output_type
-	29, // [29:41] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	21, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
+	25, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	2,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
+	3,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
+	27, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	1,  // 6: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
+	27, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
+	22, // 9: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	28, // 10: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 11: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	23, // 12: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	29, // 13: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	28, // 14: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	30, // 15: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	27, // 16: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	28, // 17: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	28, // 18: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 19: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 20: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	14, // 21: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	31, // 22: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	32, // 23: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	17, // 24: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	27, // 25: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	33, // 26: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	34, // 27: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	20, // 28: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	24, // 29: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	35, // 30: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	36, // 31: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	4,  // 32: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	37, // 33: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	38, // 34: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	38, // 35: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	6,  // 36: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	8,  // 37: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	10, // 38: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	12, // 39: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	15, // 40: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	18, // 41: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	39, // 42: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	40, // 43: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	5,  // 44: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	5,  // 45: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	41, // 46: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	42, // 47: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	7,  // 48: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	9,  // 49: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	11, // 50: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	13, // 51: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	16, // 52: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	19, // 53: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	42, // [42:54] is the sub-list for method output_type
+	30, // [30:42] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
@@ -2219,7 +2271,7 @@ func file_kvpilot_v1_routing_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_routing_proto_rawDesc), len(file_kvpilot_v1_routing_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -45,13 +45,13 @@ type RoutingServiceClient interface {
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Detokenize returns the text of token ids.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
-	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+	// ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
 	// there. The role observe allows dry runs only.
 	ChooseReplica(ctx context.Context, in *ChooseReplicaRequest, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+	// x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
 	RouteBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
 	ReportReservation(ctx context.Context, in *ReservationReport, opts ...grpc.CallOption) (*Reservation, error)
@@ -224,13 +224,13 @@ type RoutingServiceServer interface {
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Detokenize returns the text of token ids.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
-	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+	// ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
 	// there. The role observe allows dry runs only.
 	ChooseReplica(context.Context, *ChooseReplicaRequest) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+	// x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
 	RouteBody(context.Context, *httpbody.HttpBody) (*ChooseReplicaResponse, error)
 	// ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
 	ReportReservation(context.Context, *ReservationReport) (*Reservation, error)

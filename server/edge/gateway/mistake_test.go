@@ -115,16 +115,26 @@ func TestAnEndlessLineEndsTheStream(t *testing.T) {
 	}
 }
 
-// A newer client's fields are ignored, as gRPC ignores them.
-func TestAnUnknownFieldBesideWhatIsNeededIsIgnored(t *testing.T) {
-	var asked *kvpilotv1.ChooseReplicaRequest
-	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
-		asked = in
+// A field that is ignored would change the question: a dry run would book.
+func TestAnUnknownFieldIsRejected(t *testing.T) {
+	asked := 0
+	url := start(t, &services{choose: func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+		asked++
 		return &kvpilotv1.ChooseReplicaResponse{}, nil
 	}})
-	for body, want := range map[string]string{`{"text":"hi","wish":1}`: "hi", `{"model":"m"}`: "", ``: ""} {
-		if resp, got := call(t, "POST", url+"/kvpilot/v1/choose", body); resp.StatusCode != 200 || asked.GetText() != want {
-			t.Errorf("%s: got %d %s", body, resp.StatusCode, got)
+	many := strings.Repeat("7,", 1_100_000)
+	for body, want := range map[string]string{
+		`{"text":"hi","dry_run":true}`:                                `the field \"dry_run\" is unknown`,
+		`{"text":"hi","candidates":{"alow":["r"]}}`:                   `the field \"candidates.alow\" is unknown; did you mean allow?`,
+		`{"token_ids":{"ids":[1]},"wish":1}`:                          `the field \"wish\" is unknown`,
+		`{"token_ids":{"ids":[` + many + `1]},"wish":1}`:              `unknown field \"wish\"`,
+		`{"text":"hi","policy":{"params":{"any":1}},"sessionId":"s"}`: "",
+		`{"text":"hi"}`: "", `{"model":"m"}`: "", ``: "",
+	} {
+		asked = 0
+		resp, got := call(t, "POST", url+"/kvpilot/v1/choose", body)
+		if refused := want != ""; refused != (resp.StatusCode == 400) || refused != (asked == 0) || !strings.Contains(got, want) {
+			t.Errorf("%.80s: got %d %s, want %q", body, resp.StatusCode, got, want)
 		}
 	}
 }

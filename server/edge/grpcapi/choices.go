@@ -36,10 +36,11 @@ type choices struct {
 }
 
 func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
-	if who := s.calls.senders.of(ctx); !in.GetDryRun() && !who.May(caller.Route) {
+	isDry := in.GetBooking() == kvpilotv1.Booking_BOOKING_DRY_RUN
+	if who := s.calls.senders.of(ctx); !isDry && !who.May(caller.Route) {
 		return nil, s.admission.permit(who, kvpilotv1.RoutingService_ChooseReplica_FullMethodName, &methodInfo{roles: caller.Route}, originOf(ctx))
 	}
-	if in.GetDryRun() && !trace.SpanContextFromContext(ctx).IsValid() {
+	if isDry && !trace.SpanContextFromContext(ctx).IsValid() {
 		var dry trace.Span
 		ctx, dry = span.Start(ctx, s.tracer, span.DryRun, trace.SpanKindInternal)
 		defer dry.End()
@@ -54,10 +55,7 @@ func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
 	q.Explain = in.GetExplain()
 	q.ReturnIDs = in.GetReturnTokenIds()
-	if in.GetDryRun() && in.GetReserve() {
-		return nil, invalid("reserve", "a dry run books nothing")
-	}
-	q.Booking = booking(in.GetDryRun(), in.Reserve == nil || in.GetReserve(), in.GetRequestId() != "")
+	q.Booking = booking(in.GetBooking(), in.GetRequestId() != "")
 	q.Lease = in.GetLease().AsDuration()
 	switch in.GetReports() {
 	case kvpilotv1.Reports_REPORTS_END:
@@ -115,15 +113,9 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 			q.Route = openai.RouteAny
 		}
 	}
-	dry, err := flag(h, headerDryRun, false)
-	if err != nil {
+	if q.Booking, err = bookingHeader(h); err != nil {
 		return nil, err
 	}
-	reserve, err := flag(h, headerReserve, !dry)
-	if err != nil {
-		return nil, err
-	}
-	q.Booking = booking(dry, reserve, false)
 	explain, err := flag(h, headerExplain, false)
 	if err != nil {
 		return nil, err
@@ -370,14 +362,16 @@ func handTrace(ctx context.Context, d *decision.Decision, to map[string]string) 
 }
 
 // booking is what a caller wants to be booked, under its request id if once.
-func booking(dry, reserve, once bool) router.Booking {
-	switch {
-	case dry:
+func booking(in kvpilotv1.Booking, once bool) router.Booking {
+	switch in {
+	case kvpilotv1.Booking_BOOKING_DRY_RUN:
 		return router.DryRun
-	case reserve && once:
-		return router.ReserveOnce
-	case reserve:
-		return router.Reserve
+	case kvpilotv1.Booking_BOOKING_NONE:
+		return router.BookNothing
+	case kvpilotv1.Booking_BOOKING_UNSPECIFIED, kvpilotv1.Booking_BOOKING_RESERVE:
 	}
-	return router.BookNothing
+	if once {
+		return router.ReserveOnce
+	}
+	return router.Reserve
 }

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
-	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/reports"
@@ -531,11 +530,11 @@ func TestTheDeciderAnswersDryRuns(t *testing.T) {
 			t.Errorf("%v, %v", out, err)
 		}
 	}
-	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", DryRun: true, Explain: true})
+	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true})
 	if got := asked(); got != "a:q" {
 		t.Errorf("a dry run: %s", got)
 	}
-	choose(&kvpilotv1.ChooseReplicaRequest{Prompt: body, DryRun: true})
+	choose(&kvpilotv1.ChooseReplicaRequest{Prompt: body, Booking: kvpilotv1.Booking_BOOKING_DRY_RUN})
 	if got := asked(); got != "a:q" {
 		t.Errorf("a dry run of a body: %s", got)
 	}
@@ -550,7 +549,7 @@ func TestTheDeciderAnswersDryRuns(t *testing.T) {
 		t.Errorf("a booking: %s", got)
 	}
 	f.up = func(string) bool { return false }
-	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", DryRun: true})
+	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN})
 	if got := asked(); got != "b:q" {
 		t.Errorf("the decider is silent: %s", got)
 	}
@@ -601,9 +600,11 @@ func TestAQuestionWithANameHasOneHome(t *testing.T) {
 		want string
 		do   func()
 	}{
-		"no name":        {idA, func() { choose(idA, "") }},
-		"nothing booked": {idA, func() { choose(idA, ofB, func(in *kvpilotv1.ChooseReplicaRequest) { in.Reserve = proto.Bool(false) }) }},
-		"booked here":    {idA, func() { f.nodes[idA].router.claimed = ofB; choose(idA, ofB); f.nodes[idA].router.claimed = "" }},
+		"no name": {idA, func() { choose(idA, "") }},
+		"nothing booked": {idA, func() {
+			choose(idA, ofB, func(in *kvpilotv1.ChooseReplicaRequest) { in.Booking = kvpilotv1.Booking_BOOKING_NONE })
+		}},
+		"booked here": {idA, func() { f.nodes[idA].router.claimed = ofB; choose(idA, ofB); f.nodes[idA].router.claimed = "" }},
 		"the home is down": {idA, func() {
 			f.up = func(id string) bool { return id != idB }
 			choose(idA, ofB)

@@ -108,7 +108,7 @@ func TestWaits13WhatACallerReports(t *testing.T) {
 func TestChooseReplicaRefusals(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25), nil }
-	yes, zero := true, uint32(0)
+	zero := uint32(0)
 	for name, tc := range map[string]struct {
 		in    *kvpilotv1.ChooseReplicaRequest
 		param string
@@ -117,7 +117,7 @@ func TestChooseReplicaRefusals(t *testing.T) {
 		"unknown number":     {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Params: map[string]float64{"x": 1}}}, "policy.params"},
 		"not a number":       {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Params: map[string]float64{"cpu_credit": math.NaN()}}}, `policy.params["cpu_credit"]`},
 		"ranks upside down":  {&kvpilotv1.ChooseReplicaRequest{Candidates: &kvpilotv1.Candidates{MinRank: 1, MaxRank: &zero}}, "candidates.max_rank"},
-		"a dry booking":      {&kvpilotv1.ChooseReplicaRequest{DryRun: true, Reserve: &yes}, "reserve"},
+		"no such booking":    {&kvpilotv1.ChooseReplicaRequest{Booking: 9}, "booking"},
 		"an endless lease":   {&kvpilotv1.ChooseReplicaRequest{Lease: durationpb.New(2 * time.Hour)}, "lease"},
 		"a negative lease":   {&kvpilotv1.ChooseReplicaRequest{Lease: durationpb.New(-time.Hour)}, "lease"},
 		"an empty body":      {&kvpilotv1.ChooseReplicaRequest{Prompt: &kvpilotv1.ChooseReplicaRequest_Body{Body: &kvpilotv1.RequestBody{}}}, "body.json"},
@@ -224,11 +224,16 @@ func TestRouteBody(t *testing.T) {
 	if out.GetReservationId() == "" || out.GetRequestHeaders()["x-request-id"] != "id" || out.GetRequestHeaders()["x-data-parallel-rank"] != "" {
 		t.Errorf("answer %v", out)
 	}
-	if out, q, err = ask(http.Header{"X-Kvpilot-Dry-Run": {"true"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != router.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
+	if out, q, err = ask(http.Header{"X-Kvpilot-Booking": {"dry-run"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != router.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
 		t.Errorf("a dry run: %+v, %v, %v", q, out, err)
 	}
+	for header, want := range map[string]router.Booking{"": router.Reserve, "reserve": router.Reserve, "none": router.BookNothing} {
+		if _, q, err = ask(http.Header{"X-Kvpilot-Booking": {header}}); err != nil || q.Booking != want {
+			t.Errorf("booking %q: %v, %v", header, q.Booking, err)
+		}
+	}
 	for name, h := range map[string]http.Header{
-		"lease": {"X-Kvpilot-Lease-Ms": {"soon"}}, "reserve": {"X-Kvpilot-Reserve": {"maybe"}},
+		"lease": {"X-Kvpilot-Lease-Ms": {"soon"}}, "booking": {"X-Kvpilot-Booking": {"maybe"}},
 		"weights": {"X-Kvpilot-Weights": {"cpu_credit"}}, "rank": {"X-Kvpilot-Pin": {"r@x"}},
 	} {
 		if _, _, err := ask(h); apierror.From(err) == nil || apierror.From(err).Reason != apierror.InvalidBody {

@@ -130,11 +130,10 @@ func TestObserversMakeDryRuns(t *testing.T) {
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "observe-key-0001")
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
-	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{DryRun: true, Explain: true}); err != nil || r.router.questions[0].Booking != router.DryRun || !r.router.questions[0].ShowOverlap {
+	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}); err != nil || r.router.questions[0].Booking != router.DryRun || !r.router.questions[0].ShowOverlap {
 		t.Errorf("a dry run: %v, %+v", err, r.router.questions)
 	}
-	no := false
-	for _, in := range []*kvpilotv1.ChooseReplicaRequest{{}, {Reserve: &no}} {
+	for _, in := range []*kvpilotv1.ChooseReplicaRequest{{}, {Booking: kvpilotv1.Booking_BOOKING_RESERVE}, {Booking: kvpilotv1.Booking_BOOKING_NONE}} {
 		if _, err := client.ChooseReplica(ctx, in); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "the role route") {
 			t.Errorf("a choice: %v", err)
 		}

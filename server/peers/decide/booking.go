@@ -141,10 +141,10 @@ func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
 }
 
 // proto describes the booking; the frontend's mu is held.
-func (b *booking) proto(now time.Time) *kvpilotv1.Booking {
+func (b *booking) proto(now time.Time) *kvpilotv1.PeerBooking {
 	d, a := b.choice.Decision, &b.asked
 	cand := d.Pick()
-	out := &kvpilotv1.Booking{
+	out := &kvpilotv1.PeerBooking{
 		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: d.Tenant, Model: a.model, Session: a.session,
 		ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, a.expected)), OutputTokens: uint32(max(0, b.output)),

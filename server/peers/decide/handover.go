@@ -16,7 +16,7 @@ func (d *Decider) bookings(c *client, in *kvpilotv1.Bookings) {
 	if in.GetAll() && c.listed == nil {
 		c.listed = map[uint64]bool{}
 	}
-	var fresh []*kvpilotv1.Booking
+	var fresh []*kvpilotv1.PeerBooking
 	for _, b := range in.GetBookings() {
 		if c.listed != nil {
 			c.listed[b.GetNumber()] = true
@@ -48,7 +48,7 @@ func (d *Decider) bookings(c *client, in *kvpilotv1.Bookings) {
 }
 
 // adopt books a frontend's request in flight. One that cannot be booked is noted, so that the sums agree.
-func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
+func (d *Decider) adopt(c *client, in *kvpilotv1.PeerBooking) {
 	number := in.GetNumber()
 	if !isShort(in.GetId(), in.GetTenant(), in.GetModel(), in.GetSession()) {
 		return
@@ -77,7 +77,7 @@ func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
 }
 
 // book books in; nil when it cannot be booked, because its rank is not known here.
-func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
+func (d *Decider) book(from ID, in *kvpilotv1.PeerBooking) *chooser.Choice {
 	replicas := d.params.Replicas.Serving(in.GetModel(), "")
 	slot, ok := slotOf(replicas, replica.ID(in.GetReplicaId()), int(in.GetRank()))
 	if !ok {

@@ -16,9 +16,20 @@ class Reports(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPORTS_UNSPECIFIED: _ClassVar[Reports]
     REPORTS_ALL: _ClassVar[Reports]
     REPORTS_END: _ClassVar[Reports]
+
+class Booking(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BOOKING_UNSPECIFIED: _ClassVar[Booking]
+    BOOKING_RESERVE: _ClassVar[Booking]
+    BOOKING_NONE: _ClassVar[Booking]
+    BOOKING_DRY_RUN: _ClassVar[Booking]
 REPORTS_UNSPECIFIED: Reports
 REPORTS_ALL: Reports
 REPORTS_END: Reports
+BOOKING_UNSPECIFIED: Booking
+BOOKING_RESERVE: Booking
+BOOKING_NONE: Booking
+BOOKING_DRY_RUN: Booking
 
 class Candidates(_message.Message):
     __slots__ = ("allow", "deny", "pin", "min_rank", "max_rank")
@@ -52,7 +63,7 @@ class PolicyOverride(_message.Message):
     def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class ChooseReplicaRequest(_message.Message):
-    __slots__ = ("model", "token_ids", "text", "body", "candidates", "policy", "session_id", "priority", "ttft_deadline", "expected_output_tokens", "adapter", "cache_salt", "dry_run", "reserve", "lease", "request_id", "explain", "return_token_ids", "reports")
+    __slots__ = ("model", "token_ids", "text", "body", "candidates", "policy", "session_id", "priority", "ttft_deadline", "expected_output_tokens", "adapter", "cache_salt", "booking", "lease", "request_id", "explain", "return_token_ids", "reports")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -65,8 +76,7 @@ class ChooseReplicaRequest(_message.Message):
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
-    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    BOOKING_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
@@ -84,14 +94,13 @@ class ChooseReplicaRequest(_message.Message):
     expected_output_tokens: int
     adapter: str
     cache_salt: str
-    dry_run: bool
-    reserve: bool
+    booking: Booking
     lease: _duration_pb2.Duration
     request_id: str
     explain: bool
     return_token_ids: bool
     reports: Reports
-    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., text: _Optional[str] = ..., body: _Optional[_Union[_prompt_pb2.RequestBody, _Mapping]] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ..., policy: _Optional[_Union[PolicyOverride, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., ttft_deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., expected_output_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., dry_run: bool = ..., reserve: bool = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., explain: bool = ..., return_token_ids: bool = ..., reports: _Optional[_Union[Reports, str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., text: _Optional[str] = ..., body: _Optional[_Union[_prompt_pb2.RequestBody, _Mapping]] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ..., policy: _Optional[_Union[PolicyOverride, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., ttft_deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., expected_output_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., booking: _Optional[_Union[Booking, str]] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., explain: bool = ..., return_token_ids: bool = ..., reports: _Optional[_Union[Reports, str]] = ...) -> None: ...
 
 class ChooseReplicaResponse(_message.Message):
     __slots__ = ("host", "port", "replica_id", "rank", "url", "model", "decision_id", "reservation_id", "attempt", "lease_ms", "policy", "reason", "prompt_tokens", "overlap_gpu_tokens", "overlap_cpu_tokens", "overlap_disk_tokens", "predicted_ttft_ms", "request_headers", "decision", "token_ids", "labels", "effect", "cache_salt", "tenant")

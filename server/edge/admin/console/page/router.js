@@ -69,7 +69,7 @@ export async function find(id) {
 
 // choose is a dry run: where would a prompt, or a request body in JSON, go?
 export async function choose(model, text) {
-  const ask = { model, dry_run: true, explain: true };
+  const ask = { model, booking: 'BOOKING_DRY_RUN', explain: true };
   if (text.trim().startsWith('{')) {
     JSON.parse(text); // its errors say where
     ask.body = { json: btoa(Array.from(new TextEncoder().encode(text), (b) => String.fromCharCode(b)).join('')) };
