@@ -71,6 +71,7 @@ const retries = `{
    {"service": "kvpilot.v1.ReplicaService", "method": "Get"},
    {"service": "kvpilot.v1.ReplicaService", "method": "Register"},
    {"service": "kvpilot.v1.ReplicaService", "method": "Drain"},
+   {"service": "kvpilot.v1.ReplicaService", "method": "Undrain"},
    {"service": "kvpilot.v1.InferenceService", "method": "ListModels"},
    {"service": "kvpilot.v1.InferenceService", "method": "GetModel"}
   ],

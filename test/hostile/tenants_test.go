@@ -402,7 +402,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 	for _, a := range []struct{ at, method, path, body string }{
 		{s.HTTP, "POST", "/kvpilot/v1/replicas", `{"replica_id":"evil","url":"http://127.0.0.1:1"}`},
 		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":drain", `{}`},
-		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":drain", `{"undo":true}`},
+		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":undrain", `{}`},
 		{s.HTTP, "DELETE", "/kvpilot/v1/replicas/" + id, ``},
 		{s.HTTP, "POST", "/v1/load_lora_adapter", `{"lora_name":"x","lora_path":"/x"}`},
 		{s.HTTP, "POST", "/v1/unload_lora_adapter", `{"lora_name":"x"}`},
@@ -447,7 +447,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 	}
 	for _, key := range []string{"", observerKey, attackerKey, adminKey} {
 		want := map[string]int{"": http.StatusUnauthorized, adminKey: http.StatusOK}[key]
-		if got := askWith(t, s.Admin, key, "POST", "/kvpilot/v1/replicas/"+id+":drain", `{"undo":true}`); got.status != cmp.Or(want, http.StatusForbidden) {
+		if got := askWith(t, s.Admin, key, "POST", "/kvpilot/v1/replicas/"+id+":undrain", `{}`); got.status != cmp.Or(want, http.StatusForbidden) {
 			t.Errorf("a drain at the admin address with the key %q: %d %s", key, got.status, got.body)
 		}
 	}

@@ -37,6 +37,7 @@ const repeatable = new Set([
   "Get",
   "Register",
   "Drain",
+  "Undrain",
   "ListModels",
   "GetModel",
 ]);

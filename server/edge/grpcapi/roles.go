@@ -70,6 +70,7 @@ func methodRoles() map[string]caller.Roles {
 		kvpilotv1.ReplicaService_Register_FullMethodName:   caller.Admin,
 		kvpilotv1.ReplicaService_Deregister_FullMethodName: caller.Admin,
 		kvpilotv1.ReplicaService_Drain_FullMethodName:      caller.Admin,
+		kvpilotv1.ReplicaService_Undrain_FullMethodName:    caller.Admin,
 		kvpilotv1.ReplicaService_List_FullMethodName:       caller.Route | caller.Observe,
 		kvpilotv1.ReplicaService_Get_FullMethodName:        caller.Route | caller.Observe,
 		kvpilotv1.ReplicaService_Watch_FullMethodName:      caller.Route | caller.Observe,

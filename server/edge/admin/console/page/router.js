@@ -54,8 +54,11 @@ export async function hour() { return steps((await call('history?step_seconds=15
 
 export async function traces() { return (await call('traces')).traces; }
 
-// drain stops new requests to a replica, or with undo lets them go there again. force drains the last ready replica too. The reason may be empty.
-export const drain = (id, undo, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, undo ? { undo } : { force, reason });
+// drain stops new requests to a replica. force drains the last ready replica too. The reason may be empty.
+export const drain = (id, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, { force, reason });
+
+// undrain lets new requests go to a replica again.
+export const undrain = (id) => call(`replicas/${encodeURIComponent(id)}:undrain`, {});
 
 // find is every attempt of a decision, or of a request; empty when nothing is known of the id.
 export async function find(id) {
