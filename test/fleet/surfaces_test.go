@@ -70,7 +70,7 @@ func loads(ctx context.Context, t *testing.T, list []surface) (same bool, reques
 			t.Fatalf("loads of router %d: %v, %v", i, out, err)
 		}
 		for _, l := range out.GetRanks() {
-			l.EngineAge, l.CountedBy, l.BacklogMs, l.QueuedTokens, l.Speed = nil, "", 0, 0, nil // they change with time
+			l.EngineAge, l.CountedBy, l.Backlog, l.QueuedTokens, l.Speed = nil, "", nil, 0, nil // they change with time
 		}
 		if first == nil {
 			first = out

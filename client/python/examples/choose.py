@@ -9,4 +9,4 @@ with Client(sys.argv[1]) as client:
     choice = client.choose(model=sys.argv[2], text="Hello", booking=BOOKING_DRY_RUN, explain=True)
     print(choice.replica_id, choice.response.reason)
     for candidate in choice.response.decision.candidates:
-        print(f"  {candidate.replica_id}: {candidate.ttft_ms:.1f} ms {candidate.veto}")
+        print(f"  {candidate.replica_id}: {candidate.ttft.ToMilliseconds()} ms {candidate.veto}")

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 from conftest import CHAT, LONG, ROUTER, closed_port, eventually, in_flight, outcome
+from google.protobuf import duration_pb2
 from test_wire import Router, serve
 
 import kvpilot
@@ -179,7 +180,7 @@ def test_failures_of_reader_and_replica(client: kvpilot.Client, faults: Faults) 
         assert outcome(client, request_id=request_id).end == d.END_FAILED
 
 
-BOOKED = routing_pb2.ChooseReplicaResponse(replica_id="r", reservation_id="b", lease_ms=90)
+BOOKED = routing_pb2.ChooseReplicaResponse(replica_id="r", reservation_id="b", lease=duration_pb2.Duration(nanos=90_000_000))
 
 
 def renewals(router: Router) -> int:

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from conftest import CHAT, MESSAGES, REST, ROUTER, closed_port, eventually, in_flight, outcome
+from google.protobuf import duration_pb2
 from test_wire import Router, serve
 
 import kvpilot
@@ -130,9 +131,9 @@ def test_a_replica_that_breaks_or_is_busy(client: kvpilot.Client, sdk: openai.Op
 
 def test_an_unreachable_replica_is_replaced(replicas: list[str]) -> None:
     gone = routing_pb2.ChooseReplicaResponse(
-        url=f"http://{closed_port()}", replica_id="gone", reservation_id="1", lease_ms=60_000, model="sim")
+        url=f"http://{closed_port()}", replica_id="gone", reservation_id="1", lease=duration_pb2.Duration(seconds=60), model="sim")
     here = routing_pb2.ChooseReplicaResponse(
-        url=replicas[0], replica_id="here", reservation_id="2", lease_ms=60_000, model="sim", request_headers={"x-test": "1"})
+        url=replicas[0], replica_id="here", reservation_id="2", lease=duration_pb2.Duration(seconds=60), model="sim", request_headers={"x-test": "1"})
     router = Router(0, gone, here)
     with serve(router) as port, kvpilot.Client(f"127.0.0.1:{port}", api_key="secret") as c:
         with sync_openai(c, base_url=BASE, max_retries=0, lease=30) as sdk:

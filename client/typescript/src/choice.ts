@@ -1,4 +1,5 @@
 import type { MessageInitShape } from "@bufbuild/protobuf";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
 import type { JsonBody } from "./bodies.js";
 import { endOf } from "./errors.js";
 import { type Followed, type FollowOptions, followed, reportTimeoutMs } from "./follow.js";
@@ -255,10 +256,10 @@ export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseR
     message.policy = { name: r.policy ?? "", params: r.params ?? {} };
   }
   if (r.ttftDeadlineMs !== undefined) {
-    message.ttftDeadline = duration(r.ttftDeadlineMs);
+    message.ttftDeadline = durationFromMs(r.ttftDeadlineMs);
   }
   if (r.leaseMs !== undefined) {
-    message.lease = duration(r.leaseMs);
+    message.lease = durationFromMs(r.leaseMs);
   }
   return message;
 }
@@ -274,9 +275,4 @@ export function encode(body: JsonBody): Uint8Array<ArrayBuffer> {
     return Uint8Array.from(body);
   }
   return new TextEncoder().encode(typeof body === "string" ? body : JSON.stringify(body));
-}
-
-function duration(ms: number): { seconds: bigint; nanos: number } {
-  const seconds = Math.floor(ms / 1000);
-  return { seconds: BigInt(seconds), nanos: Math.round((ms - seconds * 1000) * 1e6) };
 }

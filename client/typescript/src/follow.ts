@@ -1,3 +1,4 @@
+import { type Duration, durationMs } from "@bufbuild/protobuf/wkt";
 import type { CallOptions } from "./choice.js";
 import { endOf } from "./errors.js";
 import type { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
@@ -14,7 +15,7 @@ export interface FollowOptions {
 /** What a followed stream reports. Choice implements it. */
 export interface Lifecycle {
   readonly booked: boolean;
-  readonly response: { readonly leaseMs: bigint | number };
+  readonly response: { readonly lease?: Duration | undefined };
   prefillDone(options?: CallOptions): Promise<void>;
   progress(outputTokens: number, options?: CallOptions): Promise<void>;
   renew(options?: CallOptions): Promise<void>;
@@ -39,8 +40,9 @@ class Reports {
     readonly reading: Reading,
   ) {
     if (choice.booked) {
+      const { lease } = choice.response;
       // A third of the lease, of which the shortest is 100 ms. It does not keep the process alive: the stream does.
-      this.timer = setInterval(() => this.tick(), Math.max(Number(choice.response.leaseMs), 100) / 3).unref();
+      this.timer = setInterval(() => this.tick(), Math.max(lease ? durationMs(lease) : 0, 100) / 3).unref();
     }
   }
 

@@ -15,7 +15,7 @@ interface Seen {
 
 function recorded(): [Choice, Seen] {
   const seen: Seen = { prefill: 0, progress: [] };
-  const choice = new Choice(create(ChooseReplicaResponseSchema, { reservationId: "r", leaseMs: 60_000 }), {
+  const choice = new Choice(create(ChooseReplicaResponseSchema, { reservationId: "r", lease: { seconds: 60n } }), {
     report: async ({ event }) => {
       if (event?.case === "firstToken") {
         seen.prefill++;

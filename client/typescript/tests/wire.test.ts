@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { constants, createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { test } from "node:test";
 import { setTimeout } from "node:timers/promises";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError, type ConnectRouter } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { Client, DeadlineError, OverloadedError, ReleaseReason, TrackerClosedError, UnavailableError } from "kvpilot";
@@ -169,7 +170,7 @@ test("a followed stream renews its lease while the replica is waited for, and no
   const renewals = () => reports.filter((name) => name === "renew").length;
   const routes = (router: ConnectRouter) =>
     router.service(RoutingService, {
-      chooseReplica: () => ({ reservationId: "r", leaseMs: 90 }),
+      chooseReplica: () => ({ reservationId: "r", lease: durationFromMs(90) }),
       reportReservation: ({ event }) => {
         const { case: name, value } = event;
         reports.push(name === "release" ? `release ${ReleaseReason[value.reason]} ${value.outputTokens}` : `${name}`);
@@ -209,7 +210,7 @@ test("a report that fails does not fail the answer, and a release that fails nei
   };
   const routes = (router: ConnectRouter) =>
     router.service(RoutingService, {
-      chooseReplica: () => ({ reservationId: "r", leaseMs: 60_000 }),
+      chooseReplica: () => ({ reservationId: "r", lease: durationFromMs(60_000) }),
       reportPrefillCompleted: answer,
       releaseReservation: answer,
     });

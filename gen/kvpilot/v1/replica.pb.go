@@ -428,8 +428,8 @@ type ReplicaRank struct {
 	Feed FeedState `protobuf:"varint,4,opt,name=feed,proto3,enum=kvpilot.v1.FeedState" json:"feed,omitempty"`
 	// The last thing that went wrong with its events; empty when nothing did.
 	FeedError string `protobuf:"bytes,5,opt,name=feed_error,json=feedError,proto3" json:"feed_error,omitempty"`
-	// How long the last batch of events waited in the router before it was applied, in milliseconds.
-	FeedLagMs float64 `protobuf:"fixed64,6,opt,name=feed_lag_ms,json=feedLagMs,proto3" json:"feed_lag_ms,omitempty"`
+	// How long the last batch of events waited in the router before it was applied.
+	FeedLag *durationpb.Duration `protobuf:"bytes,6,opt,name=feed_lag,json=feedLag,proto3" json:"feed_lag,omitempty"`
 	// Gaps found in the numbering of its events.
 	Gaps uint64 `protobuf:"varint,7,opt,name=gaps,proto3" json:"gaps,omitempty"`
 	// How often its blocks were forgotten.
@@ -507,11 +507,11 @@ func (x *ReplicaRank) GetFeedError() string {
 	return ""
 }
 
-func (x *ReplicaRank) GetFeedLagMs() float64 {
+func (x *ReplicaRank) GetFeedLag() *durationpb.Duration {
 	if x != nil {
-		return x.FeedLagMs
+		return x.FeedLag
 	}
-	return 0
+	return nil
 }
 
 func (x *ReplicaRank) GetGaps() uint64 {
@@ -1441,15 +1441,15 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n" +
 	"\tin_flight\x18\x04 \x01(\rR\binFlight\x12\x12\n" +
-	"\x04move\x18\x05 \x01(\bR\x04move\"\xda\x02\n" +
+	"\x04move\x18\x05 \x01(\bR\x04move\"\xf0\x02\n" +
 	"\vReplicaRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12'\n" +
 	"\x0fevents_endpoint\x18\x02 \x01(\tR\x0eeventsEndpoint\x12'\n" +
 	"\x0freplay_endpoint\x18\x03 \x01(\tR\x0ereplayEndpoint\x12)\n" +
 	"\x04feed\x18\x04 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\x12\x1d\n" +
 	"\n" +
-	"feed_error\x18\x05 \x01(\tR\tfeedError\x12\x1e\n" +
-	"\vfeed_lag_ms\x18\x06 \x01(\x01R\tfeedLagMs\x12\x12\n" +
+	"feed_error\x18\x05 \x01(\tR\tfeedError\x124\n" +
+	"\bfeed_lag\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\afeedLag\x12\x12\n" +
 	"\x04gaps\x18\a \x01(\x04R\x04gaps\x12\x16\n" +
 	"\x06resets\x18\b \x01(\x04R\x06resets\x12!\n" +
 	"\fknown_blocks\x18\t \x01(\rR\vknownBlocks\x12,\n" +
@@ -1590,34 +1590,35 @@ var file_kvpilot_v1_replica_proto_depIdxs = []int32{
 	3,  // 6: kvpilot.v1.Replica.drain:type_name -> kvpilot.v1.ReplicaDrain
 	23, // 7: kvpilot.v1.ReplicaDrain.since:type_name -> google.protobuf.Timestamp
 	24, // 8: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
-	6,  // 9: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
-	22, // 10: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
-	25, // 11: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
-	25, // 12: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
-	2,  // 13: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 14: kvpilot.v1.UndrainResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 15: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
-	2,  // 16: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 17: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
-	7,  // 18: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
-	9,  // 19: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
-	11, // 20: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
-	13, // 21: kvpilot.v1.ReplicaService.Undrain:input_type -> kvpilot.v1.UndrainRequest
-	15, // 22: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
-	17, // 23: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
-	19, // 24: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
-	8,  // 25: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
-	10, // 26: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
-	12, // 27: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
-	14, // 28: kvpilot.v1.ReplicaService.Undrain:output_type -> kvpilot.v1.UndrainResponse
-	16, // 29: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
-	18, // 30: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
-	20, // 31: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
-	25, // [25:32] is the sub-list for method output_type
-	18, // [18:25] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	25, // 9: kvpilot.v1.ReplicaRank.feed_lag:type_name -> google.protobuf.Duration
+	6,  // 10: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
+	22, // 11: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
+	25, // 12: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
+	25, // 13: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
+	2,  // 14: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 15: kvpilot.v1.UndrainResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 16: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
+	2,  // 17: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 18: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
+	7,  // 19: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
+	9,  // 20: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
+	11, // 21: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
+	13, // 22: kvpilot.v1.ReplicaService.Undrain:input_type -> kvpilot.v1.UndrainRequest
+	15, // 23: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
+	17, // 24: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
+	19, // 25: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
+	8,  // 26: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
+	10, // 27: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
+	12, // 28: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
+	14, // 29: kvpilot.v1.ReplicaService.Undrain:output_type -> kvpilot.v1.UndrainResponse
+	16, // 30: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
+	18, // 31: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
+	20, // 32: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
+	26, // [26:33] is the sub-list for method output_type
+	19, // [19:26] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_replica_proto_init() }

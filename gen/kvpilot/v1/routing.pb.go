@@ -543,8 +543,8 @@ type ChooseReplicaResponse struct {
 	ReservationId string `protobuf:"bytes,8,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
 	// The attempt that the booking counts; the first is 0.
 	Attempt uint32 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// How long the booking lives without a report, in milliseconds; 0 when nothing was booked.
-	LeaseMs uint32 `protobuf:"varint,10,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// How long the booking lives without a report. Absent when nothing was booked.
+	Lease *durationpb.Duration `protobuf:"bytes,10,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The reason of the choice, in one word.
@@ -557,8 +557,8 @@ type ChooseReplicaResponse struct {
 	OverlapCpuTokens uint32 `protobuf:"varint,15,opt,name=overlap_cpu_tokens,json=overlapCpuTokens,proto3" json:"overlap_cpu_tokens,omitempty"`
 	// Further contiguous tokens on disk or in a remote store.
 	OverlapDiskTokens uint32 `protobuf:"varint,16,opt,name=overlap_disk_tokens,json=overlapDiskTokens,proto3" json:"overlap_disk_tokens,omitempty"`
-	// The predicted time to the first token, in milliseconds.
-	PredictedTtftMs float64 `protobuf:"fixed64,17,opt,name=predicted_ttft_ms,json=predictedTtftMs,proto3" json:"predicted_ttft_ms,omitempty"`
+	// The predicted time to the first token. Absent when the policy predicts none, or the caller may not see it.
+	PredictedTtft *durationpb.Duration `protobuf:"bytes,17,opt,name=predicted_ttft,json=predictedTtft,proto3" json:"predicted_ttft,omitempty"`
 	// Headers to add to the request that goes to the replica.
 	RequestHeaders map[string]string `protobuf:"bytes,18,rep,name=request_headers,json=requestHeaders,proto3" json:"request_headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The whole decision, if requested.
@@ -674,11 +674,11 @@ func (x *ChooseReplicaResponse) GetAttempt() uint32 {
 	return 0
 }
 
-func (x *ChooseReplicaResponse) GetLeaseMs() uint32 {
+func (x *ChooseReplicaResponse) GetLease() *durationpb.Duration {
 	if x != nil {
-		return x.LeaseMs
+		return x.Lease
 	}
-	return 0
+	return nil
 }
 
 func (x *ChooseReplicaResponse) GetPolicy() string {
@@ -723,11 +723,11 @@ func (x *ChooseReplicaResponse) GetOverlapDiskTokens() uint32 {
 	return 0
 }
 
-func (x *ChooseReplicaResponse) GetPredictedTtftMs() float64 {
+func (x *ChooseReplicaResponse) GetPredictedTtft() *durationpb.Duration {
 	if x != nil {
-		return x.PredictedTtftMs
+		return x.PredictedTtft
 	}
-	return 0
+	return nil
 }
 
 func (x *ChooseReplicaResponse) GetRequestHeaders() map[string]string {
@@ -1615,8 +1615,8 @@ type RankLoad struct {
 	KvUsage *float64 `protobuf:"fixed64,9,opt,name=kv_usage,json=kvUsage,proto3,oneof" json:"kv_usage,omitempty"`
 	// How old the engine's report is. Absent when there is none.
 	EngineAge *durationpb.Duration `protobuf:"bytes,10,opt,name=engine_age,json=engineAge,proto3" json:"engine_age,omitempty"`
-	// The predicted time until the rank has prefilled all that is booked, in milliseconds.
-	BacklogMs float64 `protobuf:"fixed64,11,opt,name=backlog_ms,json=backlogMs,proto3" json:"backlog_ms,omitempty"`
+	// The predicted time until the rank has prefilled all that is booked.
+	Backlog *durationpb.Duration `protobuf:"bytes,11,opt,name=backlog,proto3" json:"backlog,omitempty"`
 	// How fast the rank is, as the router has learned it. Absent for a rank that no request was sent to.
 	Speed *RankSpeed `protobuf:"bytes,12,opt,name=speed,proto3" json:"speed,omitempty"`
 	// The id of the router that counted the load: the one that decides for the replica's pool. Empty for this one.
@@ -1727,11 +1727,11 @@ func (x *RankLoad) GetEngineAge() *durationpb.Duration {
 	return nil
 }
 
-func (x *RankLoad) GetBacklogMs() float64 {
+func (x *RankLoad) GetBacklog() *durationpb.Duration {
 	if x != nil {
-		return x.BacklogMs
+		return x.Backlog
 	}
-	return 0
+	return nil
 }
 
 func (x *RankLoad) GetSpeed() *RankSpeed {
@@ -1958,7 +1958,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
 	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
-	"\x06prompt\"\x91\b\n" +
+	"\x06prompt\"\xbd\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1970,16 +1970,16 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\vdecision_id\x18\a \x01(\tR\n" +
 	"decisionId\x12%\n" +
 	"\x0ereservation_id\x18\b \x01(\tR\rreservationId\x12\x18\n" +
-	"\aattempt\x18\t \x01(\rR\aattempt\x12\x19\n" +
-	"\blease_ms\x18\n" +
-	" \x01(\rR\aleaseMs\x12\x16\n" +
+	"\aattempt\x18\t \x01(\rR\aattempt\x12/\n" +
+	"\x05lease\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x16\n" +
 	"\x06policy\x18\v \x01(\tR\x06policy\x12\x16\n" +
 	"\x06reason\x18\f \x01(\tR\x06reason\x12#\n" +
 	"\rprompt_tokens\x18\r \x01(\rR\fpromptTokens\x12,\n" +
 	"\x12overlap_gpu_tokens\x18\x0e \x01(\rR\x10overlapGpuTokens\x12,\n" +
 	"\x12overlap_cpu_tokens\x18\x0f \x01(\rR\x10overlapCpuTokens\x12.\n" +
-	"\x13overlap_disk_tokens\x18\x10 \x01(\rR\x11overlapDiskTokens\x12*\n" +
-	"\x11predicted_ttft_ms\x18\x11 \x01(\x01R\x0fpredictedTtftMs\x12^\n" +
+	"\x13overlap_disk_tokens\x18\x10 \x01(\rR\x11overlapDiskTokens\x12@\n" +
+	"\x0epredicted_ttft\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\rpredictedTtft\x12^\n" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
 	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12E\n" +
@@ -2061,7 +2061,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\x12\x1e\n" +
 	"\n" +
 	"unanswered\x18\x02 \x03(\tR\n" +
-	"unanswered\"\xc0\x04\n" +
+	"unanswered\"\xd6\x04\n" +
 	"\bRankLoad\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2075,9 +2075,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\bkv_usage\x18\t \x01(\x01H\x02R\akvUsage\x88\x01\x01\x128\n" +
 	"\n" +
 	"engine_age\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\tengineAge\x12\x1d\n" +
-	"\n" +
-	"backlog_ms\x18\v \x01(\x01R\tbacklogMs\x12+\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\tengineAge\x123\n" +
+	"\abacklog\x18\v \x01(\v2\x19.google.protobuf.DurationR\abacklog\x12+\n" +
 	"\x05speed\x18\f \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1d\n" +
 	"\n" +
 	"counted_by\x18\r \x01(\tR\tcountedBy\x121\n" +
@@ -2189,56 +2188,59 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	1,  // 6: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
 	27, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
 	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
-	22, // 9: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	28, // 10: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 11: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 12: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	29, // 13: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	28, // 14: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	30, // 15: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	27, // 16: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	28, // 17: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	28, // 18: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 19: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	26, // 20: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	14, // 21: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	31, // 22: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	32, // 23: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	17, // 24: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	27, // 25: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	33, // 26: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	34, // 27: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	20, // 28: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	24, // 29: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	35, // 30: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	36, // 31: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	4,  // 32: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	37, // 33: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	38, // 34: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	38, // 35: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	6,  // 36: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	8,  // 37: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	10, // 38: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	12, // 39: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	15, // 40: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	18, // 41: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	39, // 42: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	40, // 43: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	5,  // 44: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	5,  // 45: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	41, // 46: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	42, // 47: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	7,  // 48: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	9,  // 49: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	11, // 50: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	13, // 51: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	16, // 52: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	19, // 53: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	42, // [42:54] is the sub-list for method output_type
-	30, // [30:42] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	27, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
+	27, // 10: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	22, // 11: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	28, // 12: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 13: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	23, // 14: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	29, // 15: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	28, // 16: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	30, // 17: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	27, // 18: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	28, // 19: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	28, // 20: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 21: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 22: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	14, // 23: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	31, // 24: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	32, // 25: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	17, // 26: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	27, // 27: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	27, // 28: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	33, // 29: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	34, // 30: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	20, // 31: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	24, // 32: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	35, // 33: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	36, // 34: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	4,  // 35: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	37, // 36: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	38, // 37: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	38, // 38: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	6,  // 39: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	8,  // 40: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	10, // 41: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	12, // 42: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	15, // 43: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	18, // 44: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	39, // 45: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	40, // 46: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	5,  // 47: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	5,  // 48: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	41, // 49: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	42, // 50: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	7,  // 51: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	9,  // 52: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	11, // 53: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	13, // 54: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	16, // 55: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	19, // 56: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	45, // [45:57] is the sub-list for method output_type
+	33, // [33:45] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -198,7 +199,7 @@ func (s *choices) choose(ctx context.Context, q *router.Question, deadline time.
 	}
 	a.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 	fastest := fastest(s.others.explainChosen(ctx, a.Decision))
-	if fastest == nil || fastest.GetTtftMs() > limit*milli {
+	if fastest == nil || fastest.GetTtft().AsDuration().Seconds() > limit {
 		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))
 		return nil, apierror.New(apierror.DeadlineUnreachable, "no replica can give the first token in time", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 	}
@@ -209,7 +210,7 @@ func (s *choices) choose(ctx context.Context, q *router.Question, deadline time.
 func fastest(d *kvpilotv1.Decision) *kvpilotv1.Candidate {
 	var best *kvpilotv1.Candidate
 	for _, c := range d.GetCandidates() {
-		if c.GetVeto() == "" && c.GetTtftMs() > 0 && (best == nil || c.GetTtftMs() < best.GetTtftMs()) {
+		if c.GetVeto() == "" && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
 			best = c
 		}
 	}
@@ -244,10 +245,10 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 		out.Reason = "" // like the predicted time, it shows what the replica holds
 	} else if pick := d.Pick(); pick != nil {
 		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
-		out.PredictedTtftMs = pick.TTFT * 1000
+		out.PredictedTtft = seconds(pick.TTFT)
 	}
 	if q.Booking.Reserves() {
-		out.ReservationId, out.Attempt, out.LeaseMs = d.ID, uint32(d.Attempt), uint32(a.Lease.Milliseconds())
+		out.ReservationId, out.Attempt, out.Lease = d.ID, uint32(d.Attempt), durationpb.New(a.Lease)
 		if out.Effect = kvpilotv1.Effect_EFFECT_APPLIED; a.Duplicate {
 			out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
 		}

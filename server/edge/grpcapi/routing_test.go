@@ -57,11 +57,11 @@ func TestChooseReplica(t *testing.T) {
 		t.Errorf("options %+v", o)
 	}
 	want := &kvpilotv1.ChooseReplicaResponse{
-		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", LeaseMs: 30000,
-		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtftMs: 250, Effect: kvpilotv1.Effect_EFFECT_APPLIED,
+		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", Lease: durationpb.New(30 * time.Second),
+		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtft: durationpb.New(250 * time.Millisecond), Effect: kvpilotv1.Effect_EFFECT_APPLIED,
 		RequestHeaders: map[string]string{"x-request-id": "req-1", "x-data-parallel-rank": "0"},
 	}
-	if d := got.GetDecision(); d.GetCandidates()[1].GetTtftMs() != 500 || d.GetReplicaId() != "r-1" {
+	if d := got.GetDecision(); d.GetCandidates()[1].GetTtft().AsDuration() != 500*time.Millisecond || d.GetReplicaId() != "r-1" {
 		t.Errorf("decision %v", d)
 	}
 	got.Decision = nil
@@ -429,7 +429,7 @@ func TestDecisionsCanBeReadBack(t *testing.T) {
 			t.Errorf("outcome %v", e.GetOutcome())
 		}
 		c := e.GetCandidates()[0]
-		if c.EngineWaiting != nil || c.GetKvUsage() != 0.5 || c.GetTtftMs() != 250 || e.GetTime().AsTime().Unix() != 1700000000 {
+		if c.EngineWaiting != nil || c.GetKvUsage() != 0.5 || c.GetTtft().AsDuration() != 250*time.Millisecond || e.GetTime().AsTime().Unix() != 1700000000 {
 			t.Errorf("candidate %v", c)
 		}
 	}

@@ -70,7 +70,7 @@ class BaseChoice:
     @property
     def _renew_every(self) -> float:
         """Seconds between two renewals: a third of the lease, of which the shortest is 100 ms."""
-        return max(self.response.lease_ms, 100) / 3000
+        return max(self.response.lease.ToTimedelta().total_seconds(), 0.1) / 3
 
     def _new_report(self) -> Report:
         return Report(reservation_id=self.response.reservation_id, attempt=self.response.attempt)

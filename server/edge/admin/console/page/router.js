@@ -50,7 +50,7 @@ export async function look(filter) {
   return { at, status, minute: steps([status.minute])[0], replicas: fleet.replicas, routers: routers.routers, recent: recent.decisions, history: seconds };
 }
 
-export async function hour() { return steps((await call('history?step_seconds=15')).steps); }
+export async function hour() { return steps((await call('history?step=15s')).steps); }
 
 export async function traces() { return (await call('traces')).traces; }
 
