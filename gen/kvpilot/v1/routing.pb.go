@@ -919,8 +919,6 @@ type ListDecisionsRequest struct {
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only for this replica; empty means all.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// The largest number to return; 0 means 100. One answer has at most 100, whatever this is: page_token reads on.
-	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Leave out the candidates that were not chosen.
 	OnlyChosen bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
 	// Only of this tenant; empty means all that the caller may see.
@@ -929,7 +927,7 @@ type ListDecisionsRequest struct {
 	Ends []End `protobuf:"varint,6,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
 	// Only those whose first token took longer than this, or that have had none for so long. Absent means all.
 	SlowerThan *durationpb.Duration `protobuf:"bytes,7,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
-	// The largest number of one answer; 0 means 100. At most 100. An answer of large decisions has fewer.
+	// The largest number of one answer. 0, and more than 100, mean 100. An answer of large decisions has fewer.
 	PageSize uint32 `protobuf:"varint,8,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the answer before, with the same filters; empty for the newest decisions.
 	PageToken     string `protobuf:"bytes,9,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -979,13 +977,6 @@ func (x *ListDecisionsRequest) GetReplicaId() string {
 		return x.ReplicaId
 	}
 	return ""
-}
-
-func (x *ListDecisionsRequest) GetLimit() uint32 {
-	if x != nil {
-		return x.Limit
-	}
-	return 0
 }
 
 func (x *ListDecisionsRequest) GetOnlyChosen() bool {
@@ -1487,7 +1478,11 @@ type GetLoadsRequest struct {
 	// Only the pool of this model; empty means all.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only this replica; empty means all.
-	ReplicaId     string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// The largest number of replicas in one answer. 0, and more than 500, mean 500.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the answer before, with the same filters; empty for the first replicas.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1536,6 +1531,20 @@ func (x *GetLoadsRequest) GetReplicaId() string {
 	return ""
 }
 
+func (x *GetLoadsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *GetLoadsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 // GetLoadsResponse has one entry for each rank.
 type GetLoadsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1543,7 +1552,9 @@ type GetLoadsResponse struct {
 	Ranks []*RankLoad `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	// The names of the fleet's routers that decide for a pool and did not answer in time: the loads of their pools are as this router
 	// knows them.
-	Unanswered    []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	Unanswered []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	// The page_token of the next replicas; empty when there are none.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1590,6 +1601,13 @@ func (x *GetLoadsResponse) GetUnanswered() []string {
 		return x.Unanswered
 	}
 	return nil
+}
+
+func (x *GetLoadsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // RankLoad is the load of one rank.
@@ -2003,19 +2021,18 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\trequestIdB\f\n" +
 	"\x03key\x12\x05\xbaH\x02\b\x01\"M\n" +
 	"\x17ExplainDecisionResponse\x122\n" +
-	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\x8f\x03\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\xe6\x02\n" +
 	"\x14ListDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1e\n" +
-	"\x05limit\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xe8\aR\x05limit\x12\x1f\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1f\n" +
 	"\vonly_chosen\x18\x04 \x01(\bR\n" +
 	"onlyChosen\x12 \n" +
 	"\x06tenant\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
 	"\x04ends\x18\x06 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
 	"\vslower_than\x18\a \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
-	"slowerThan\x12$\n" +
-	"\tpage_size\x18\b \x01(\rB\a\xbaH\x04*\x02\x18dR\bpageSize\x12'\n" +
+	"slowerThan\x12\x1b\n" +
+	"\tpage_size\x18\b \x01(\rR\bpageSize\x12'\n" +
 	"\n" +
 	"page_token\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x93\x01\n" +
 	"\x15ListDecisionsResponse\x122\n" +
@@ -2052,16 +2069,20 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aoverlap\x18\x03 \x01(\v2\x13.kvpilot.v1.OverlapR\aoverlap\x12)\n" +
 	"\x04feed\x18\x04 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\x05 \x01(\rR\tblockSize\"Z\n" +
+	"block_size\x18\x05 \x01(\rR\tblockSize\"\xa0\x01\n" +
 	"\x0fGetLoadsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\"^\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x86\x01\n" +
 	"\x10GetLoadsResponse\x12*\n" +
 	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\x12\x1e\n" +
 	"\n" +
 	"unanswered\x18\x02 \x03(\tR\n" +
-	"unanswered\"\xd6\x04\n" +
+	"unanswered\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xd6\x04\n" +
 	"\bRankLoad\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +

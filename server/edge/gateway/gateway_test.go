@@ -474,7 +474,7 @@ func TestRefusals(t *testing.T) {
 		"a form for JSON":        {"POST", "/kvpilot/v1/choose", "a=b", []string{"Content-Type", "text/plain"}, 415, "unsupported_media_type", [2]string{}},
 		"broken JSON":            {"POST", "/kvpilot/v1/choose", `{"model":`, []string{"Content-Type", "application/json"}, 400, "invalid_body", [2]string{}},
 		"wrong type":             {"POST", "/kvpilot/v1/choose", `{"model":7}`, nil, 400, "invalid_body", [2]string{}},
-		"a bad query":            {"GET", "/kvpilot/v1/decisions?limit=x", "", nil, 400, "invalid_body", [2]string{}},
+		"a bad query":            {"GET", "/kvpilot/v1/decisions?page_size=x", "", nil, 400, "invalid_body", [2]string{}},
 		"not implemented here":   {"GET", "/kvpilot/v1/policies", "", nil, 500, "internal", [2]string{}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -88,7 +88,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, &filed, "counted_output_tokens")
 	complete(t, filed.GetCandidates()[1], "")
 	complete(t, filed.GetCandidates()[1].GetSpeed(), "samples prediction_ratio") // not a decision's
-	complete(t, filed.GetCandidates()[1].GetConduct(), "token_time empty_share")   // not a decision's
+	complete(t, filed.GetCandidates()[1].GetConduct(), "token_time empty_share") // not a decision's
 	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
 	complete(t, filed.GetShadow(), "")
 	if got := filed.GetParams(); len(got) != 2 || got["temperature"] != 1 || got["kv_weight"] != .5 {

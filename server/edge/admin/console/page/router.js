@@ -12,6 +12,16 @@ async function call(path, body) {
   return value;
 }
 
+// pages is a list of the router, all its pages.
+async function pages(path, name) {
+  const list = [];
+  for (let token = ''; ;) {
+    const page = await call(path + (token && `?page_token=${encodeURIComponent(token)}`));
+    list.push(...page[name]);
+    if (!(token = page.next_page_token)) return list;
+  }
+}
+
 // word is an enum's value as people say it: REPLICA_STATE_READY is ready.
 export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END)_/, '').toLowerCase().replaceAll('_', ' ');
 
@@ -28,7 +38,7 @@ const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED'], han
 
 // wanted is the query of the decisions that a filter lets through.
 function wanted({ show, model, replica, tenant }) {
-  const query = new URLSearchParams({ limit: 25, only_chosen: true });
+  const query = new URLSearchParams({ page_size: 25, only_chosen: true });
   for (const end of ENDS[show] || []) query.append('ends', 'END_' + end);
   const slow = /^slow-(\d+s)$/.exec(show);
   if (slow) query.set('slower_than', slow[1]);
@@ -40,14 +50,14 @@ function wanted({ show, model, replica, tenant }) {
 export async function look(filter) {
   const since = seconds.length ? '?since=' + encodeURIComponent(seconds.at(-1).time) : '';
   const [status, fleet, loads, recent, history, routers] = await Promise.all(
-    [call('status'), call('replicas'), call('loads'), call('decisions?' + wanted(filter)), call('history' + since), call('routers')]);
+    [call('status'), pages('replicas', 'replicas'), pages('loads', 'ranks'), call('decisions?' + wanted(filter)), call('history' + since), call('routers')]);
   const fresh = steps(history.steps);
   const from = fresh.length ? fresh[0].t : Infinity;
   const at = Date.parse(status.time);
   seconds = [...seconds.filter((s) => s.t < from && s.t > at / 1000 - 301), ...fresh];
-  const load = new Map(loads.ranks.map((l) => [`${l.replica_id}/${l.rank}`, l]));
-  for (const r of fleet.replicas) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
-  return { at, status, minute: steps([status.minute])[0], replicas: fleet.replicas, routers: routers.routers, recent: recent.decisions, history: seconds };
+  const load = new Map(loads.map((l) => [`${l.replica_id}/${l.rank}`, l]));
+  for (const r of fleet) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
+  return { at, status, minute: steps([status.minute])[0], replicas: fleet, routers: routers.routers, recent: recent.decisions, history: seconds };
 }
 
 export async function hour() { return steps((await call('history?step=15s')).steps); }
