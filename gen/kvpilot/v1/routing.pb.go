@@ -547,8 +547,8 @@ type ChooseReplicaResponse struct {
 	Lease *durationpb.Duration `protobuf:"bytes,10,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
-	// The reason of the choice, in one word.
-	Reason string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The reason of the choice. Unspecified when the caller may not see it.
+	Reason ChoiceReason `protobuf:"varint,12,opt,name=reason,proto3,enum=kvpilot.v1.ChoiceReason" json:"reason,omitempty"`
 	// Tokens in the prompt.
 	PromptTokens uint32 `protobuf:"varint,13,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	// Leading prompt tokens that the rank holds in GPU memory.
@@ -688,11 +688,11 @@ func (x *ChooseReplicaResponse) GetPolicy() string {
 	return ""
 }
 
-func (x *ChooseReplicaResponse) GetReason() string {
+func (x *ChooseReplicaResponse) GetReason() ChoiceReason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return ChoiceReason_CHOICE_REASON_UNSPECIFIED
 }
 
 func (x *ChooseReplicaResponse) GetPromptTokens() uint32 {
@@ -1976,7 +1976,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
 	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
-	"\x06prompt\"\xbd\b\n" +
+	"\x06prompt\"\xd7\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1991,8 +1991,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aattempt\x18\t \x01(\rR\aattempt\x12/\n" +
 	"\x05lease\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x16\n" +
-	"\x06policy\x18\v \x01(\tR\x06policy\x12\x16\n" +
-	"\x06reason\x18\f \x01(\tR\x06reason\x12#\n" +
+	"\x06policy\x18\v \x01(\tR\x06policy\x120\n" +
+	"\x06reason\x18\f \x01(\x0e2\x18.kvpilot.v1.ChoiceReasonR\x06reason\x12#\n" +
 	"\rprompt_tokens\x18\r \x01(\rR\fpromptTokens\x12,\n" +
 	"\x12overlap_gpu_tokens\x18\x0e \x01(\rR\x10overlapGpuTokens\x12,\n" +
 	"\x12overlap_cpu_tokens\x18\x0f \x01(\rR\x10overlapCpuTokens\x12.\n" +
@@ -2183,21 +2183,22 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*TokenIds)(nil),                 // 25: kvpilot.v1.TokenIds
 	(*RequestBody)(nil),              // 26: kvpilot.v1.RequestBody
 	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
-	(*Decision)(nil),                 // 28: kvpilot.v1.Decision
-	(Effect)(0),                      // 29: kvpilot.v1.Effect
-	(End)(0),                         // 30: kvpilot.v1.End
-	(*Overlap)(nil),                  // 31: kvpilot.v1.Overlap
-	(FeedState)(0),                   // 32: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                // 33: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),              // 34: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),          // 35: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),        // 36: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),        // 37: google.api.HttpBody
-	(*ReservationReport)(nil),        // 38: kvpilot.v1.ReservationReport
-	(*TokenizeResponse)(nil),         // 39: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),       // 40: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),              // 41: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil), // 42: kvpilot.v1.TrackReservationResponse
+	(ChoiceReason)(0),                // 28: kvpilot.v1.ChoiceReason
+	(*Decision)(nil),                 // 29: kvpilot.v1.Decision
+	(Effect)(0),                      // 30: kvpilot.v1.Effect
+	(End)(0),                         // 31: kvpilot.v1.End
+	(*Overlap)(nil),                  // 32: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 33: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 34: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 35: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),          // 36: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 37: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 38: google.api.HttpBody
+	(*ReservationReport)(nil),        // 39: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 40: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 41: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 42: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 43: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	21, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -2210,58 +2211,59 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	27, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
 	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
 	27, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
-	27, // 10: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
-	22, // 11: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	28, // 12: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 13: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 14: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	29, // 15: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	28, // 16: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	30, // 17: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	27, // 18: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	28, // 19: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	28, // 20: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 21: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	26, // 22: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	14, // 23: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	31, // 24: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	32, // 25: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	17, // 26: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	27, // 27: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	27, // 28: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
-	33, // 29: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	34, // 30: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	20, // 31: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	24, // 32: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	35, // 33: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	36, // 34: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	4,  // 35: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	37, // 36: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	38, // 37: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	38, // 38: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	6,  // 39: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	8,  // 40: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	10, // 41: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	12, // 42: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	15, // 43: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	18, // 44: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	39, // 45: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	40, // 46: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	5,  // 47: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	5,  // 48: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	41, // 49: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	42, // 50: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	7,  // 51: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	9,  // 52: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	11, // 53: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	13, // 54: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	16, // 55: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	19, // 56: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	45, // [45:57] is the sub-list for method output_type
-	33, // [33:45] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	28, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
+	27, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	22, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	29, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	23, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	30, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	29, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	31, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	27, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	29, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	29, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	14, // 24: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	32, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	33, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	17, // 27: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	27, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	27, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	34, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	35, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	20, // 32: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	24, // 33: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	36, // 34: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	37, // 35: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	4,  // 36: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	38, // 37: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	39, // 38: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	39, // 39: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	6,  // 40: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	8,  // 41: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	10, // 42: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	12, // 43: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	15, // 44: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	18, // 45: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	40, // 46: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	41, // 47: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	5,  // 48: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	5,  // 49: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	42, // 50: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	43, // 51: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	7,  // 52: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	9,  // 53: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	11, // 54: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	13, // 55: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	16, // 56: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	19, // 57: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	46, // [46:58] is the sub-list for method output_type
+	34, // [34:46] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

@@ -19,7 +19,7 @@ func replicasNamed(ids ...string) []*replica.Replica {
 	return list
 }
 
-func named(list []*replica.Replica) string {
+func namesOf(list []*replica.Replica) string {
 	ids := make([]string, len(list))
 	for i, r := range list {
 		ids[i] = string(r.ID)
@@ -51,8 +51,8 @@ func TestPagesOfReplicasHaveEachOnce(t *testing.T) {
 func TestPagesOfReplicasAreStableUnderChange(t *testing.T) {
 	in := &kvpilotv1.GetLoadsRequest{PageSize: 2}
 	page, next, err := replicaPage(in, replicasNamed("b", "d", "f", "h"))
-	if err != nil || named(page) != "b d" {
-		t.Fatalf("%s, %v", named(page), err)
+	if err != nil || namesOf(page) != "b d" {
+		t.Fatalf("%s, %v", namesOf(page), err)
 	}
 	in.PageToken = next
 	for now, want := range map[string]string{
@@ -64,8 +64,8 @@ func TestPagesOfReplicasAreStableUnderChange(t *testing.T) {
 		"a b c d e z": "e z",
 	} {
 		page, _, err := replicaPage(in, replicasNamed(strings.Fields(now)...))
-		if err != nil || named(page) != want {
-			t.Errorf("of %q: %q, %v; want %q", now, named(page), err, want)
+		if err != nil || namesOf(page) != want {
+			t.Errorf("of %q: %q, %v; want %q", now, namesOf(page), err, want)
 		}
 	}
 	for _, other := range []paged{

@@ -77,7 +77,7 @@ func (s *status) GetStatus(context.Context, *kvpilotv1.GetStatusRequest) (*kvpil
 		out.NotReady = err.Error()
 	}
 	for _, m := range s.tokens.Parity() {
-		out.Parity = append(out.Parity, &kvpilotv1.TokenParity{Model: m.Model, State: m.State, Detail: m.Detail})
+		out.Parity = append(out.Parity, &kvpilotv1.TokenParity{Model: m.Model, State: parityProto(m.State), Detail: m.Detail})
 	}
 	return out, nil
 }

@@ -23,7 +23,10 @@ async function pages(path, name) {
 }
 
 // word is an enum's value as people say it: REPLICA_STATE_READY is ready.
-export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END)_/, '').toLowerCase().replaceAll('_', ' ');
+export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
+
+// vetoed reports whether a candidate could not be chosen.
+export const vetoed = (c) => c.veto !== 'VETO_UNSPECIFIED';
 
 // milliseconds is a duration of the contract, such as "0.120s".
 export const milliseconds = (duration) => 1000 * parseFloat(duration || 0);
