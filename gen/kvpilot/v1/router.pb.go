@@ -916,8 +916,8 @@ type Trace struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// When that began.
 	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
-	// How long it took, in milliseconds.
-	DurationMs float64 `protobuf:"fixed64,4,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// How long it took.
+	Duration *durationpb.Duration `protobuf:"bytes,4,opt,name=duration,proto3" json:"duration,omitempty"`
 	// A span of it failed.
 	Failed bool `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`
 	// The spans, by their beginnings.
@@ -977,11 +977,11 @@ func (x *Trace) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Trace) GetDurationMs() float64 {
+func (x *Trace) GetDuration() *durationpb.Duration {
 	if x != nil {
-		return x.DurationMs
+		return x.Duration
 	}
-	return 0
+	return nil
 }
 
 func (x *Trace) GetFailed() bool {
@@ -1007,10 +1007,10 @@ type Span struct {
 	ParentSpanId string `protobuf:"bytes,2,opt,name=parent_span_id,json=parentSpanId,proto3" json:"parent_span_id,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// When it began, in milliseconds from the trace's beginning.
-	StartMs float64 `protobuf:"fixed64,4,opt,name=start_ms,json=startMs,proto3" json:"start_ms,omitempty"`
-	// How long it took, in milliseconds.
-	DurationMs float64 `protobuf:"fixed64,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// When it began, from the trace's beginning.
+	Start *durationpb.Duration `protobuf:"bytes,4,opt,name=start,proto3" json:"start,omitempty"`
+	// How long it took.
+	Duration *durationpb.Duration `protobuf:"bytes,5,opt,name=duration,proto3" json:"duration,omitempty"`
 	// It failed.
 	Failed bool `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`
 	// Its attributes as text.
@@ -1072,18 +1072,18 @@ func (x *Span) GetName() string {
 	return ""
 }
 
-func (x *Span) GetStartMs() float64 {
+func (x *Span) GetStart() *durationpb.Duration {
 	if x != nil {
-		return x.StartMs
+		return x.Start
 	}
-	return 0
+	return nil
 }
 
-func (x *Span) GetDurationMs() float64 {
+func (x *Span) GetDuration() *durationpb.Duration {
 	if x != nil {
-		return x.DurationMs
+		return x.Duration
 	}
-	return 0
+	return nil
 }
 
 func (x *Span) GetFailed() bool {
@@ -1112,8 +1112,8 @@ type SpanEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, with its attributes' values.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// When it was, in milliseconds from the trace's beginning.
-	AtMs          float64 `protobuf:"fixed64,2,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	// When it was, from the trace's beginning.
+	At            *durationpb.Duration `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1155,11 +1155,11 @@ func (x *SpanEvent) GetName() string {
 	return ""
 }
 
-func (x *SpanEvent) GetAtMs() float64 {
+func (x *SpanEvent) GetAt() *durationpb.Duration {
 	if x != nil {
-		return x.AtMs
+		return x.At
 	}
-	return 0
+	return nil
 }
 
 // ListRoutersRequest has no fields.
@@ -1531,22 +1531,20 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\x0e_shadow_agreed\"\x13\n" +
 	"\x11ListTracesRequest\"?\n" +
 	"\x12ListTracesResponse\x12)\n" +
-	"\x06traces\x18\x01 \x03(\v2\x11.kvpilot.v1.TraceR\x06traces\"\xc7\x01\n" +
+	"\x06traces\x18\x01 \x03(\v2\x11.kvpilot.v1.TraceR\x06traces\"\xdd\x01\n" +
 	"\x05Trace\x12\x19\n" +
 	"\btrace_id\x18\x01 \x01(\tR\atraceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
-	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1f\n" +
-	"\vduration_ms\x18\x04 \x01(\x01R\n" +
-	"durationMs\x12\x16\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
+	"\bduration\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x16\n" +
 	"\x06failed\x18\x05 \x01(\bR\x06failed\x12&\n" +
-	"\x05spans\x18\x06 \x03(\v2\x10.kvpilot.v1.SpanR\x05spans\"\xdd\x02\n" +
+	"\x05spans\x18\x06 \x03(\v2\x10.kvpilot.v1.SpanR\x05spans\"\x89\x03\n" +
 	"\x04Span\x12\x17\n" +
 	"\aspan_id\x18\x01 \x01(\tR\x06spanId\x12$\n" +
 	"\x0eparent_span_id\x18\x02 \x01(\tR\fparentSpanId\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\x12\x19\n" +
-	"\bstart_ms\x18\x04 \x01(\x01R\astartMs\x12\x1f\n" +
-	"\vduration_ms\x18\x05 \x01(\x01R\n" +
-	"durationMs\x12\x16\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12/\n" +
+	"\x05start\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
+	"\bduration\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x16\n" +
 	"\x06failed\x18\x06 \x01(\bR\x06failed\x12@\n" +
 	"\n" +
 	"attributes\x18\a \x03(\v2 .kvpilot.v1.Span.AttributesEntryR\n" +
@@ -1554,10 +1552,10 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\x06events\x18\b \x03(\v2\x15.kvpilot.v1.SpanEventR\x06events\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"4\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\tSpanEvent\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x13\n" +
-	"\x05at_ms\x18\x02 \x01(\x01R\x04atMs\"\x14\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12)\n" +
+	"\x02at\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x02at\"\x14\n" +
 	"\x12ListRoutersRequest\"C\n" +
 	"\x13ListRoutersResponse\x12,\n" +
 	"\arouters\x18\x01 \x03(\v2\x12.kvpilot.v1.RouterR\arouters\"\xf4\x02\n" +
@@ -1661,26 +1659,30 @@ var file_kvpilot_v1_router_proto_depIdxs = []int32{
 	22, // 18: kvpilot.v1.HistoryStep.held_max:type_name -> google.protobuf.Duration
 	12, // 19: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
 	21, // 20: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
-	13, // 21: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
-	20, // 22: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
-	14, // 23: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
-	17, // 24: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
-	21, // 25: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
-	1,  // 26: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
-	18, // 27: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
-	2,  // 28: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
-	7,  // 29: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
-	15, // 30: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
-	10, // 31: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
-	3,  // 32: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
-	8,  // 33: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
-	16, // 34: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
-	11, // 35: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
-	32, // [32:36] is the sub-list for method output_type
-	28, // [28:32] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	22, // 21: kvpilot.v1.Trace.duration:type_name -> google.protobuf.Duration
+	13, // 22: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
+	22, // 23: kvpilot.v1.Span.start:type_name -> google.protobuf.Duration
+	22, // 24: kvpilot.v1.Span.duration:type_name -> google.protobuf.Duration
+	20, // 25: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
+	14, // 26: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
+	22, // 27: kvpilot.v1.SpanEvent.at:type_name -> google.protobuf.Duration
+	17, // 28: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
+	21, // 29: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
+	1,  // 30: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
+	18, // 31: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
+	2,  // 32: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
+	7,  // 33: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
+	15, // 34: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
+	10, // 35: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
+	3,  // 36: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
+	8,  // 37: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
+	16, // 38: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
+	11, // 39: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
+	36, // [36:40] is the sub-list for method output_type
+	32, // [32:36] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_router_proto_init() }

@@ -65,7 +65,11 @@ export async function look(filter) {
 
 export async function hour() { return steps((await call('history?step=15s')).steps); }
 
-export async function traces() { return (await call('traces')).traces; }
+export async function traces() {
+  return (await call('traces')).traces.map((t) => ({ ...t, duration_ms: milliseconds(t.duration), spans: t.spans.map((s) => ({
+    ...s, start_ms: milliseconds(s.start), duration_ms: milliseconds(s.duration), events: s.events.map((e) => ({ ...e, at_ms: milliseconds(e.at) })),
+  })) }));
+}
 
 // drain stops new requests to a replica. force drains the last ready replica too. The reason may be empty.
 export const drain = (id, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, { force, reason });
