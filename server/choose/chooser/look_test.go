@@ -166,7 +166,7 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
-	var busy float64
+	var busy, rate float64
 	usable := 0
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
@@ -212,10 +212,11 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 			cand.Returns, cand.Saved = left*returns, was.saved.get()/returns
 		}
 		busy += cand.Busy
+		rate += 1 / cand.TokenTime
 		usable++
 	}
 	if usable > 0 {
-		d.Load = busy / float64(usable)
+		d.Load, d.Rate = busy/float64(usable), rate/float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
 }
