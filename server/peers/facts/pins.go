@@ -6,7 +6,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -19,7 +19,7 @@ const maxResponseID = 512
 // PinMade notes that a replica stores a tenant's response: the router that is to keep this pin is notified.
 func (s *Store) PinMade(tenant, response string, id replica.ID) {
 	if n := s.keeper(response); n != nil && len(response) <= maxResponseID {
-		n.addPin(&kvpilotv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
+		n.addPin(&peerv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
 	}
 }
 
@@ -31,8 +31,8 @@ func (s *Store) FindPin(ctx context.Context, response string) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	out, err := n.client.ShareFacts(ctx, &kvpilotv1.ShareFactsRequest{
-		Digest: s.digest(), WantedPins: []*kvpilotv1.PinFact{{ResponseId: response}},
+	out, err := n.client.ShareFacts(ctx, &peerv1.ShareFactsRequest{
+		Digest: s.digest(), WantedResponses: []string{response},
 	})
 	if err != nil {
 		s.metrics.asked("failed")
@@ -63,7 +63,7 @@ func (s *Store) keeper(response string) *sender {
 	return at
 }
 
-func (s *Store) keepPins(pins []*kvpilotv1.PinFact) {
+func (s *Store) keepPins(pins []*peerv1.PinFact) {
 	if s.params.Pins == nil {
 		return
 	}
@@ -74,13 +74,13 @@ func (s *Store) keepPins(pins []*kvpilotv1.PinFact) {
 	}
 }
 
-func (s *Store) findPins(wanted []*kvpilotv1.PinFact) (found []*kvpilotv1.PinFact) {
+func (s *Store) findPins(wanted []string) (found []*peerv1.PinFact) {
 	if s.params.Pins == nil {
 		return nil
 	}
-	for _, w := range wanted {
-		if tenant, id, ok := s.params.Pins.Find(w.GetResponseId()); ok {
-			found = append(found, &kvpilotv1.PinFact{Tenant: tenant, ResponseId: w.GetResponseId(), ReplicaId: string(id)})
+	for _, response := range wanted {
+		if tenant, id, ok := s.params.Pins.Find(response); ok {
+			found = append(found, &peerv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
 		}
 	}
 	return found

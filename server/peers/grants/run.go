@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
@@ -187,7 +187,7 @@ func (a *absent) count(n int, now time.Time) int {
 // start makes the sender to a peer. The caller holds mu.
 func (g *Grants) start(ctx context.Context, p Peer, running *sync.WaitGroup) *sender {
 	ctx, stop := context.WithCancel(ctx)
-	s := &sender{grants: g, peer: p, client: pb.NewPeerServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), urgent: map[string]struct{}{}, called: time.Now()}
+	s := &sender{grants: g, peer: p, client: pb.NewLimitsServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), urgent: map[string]struct{}{}, called: time.Now()}
 	s.copy(g.params.Accounts.Changed(true))
 	s.hurry("")
 	running.Go(func() { s.run(ctx) })
