@@ -225,7 +225,7 @@ func (f *Fleet) LimitFleet() grants.Fleet {
 	fleet := grants.Fleet{Seen: f.members.Seen(seenLately)}
 	for _, m := range f.members.Others() {
 		if m.State == members.Stranger {
-			fleet.Old++
+			fleet.Strangers++
 			continue
 		}
 		if conn, ok := f.links.Conn(m.ID); ok {
