@@ -55,7 +55,7 @@ var within = map[string][]string{
 var genUsers = map[string][]string{
 	"gen/kvpilot/v1":   {"", "domain/apierror", "peers/forward", "edge/grpcapi", "edge/gateway", "edge/admin"},
 	"gen/openapi":      {"", "edge/gateway"},
-	peerContract:       {"peers/decide", "peers/facts", "peers/fleet", "peers/members", "peers/link", "peers/warm", "peers/grants"},
+	peerContract:       {"peers/decide", "peers/facts", "peers/fleet", "peers/members", "peers/link", "peers/warm", "peers/forward", "peers/grants"},
 	"gen/vllm/control": {"fleet/kvevents"},
 }
 

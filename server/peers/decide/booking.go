@@ -145,8 +145,8 @@ func (b *booking) proto(now time.Time) *peerv1.Booking {
 	d, a := b.choice.Decision, &b.asked
 	cand := d.Pick()
 	out := &peerv1.Booking{
-		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: d.Tenant, Model: a.model, Session: a.session,
-		ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
+		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: text(d.Tenant), Model: text(a.model), Session: text(a.session),
+		ReplicaId: text(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, a.expected)), OutputTokens: uint32(max(0, b.output)),
 		Prefilled: b.prefilled, Unstreamed: a.unstreamed, Leased: a.leased, Quiet: a.quiet, Age: durationpb.New(max(0, now.Sub(d.At))),
 	}

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -19,11 +21,11 @@ import (
 // askOf writes a request as a question. sizes are the block sizes of its pool.
 func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica.Rank, bool)) *peerv1.Ask {
 	ask := &peerv1.Ask{
-		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: req.RequestID, TraceId: req.TraceID, SpanId: req.SpanID, Sampled: req.Sampled,
-		Model: req.Model, Served: req.Served, Adapter: req.Adapter, Tenant: req.Tenant, Session: req.Session, SessionReturn: span(req.SessionReturn),
+		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: text(req.RequestID), TraceId: req.TraceID, SpanId: req.SpanID, Sampled: req.Sampled,
+		Model: text(req.Model), Served: text(req.Served), Adapter: text(req.Adapter), Tenant: text(req.Tenant), Session: text(req.Session), SessionReturn: span(req.SessionReturn),
 		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
-		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: string(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
+		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: text(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
 		Unbooked: req.Booking == chooser.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
 	}
 	if req.Hashes != nil {
@@ -38,8 +40,8 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 	}
 	if o := &req.Options; !plain(o) {
 		ask.Options = &peerv1.AskOptions{
-			Policy: string(o.Policy), Weights: o.Weights, Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
-			Pinned: string(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
+			Policy: text(o.Policy), Weights: weights(o.Weights), Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
+			Pinned: text(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
 		}
 	}
 	return ask
@@ -235,7 +237,7 @@ const (
 func refusalOf(number uint64, err error) *peerv1.Refused {
 	var none *chooser.NoReplica
 	var refused *chooser.Refused
-	switch out := (&peerv1.Refused{Number: number, Message: err.Error()}); {
+	switch out := (&peerv1.Refused{Number: number, Message: text(err.Error())}); {
 	case errors.As(err, &none):
 		out.Cause, out.RetryAfter = causeNoReplica, span(none.RetryAfter)
 		return out
@@ -308,13 +310,30 @@ func slotOf(replicas []*replica.Replica, id replica.ID, rank int) (replica.Slot,
 	return replica.NoSlot, false
 }
 
+// text is s with the bytes replaced that no string of a message may have: a message that cannot be written cuts the link.
+func text[S ~string](s S) string {
+	if utf8.ValidString(string(s)) {
+		return string(s)
+	}
+	return strings.ToValidUTF8(string(s), "\ufffd")
+}
+
+// weights are w with names that a message may have.
+func weights(w map[string]float64) map[string]float64 {
+	out := make(map[string]float64, len(w))
+	for name, v := range w {
+		out[text(name)] = v
+	}
+	return out
+}
+
 func texts(list []replica.ID) []string {
 	if len(list) == 0 {
 		return nil
 	}
 	out := make([]string, len(list))
 	for i, id := range list {
-		out[i] = string(id)
+		out[i] = text(id)
 	}
 	return out
 }

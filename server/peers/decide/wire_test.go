@@ -241,3 +241,34 @@ func TestWordsOfPeersAreBounded(t *testing.T) {
 		t.Errorf("question %+v", req)
 	}
 }
+
+// A client's header may have any bytes. A message that cannot be written would cut the link, and with it the questions of others.
+func TestTextsOfClientsCanBeSent(t *testing.T) {
+	const bad = "a\xffb"
+	req := &chooser.Request{
+		Request: decision.Request{ID: "a", RequestID: bad, Tenant: bad, Model: bad, Adapter: bad},
+		Pool:    chooser.Pool{Served: bad},
+		Caller:  chooser.Caller{Session: bad},
+		Limits: chooser.Limits{Exclude: []replica.ID{bad}, Avoid: []replica.ID{bad}, Holder: bad, Options: chooser.Options{
+			Policy: bad, Weights: map[string]float64{bad: 1}, Allowed: []replica.ID{bad}, Denied: []replica.ID{bad}, Pinned: bad,
+		}},
+	}
+	ask := askOf(req, nil, nil)
+	text, err := proto.Marshal(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back peerv1.Ask
+	if err := proto.Unmarshal(text, &back); err != nil || back.GetSession() != "a\ufffdb" {
+		t.Errorf("arrived as %v, %v", &back, err)
+	}
+	b := booking{asked: asked{model: bad, session: bad}, choice: &chooser.Choice{Decision: &decision.Decision{
+		Request: decision.Request{ID: "a", Tenant: bad}, Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: bad}}}},
+	}}}
+	if _, err := proto.Marshal(b.proto(time.Time{})); err != nil {
+		t.Error(err)
+	}
+	if _, err := proto.Marshal(refusalOf(1, fmt.Errorf("no policy %s", bad))); err != nil {
+		t.Error(err)
+	}
+}

@@ -3,6 +3,7 @@ package facts
 import (
 	"context"
 	"time"
+	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
 
@@ -18,7 +19,7 @@ const maxResponseID = 512
 
 // PinMade notes that a replica stores a tenant's response: the router that is to keep this pin is notified.
 func (s *Store) PinMade(tenant, response string, id replica.ID) {
-	if n := s.keeper(response); n != nil && len(response) <= maxResponseID {
+	if n := s.keeper(response); n != nil && len(response) <= maxResponseID && utf8.ValidString(response) {
 		n.addPin(&peerv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
 	}
 }
@@ -26,7 +27,7 @@ func (s *Store) PinMade(tenant, response string, id replica.ID) {
 // FindPin asks the router that is to keep a response's pin for it, and enters it in this router's pins.
 func (s *Store) FindPin(ctx context.Context, response string) bool {
 	n := s.keeper(response)
-	if n == nil || s.params.Pins == nil || len(response) > maxResponseID {
+	if n == nil || s.params.Pins == nil || len(response) > maxResponseID || !utf8.ValidString(response) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)

@@ -49,6 +49,19 @@ func TestCredentialsStay(t *testing.T) {
 	}
 }
 
+// gRPC fails a call with metadata of other letters, so that no report of a client with such a header would be passed on.
+func TestHeadersThatGRPCDoesNotCarryStay(t *testing.T) {
+	h := http.Header{"X-User": {"Zoë"}, "X-Raw": {"\xff"}, "X-Tab": {"a\tb"}, "X-Odd!": {"a"}, "X-Body-Truncated": {"1"}, "X-Two": {"a", "\x00"}}
+	md, _ := metadata.FromOutgoingContext(forward.Send(t.Context(), &caller.Caller{Tenant: "a\xff"}, "\xff", h))
+	if len(md) != 2 || md["x-body-truncated"] == nil {
+		t.Errorf("%v goes with the call", md)
+	}
+	who, _, err := forward.Received(arrived(forward.Send(t.Context(), &caller.Caller{Tenant: "a\xff"}, "\xff", h)))
+	if err != nil || who.Tenant != "a\ufffd" {
+		t.Errorf("%+v arrived, %v", who, err)
+	}
+}
+
 func TestOwnerID(t *testing.T) {
 	for id, want := range map[string]string{"0123abcd9": "0123abcd", "0123abcd": "", "0123ABCD9": "", "": "", "req-12345": ""} {
 		if got := forward.OwnerID(id); got != want {
