@@ -3,8 +3,6 @@ package decide
 import (
 	"math"
 	"time"
-
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
 // What peers say is bounded by what can be true: their numbers are this router's load, their words its labels.
@@ -45,14 +43,6 @@ func finite(v float64) float64 {
 		return 0
 	}
 	return v
-}
-
-// feedOf is a known state of a feed.
-func feedOf(n uint32) kvblock.FeedState {
-	if n > uint32(kvblock.FeedDegraded) {
-		return kvblock.FeedNone
-	}
-	return kvblock.FeedState(n)
 }
 
 // isShort reports whether no text is longer than any that a router sends. Others are not kept: a question without an answer is

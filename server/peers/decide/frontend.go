@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -48,10 +48,10 @@ type Replicas interface {
 // Fleet is the way to the other routers, and this router's part among them.
 type Fleet interface {
 	// Ability is how fit this router is to decide now.
-	Ability() kvpilotv1.Ability
+	Ability() peerv1.Ability
 	// SendEvent passes a frontend's event to a peer's Decider.Event, SendReply a decider's reply to a peer's Frontend.Reply.
-	SendEvent(to ID, ev *kvpilotv1.FrontendEvent)
-	SendReply(to ID, reply *kvpilotv1.DeciderReply)
+	SendEvent(to ID, ev *peerv1.FrontendEvent)
+	SendReply(to ID, reply *peerv1.DeciderReply)
 }
 
 // Clock is the time.
@@ -90,7 +90,7 @@ type Frontend struct {
 	here    map[*Waiting]bool   // requests in this router's own hold queue; guarded by mu
 	live    map[uint64]*booking // all requests in flight; guarded by mu
 	placed  map[string]ID       // the decider of each pool, as long as nothing changes; guarded by mu
-	ability kvpilotv1.Ability   // this router's own, as it was at the last look; guarded by mu
+	ability peerv1.Ability      // this router's own, as it was at the last look; guarded by mu
 }
 
 // unanswered is a question in the order of asking.
@@ -230,7 +230,7 @@ func (f *Frontend) withdraw(w *Waiting) *chooser.Waiting {
 // route asks the decider of the request's pool, unless the turn has passed. alone, when not empty, is why this router decides instead.
 func (f *Frontend) route(w *Waiting, turn int, alone string) {
 	number := f.number.Add(1)
-	var ask *kvpilotv1.Ask
+	var ask *peerv1.Ask
 	for {
 		f.mu.Lock()
 		if w.done || w.turn != turn {
@@ -268,7 +268,7 @@ func (w *Waiting) age(turn int, now time.Time) time.Duration {
 }
 
 // question makes the question for a request.
-func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask {
+func (f *Frontend) question(w *Waiting, turn int, number uint64) *peerv1.Ask {
 	now := f.params.Clock.Now()
 	ask := askOf(w.req, w.sizes, f.params.Replicas.RankOf)
 	ask.ExpectedOutput = uint32(max(0, f.params.Chooser.ExpectedOutput(w.req)))
@@ -281,11 +281,11 @@ func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask 
 }
 
 // ask sends a question; mu is held.
-func (f *Frontend) ask(w *Waiting, to ID, number uint64, ask *kvpilotv1.Ask) {
+func (f *Frontend) ask(w *Waiting, to ID, number uint64, ask *peerv1.Ask) {
 	w.at, w.number, w.held, w.asked = to, number, false, f.params.Clock.Now()
 	f.asks[number] = w
 	f.fresh = append(f.fresh, unanswered{number, w.asked})
-	f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
+	f.params.Fleet.SendEvent(to, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Ask{Ask: ask}})
 }
 
 // decide asks this router's own chooser.

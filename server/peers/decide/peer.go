@@ -3,7 +3,7 @@ package decide
 import (
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -11,7 +11,7 @@ import (
 // peer is another router as this frontend sees it. The frontend's mu guards it.
 type peer struct {
 	id      ID
-	ability kvpilotv1.Ability
+	ability peerv1.Ability
 	up      bool
 	silent  bool
 	heard   time.Time // when it said something last
@@ -35,7 +35,7 @@ const quietFactor = 5
 const idlePing = time.Second
 
 // Up notes that events sent to the peer arrive from now on, in order, and that it knows nothing yet.
-func (f *Frontend) Up(id ID, ability kvpilotv1.Ability) {
+func (f *Frontend) Up(id ID, ability peerv1.Ability) {
 	now := f.params.Clock.Now()
 	f.mu.Lock()
 	f.forget(id)
@@ -134,22 +134,22 @@ func (f *Frontend) again(w *Waiting, alone string) {
 }
 
 // Reply takes what a peer's Decider says.
-func (f *Frontend) Reply(from ID, reply *kvpilotv1.DeciderReply) {
+func (f *Frontend) Reply(from ID, reply *peerv1.DeciderReply) {
 	f.heard(from)
 	switch r := reply.GetReply().(type) {
-	case *kvpilotv1.DeciderReply_Held:
+	case *peerv1.DeciderReply_Held:
 		f.mu.Lock()
 		if w := f.asks[r.Held]; w != nil && w.at == from {
 			w.held = true
 		}
 		f.mu.Unlock()
-	case *kvpilotv1.DeciderReply_Chosen:
+	case *peerv1.DeciderReply_Chosen:
 		f.chosen(from, r.Chosen)
-	case *kvpilotv1.DeciderReply_Refused:
+	case *peerv1.DeciderReply_Refused:
 		f.refused(from, r.Refused)
-	case *kvpilotv1.DeciderReply_Pong:
+	case *peerv1.DeciderReply_Pong:
 		f.pong(from, r.Pong)
-	case *kvpilotv1.DeciderReply_Resync:
+	case *peerv1.DeciderReply_Resync:
 		f.resync(from)
 	}
 }
@@ -174,7 +174,7 @@ func (f *Frontend) heard(from ID) {
 }
 
 // chosen takes a peer's choice.
-func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
+func (f *Frontend) chosen(from ID, in *peerv1.Chosen) {
 	f.mu.Lock()
 	w := f.asks[in.GetNumber()]
 	if w == nil || w.at != from {
@@ -230,7 +230,7 @@ func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
 		}
 		f.live[b.number] = b
 		f.assign(b, from)
-		f.params.Fleet.SendEvent(from, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Begin{Begin: b.number}})
+		f.params.Fleet.SendEvent(from, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Begin{Begin: b.number}})
 	}
 	f.mu.Unlock()
 	f.metrics.answered(outcomeChosen, c.Decision.Took)
@@ -238,7 +238,7 @@ func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
 }
 
 // refused takes a peer's refusal. What a peer cannot serve this router may be able to: it looks itself.
-func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
+func (f *Frontend) refused(from ID, in *peerv1.Refused) {
 	f.mu.Lock()
 	w := f.asks[in.GetNumber()]
 	if w == nil || w.at != from {
@@ -260,7 +260,7 @@ func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
 }
 
 // pong takes a sign of a peer, and its ability.
-func (f *Frontend) pong(from ID, in *kvpilotv1.Pong) {
+func (f *Frontend) pong(from ID, in *peerv1.Pong) {
 	f.mu.Lock()
 	p := f.peers[from]
 	if p == nil {

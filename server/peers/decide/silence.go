@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 // tickEvery is how often Tick is to be called.
@@ -78,8 +78,8 @@ func (f *Frontend) ping(p *peer, now time.Time, busy bool) (fell bool) {
 		p.pinged = now
 	}
 	p.pings++
-	f.params.Fleet.SendEvent(p.id, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ping{
-		Ping: &kvpilotv1.Ping{Number: p.pings, Bookings: p.bookings, Sum: p.sum, Ability: f.ability},
+	f.params.Fleet.SendEvent(p.id, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Ping{
+		Ping: &peerv1.Ping{Number: p.pings, Bookings: p.bookings, Sum: p.sum, Ability: f.ability},
 	}})
 	return fell
 }

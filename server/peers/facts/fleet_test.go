@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -204,7 +204,7 @@ func (w wire) Invoke(ctx context.Context, _ string, args, reply any, _ ...grpc.C
 	if broken {
 		return errors.New("cut off")
 	}
-	in := &kvpilotv1.ShareFactsRequest{}
+	in := &peerv1.ShareFactsRequest{}
 	proto.Merge(in, args.(proto.Message))
 	out, err := w.to.store.ShareFacts(ctx, in)
 	if err == nil {
