@@ -57,7 +57,7 @@ func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (stri
 		ranks.Params{Lookup: lookup, Watcher: watcher, Scope: p.scope},
 	)
 	p.buildChoice(c, t)
-	p.pins = pins.New(c.Upstream.Pins, nil)
+	p.pins = pins.New(c.Upstream.Pins)
 	if err := p.buildFleet(c, t); err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name)
 
 func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
 	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Lines: lines{}, Scope: p.scope.Part("decisionlog")})
-	p.breaker = breaker.New(c.Upstream.Breaker, nil)
+	p.breaker = breaker.New(c.Upstream.Breaker)
 	p.breaker.Meter(t.Meters(), p.ranks.IDs)
 	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
@@ -108,7 +108,7 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
-	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
+	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	var decider router.Decider = p.chooser

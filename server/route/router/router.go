@@ -101,7 +101,7 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := poison.New(nil)
+	known := poison.New()
 	m.remembered(p.Meter, known.Size)
 	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}}
 	r.set.Store(newSettings(c, p.Attempts))
