@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
@@ -50,11 +51,11 @@ type parts struct {
 }
 
 // newParts builds the parts, lower ones first. watcher may be nil.
-func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool), watcher ranks.Watcher) (*parts, error) {
+func newParts(c config.Config, t *telemetry.Telemetry, env registry.Environment, watcher ranks.Watcher) (*parts, error) {
 	p := &parts{scope: t.Scope(), log: t.Log(), history: history.New()}
 	p.ranks = ranks.New(
 		ranks.Config{Registry: c.Registry, Index: c.KVIndex, Events: c.KVEvents, Stats: c.EngineStats, Load: c.Load},
-		ranks.Params{Lookup: lookup, Watcher: watcher, Scope: p.scope},
+		ranks.Params{Env: env, Watcher: watcher, Scope: p.scope},
 	)
 	p.buildChoice(c, t)
 	p.pins = pins.New(c.Upstream.Pins)
@@ -121,7 +122,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
-		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.ranks.Believe, Count: p.history,
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Guesses: p.ranks, Count: p.history,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err

@@ -120,7 +120,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	}
 	s := &Server{config: c, params: p, telemetry: t}
 	c, lowered := c.WithinMemory(p.Memory)
-	if s.parts, err = newParts(c, t, p.lookup(), nil); err != nil {
+	if s.parts, err = newParts(c, t, p.environment(), nil); err != nil {
 		return nil, err
 	}
 	if len(lowered) > 0 {
