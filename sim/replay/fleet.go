@@ -59,7 +59,7 @@ func (w way) RankOf(slot replica.Slot) (replica.Rank, bool) {
 }
 func (w way) Broken() []replica.ID             { return nil }
 func (w way) Ability() peerv1.Ability          { return peerv1.Ability_ABILITY_ABLE }
-func (w way) Now() time.Time                   { return w.from.now() }
+func (w way) Now() time.Time                   { return w.from.Now() }
 func (w way) After(d time.Duration, do func()) { w.from.sim.after(d.Seconds(), do) }
 
 func (w way) SendEvent(to decide.ID, ev *peerv1.FrontendEvent) {

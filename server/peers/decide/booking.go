@@ -48,7 +48,8 @@ func newBooking(f *Frontend, w *Waiting, number uint64) *booking {
 }
 
 // enter notes a choice that was made, and says so to the router that decides for its pool; mu is held.
-func (f *Frontend) enter(b *booking, c *chooser.Choice, hashes func(int) []blockhash.Hash) {
+func (b *booking) enter(c *chooser.Choice, hashes func(int) []blockhash.Hash) {
+	f := b.frontend
 	if b.ended {
 		return
 	}
@@ -58,13 +59,14 @@ func (f *Frontend) enter(b *booking, c *chooser.Choice, hashes func(int) []block
 	}
 	f.live[b.number] = b
 	if to := f.decider(b.pool); to != f.params.Self {
-		f.assign(b, to)
+		b.assign(to)
 		f.sendBookings(to, false, []*booking{b})
 	}
 }
 
 // assign notes which peer knows the booking; mu is held.
-func (f *Frontend) assign(b *booking, to ID) {
+func (b *booking) assign(to ID) {
+	f := b.frontend
 	if p := f.peers[b.at]; p != nil {
 		p.bookings--
 		p.sum ^= mix(b.number)
@@ -118,7 +120,7 @@ func (b *booking) Ended(end *chooser.End) {
 	delete(f.live, b.number)
 	if b.at != "" {
 		f.params.Fleet.SendEvent(b.at, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_End{End: endOf(b.number, end.Result)}})
-		f.assign(b, "")
+		b.assign("")
 	}
 }
 

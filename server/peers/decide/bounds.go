@@ -66,14 +66,3 @@ func (f *Frontend) heldFor() time.Duration {
 	}
 	return heldMost
 }
-
-// heldTooLong returns the questions that a peer has held for longer than any queue does; mu is held.
-func (f *Frontend) heldTooLong(now time.Time) (list []*Waiting) {
-	most := f.heldFor()
-	for _, w := range f.asks {
-		if w.held && now.Sub(w.asked) > most {
-			list = append(list, w)
-		}
-	}
-	return list
-}

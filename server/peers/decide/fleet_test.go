@@ -141,10 +141,9 @@ func (w *world) add(replicas int) *router {
 		w: w, id: fmt.Sprintf("%08x", w.dice.Uint32()), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
 		live: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: peerv1.Ability_ABILITY_ABLE,
 	}
-	clock := r.Now
-	r.book = load.New(load.DefaultConfig(), load.Params{Now: clock})
+	r.book = load.New(load.DefaultConfig(), load.Params{Clock: r})
 	r.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Now: clock, Seed: 1})
+	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Seed: 1})
 	for i := range replicas {
 		// Every router numbers the ranks in an order of its own.
 		slot := replica.Slot((i + len(w.routers)) % replicas)

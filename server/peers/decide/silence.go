@@ -14,7 +14,7 @@ func (f *Frontend) tickEvery() time.Duration { return f.cfg.Patience / 2 }
 func (f *Frontend) Tick() {
 	now := f.params.Clock.Now()
 	f.mu.Lock()
-	late := append(f.late(now), f.heldTooLong(now)...)
+	late := append(f.late(now, f.cfg.Patience), f.heldTooLong(now, f.heldFor())...)
 	changed := false
 	if a := f.params.Fleet.Ability(); a != f.ability {
 		f.ability, changed = a, true
@@ -35,26 +35,9 @@ func (f *Frontend) Tick() {
 	f.mu.Unlock()
 	for _, w := range late {
 		f.metrics.answered(outcomeSilent, f.cfg.Patience)
-		f.again(w, aloneSilent)
+		w.again(aloneSilent)
 	}
 	f.move(moved)
-}
-
-// late takes the questions off fresh that had an answer, and returns those that had none for too long; mu is held.
-func (f *Frontend) late(now time.Time) (list []*Waiting) {
-	done := 0
-	for _, u := range f.fresh {
-		w := f.asks[u.number]
-		if w != nil && !w.held {
-			if now.Sub(u.asked) < f.cfg.Patience {
-				break
-			}
-			list = append(list, w)
-		}
-		done++
-	}
-	f.fresh = append(f.fresh[:0], f.fresh[done:]...)
-	return list
 }
 
 // ping asks the peer for an answer when it is time, and returns true when the peer has become silent; mu is held.

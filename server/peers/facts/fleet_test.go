@@ -140,7 +140,7 @@ func newFleet(t *testing.T) *fleet { return &fleet{t: t, routers: map[string]*ro
 // start starts a router, in place of one of the same id.
 func (f *fleet) start(id string) *router {
 	r := &router{
-		id: id, fleet: f, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
+		id: id, fleet: f, pins: pins.New(pins.DefaultConfig()), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
 		specs: map[replica.ID]registry.Spec{}, learned: map[replica.Rank]speed.Model{}, taken: map[replica.Rank]speed.Model{},
 	}
 	r.store = New(Params{Self: id, Fleet: r, Registry: r, Rates: r, Pins: r.pins})
