@@ -11,8 +11,8 @@ import (
 type routers struct {
 	self    ID
 	ability peerv1.Ability // this router's own, as Tick found it last
-	peers   map[ID]*peer      // those that were up once and did not leave
-	placed  map[string]ID     // the decider of each pool, as long as nothing changes
+	peers   map[ID]*peer   // those that were up once and did not leave
+	placed  map[string]ID  // the decider of each pool, as long as nothing changes
 }
 
 // decider is the router that decides for a pool.
