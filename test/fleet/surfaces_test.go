@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/config"
@@ -257,9 +258,13 @@ func TestTenantsAreApartAtEachRouter(t *testing.T) {
 	as := func(who string) context.Context {
 		return metadata.AppendToOutgoingContext(t.Context(), "x-api-key", who+"-key-0001")
 	}
+	passed, err := proto.Marshal(&peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin"}, By: "key"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range list {
 		id, other := reserve(as("team"), t, list[i]), list[1-i]
-		forged := metadata.AppendToOutgoingContext(as("rivals"), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
+		forged := metadata.AppendToOutgoingContext(as("rivals"), "kvpilot-caller-bin", string(passed))
 		for _, ctx := range []context.Context{as("rivals"), forged} {
 			for _, s := range list {
 				if _, err := s.ReportReservation(ctx, reports.Completed(id)); status.Code(err) != codes.NotFound {

@@ -17,7 +17,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
 
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -278,10 +280,20 @@ func TestAStreamReleasesWhatOtherRoutersOwn(t *testing.T) {
 	}
 }
 
+// passedFor is the metadata of a call that a router passes on for a caller.
+func passedFor(t *testing.T, who *peerv1.ForwardedCaller) string {
+	t.Helper()
+	text, err := proto.Marshal(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // What a client says of itself in the form that routers use is not believed.
 func TestAForgedCallerIsNotBelieved(t *testing.T) {
 	f := newFleetRig(t, keyed)
-	forged := metadata.AppendToOutgoingContext(as(t, "rivals"), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin","observe","route"],"by":"key"}`)
+	forged := metadata.AppendToOutgoingContext(as(t, "rivals"), "kvpilot-caller-bin", passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin", "observe", "route"}, By: "key"}))
 	for _, at := range []string{idA, idB} {
 		if _, err := f.routing(at).ReportReservation(forged, reports.Renew(idB+"0001")); reasonOf(err) != apierror.ReservationNotFound {
 			t.Errorf("at %s: %v", at, err)
@@ -290,7 +302,7 @@ func TestAForgedCallerIsNotBelieved(t *testing.T) {
 			t.Errorf("loads at %s: %v", at, err)
 		}
 	}
-	without := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
+	without := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin"}, By: "key"}))
 	if _, err := f.routing(idB).ListDecisions(without, &kvpilotv1.ListDecisionsRequest{}); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a key: %v", err)
 	}
@@ -312,13 +324,13 @@ func TestTheListenerOfPeersNeedsACaller(t *testing.T) {
 		want codes.Code
 	}{
 		"none":                         {ask(), codes.Unauthenticated},
-		"two":                          {ask(`{"roles":["admin"]}`, `{"roles":["admin"]}`), codes.Unauthenticated},
-		"no JSON":                      {ask(`x`), codes.Unauthenticated},
-		"no roles":                     {ask(`{"tenant":"team"}`), codes.PermissionDenied},
-		"a role of a later version":    {ask(`{"tenant":"team","roles":["emperor"]}`), codes.PermissionDenied},
-		"a router without credentials": {ask(`{"roles":["infer","route","observe","admin"],"by":"open"}`), codes.PermissionDenied},
-		"an operator":                  {ask(`{"tenant":"ops","roles":["observe"],"by":"key"}`), codes.OK},
-		"a caller without the role":    {ask(`{"tenant":"ops","roles":["route"],"by":"key"}`), codes.PermissionDenied},
+		"two":                          {ask(passedFor(t, &peerv1.ForwardedCaller{Roles: []string{"admin"}}), passedFor(t, &peerv1.ForwardedCaller{Roles: []string{"admin"}})), codes.Unauthenticated},
+		"no message":                   {ask(`x`), codes.Unauthenticated},
+		"no roles":                     {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "team"})), codes.PermissionDenied},
+		"a role of a later version":    {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"emperor"}})), codes.PermissionDenied},
+		"a router without credentials": {ask(passedFor(t, &peerv1.ForwardedCaller{Roles: []string{"infer", "route", "observe", "admin"}, By: "open"})), codes.PermissionDenied},
+		"an operator":                  {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "ops", Roles: []string{"observe"}, By: "key"})), codes.OK},
+		"a caller without the role":    {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "ops", Roles: []string{"route"}, By: "key"})), codes.PermissionDenied},
 	} {
 		if status.Code(c.err) != c.want {
 			t.Errorf("%s: %v", name, c.err)
@@ -336,7 +348,7 @@ func TestTheListenerOfPeersNeedsACaller(t *testing.T) {
 // A call that was passed on is answered where it arrives, whatever it is about.
 func TestAPassedCallIsNotPassedOn(t *testing.T) {
 	f := newFleetRig(t, keyed)
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin"}, By: "key"}))
 	inward := kvpilotv1.NewRoutingServiceClient(f.nodes[idA].inward)
 	if _, err := inward.ReportReservation(ctx, reports.Renew(idB+"0001")); reasonOf(err) != apierror.ReservationNotFound {
 		t.Errorf("renew: %v", err)

@@ -213,7 +213,10 @@ func (s *status) report() *kvpilotv1.RouterReport {
 }
 
 func describe(r *kvpilotv1.Router, m members.Member) {
-	r.RouterId, r.Name, r.Address, r.WireMajor, r.WireMinor, r.Started = m.ID, m.Name, m.Address, m.WireMajor, m.WireMinor, timestamppb.New(m.Started)
+	r.RouterId, r.Name, r.Address, r.WireMajor, r.WireMinor = m.ID, m.Name, m.Address, m.WireMajor, m.WireMinor
+	if !m.Started.IsZero() {
+		r.Started = timestamppb.New(m.Started)
+	}
 }
 
 func routerState(s members.State) kvpilotv1.RouterState {
