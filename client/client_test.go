@@ -386,12 +386,12 @@ func TestListsReadAllPages(t *testing.T) {
 	if err != nil || len(replicas) != 3 || replicas[2].GetReplicaId() != "r3m" {
 		t.Errorf("replicas %v, %v", replicas, err)
 	}
-	loads, err := c.Loads(t.Context(), &kvpilotv1.GetLoadsRequest{})
+	loads, err := client.Loads(t.Context(), c.Routing(), &kvpilotv1.GetLoadsRequest{})
 	if err != nil || len(loads.GetRanks()) != 3 || loads.GetRanks()[2].GetReplicaId() != "r3" || len(loads.GetUnanswered()) != 1 {
 		t.Errorf("loads %v, %v", loads, err)
 	}
 	var seen []string
-	for d, err := range c.Decisions(t.Context(), &kvpilotv1.ListDecisionsRequest{}) {
+	for d, err := range client.Decisions(t.Context(), c.Routing(), &kvpilotv1.ListDecisionsRequest{}) {
 		if err != nil {
 			seen = append(seen, status.Code(err).String())
 			break

@@ -45,11 +45,11 @@ func (c *Client) ListReplicas(ctx context.Context, model string) ([]*kvpilotv1.R
 	}
 }
 
-// Loads returns the loads that in selects, page by page.
-func (c *Client) Loads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
+// Loads returns the loads that in selects, of all pages.
+func Loads(ctx context.Context, routing kvpilotv1.RoutingServiceClient, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
 	page, all := proto.CloneOf(in), &kvpilotv1.GetLoadsResponse{}
 	for {
-		resp, err := c.routing.GetLoads(ctx, page)
+		resp, err := routing.GetLoads(ctx, page)
 		if err != nil {
 			return nil, err
 		}
@@ -67,11 +67,11 @@ func (c *Client) Loads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*kvp
 
 // Decisions yields the recorded decisions that in selects, newest first, until the loop is left or a call fails: then the error comes as
 // the last value.
-func (c *Client) Decisions(ctx context.Context, in *kvpilotv1.ListDecisionsRequest) iter.Seq2[*kvpilotv1.Decision, error] {
+func Decisions(ctx context.Context, routing kvpilotv1.RoutingServiceClient, in *kvpilotv1.ListDecisionsRequest) iter.Seq2[*kvpilotv1.Decision, error] {
 	return func(yield func(*kvpilotv1.Decision, error) bool) {
 		page := proto.CloneOf(in)
 		for {
-			resp, err := c.routing.ListDecisions(ctx, page)
+			resp, err := routing.ListDecisions(ctx, page)
 			if err != nil {
 				yield(nil, err)
 				return

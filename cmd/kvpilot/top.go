@@ -159,7 +159,7 @@ func (r *remote) look(ctx context.Context, c *client.Client) (view, error) {
 	if v.replicas, err = c.ListReplicas(ctx, ""); err != nil {
 		return v, err
 	}
-	if v.loads, err = c.Loads(ctx, &kvpilotv1.GetLoadsRequest{}); err != nil {
+	if v.loads, err = client.Loads(ctx, c.Routing(), &kvpilotv1.GetLoadsRequest{}); err != nil {
 		return v, err
 	}
 	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{PageSize: recentDecisions, OnlyChosen: true})

@@ -519,11 +519,11 @@ const (
 	// The replica left the fleet.
 	End_END_REMOVED End = 7
 	// The stream was cut off after its first byte and is resumed on another replica, as the next attempt.
-	End_END_RESUMED End = 9
+	End_END_RESUMED End = 8
 	// No replica could take the request: it was answered with an error.
-	End_END_UNSERVED End = 10
+	End_END_UNSERVED End = 9
 	// The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
-	End_END_HANDED_OVER End = 11
+	End_END_HANDED_OVER End = 10
 )
 
 // Enum value maps for End.
@@ -537,9 +537,9 @@ var (
 		5:  "END_MOVED",
 		6:  "END_EXPIRED",
 		7:  "END_REMOVED",
-		9:  "END_RESUMED",
-		10: "END_UNSERVED",
-		11: "END_HANDED_OVER",
+		8:  "END_RESUMED",
+		9:  "END_UNSERVED",
+		10: "END_HANDED_OVER",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -550,9 +550,9 @@ var (
 		"END_MOVED":       5,
 		"END_EXPIRED":     6,
 		"END_REMOVED":     7,
-		"END_RESUMED":     9,
-		"END_UNSERVED":    10,
-		"END_HANDED_OVER": 11,
+		"END_RESUMED":     8,
+		"END_UNSERVED":    9,
+		"END_HANDED_OVER": 10,
 	}
 )
 
@@ -707,40 +707,40 @@ type Decision struct {
 	// The span within it in which the decision was made, in hex.
 	SpanId string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
 	// The caller's tenant; empty when callers need no key.
-	Tenant string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,28,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// What predicted-ttft makes small.
-	Objective Objective `protobuf:"varint,31,opt,name=objective,proto3,enum=kvpilot.v1.Objective" json:"objective,omitempty"`
+	Objective Objective `protobuf:"varint,29,opt,name=objective,proto3,enum=kvpilot.v1.Objective" json:"objective,omitempty"`
 	// The time to the first token that the request must keep. Absent: no target.
-	TargetTtft *durationpb.Duration `protobuf:"bytes,32,opt,name=target_ttft,json=targetTtft,proto3" json:"target_ttft,omitempty"`
+	TargetTtft *durationpb.Duration `protobuf:"bytes,30,opt,name=target_ttft,json=targetTtft,proto3" json:"target_ttft,omitempty"`
 	// The mean time of each token after the first that the request must keep. Absent: no target.
-	TargetTpot *durationpb.Duration `protobuf:"bytes,33,opt,name=target_tpot,json=targetTpot,proto3" json:"target_tpot,omitempty"`
+	TargetTpot *durationpb.Duration `protobuf:"bytes,31,opt,name=target_tpot,json=targetTpot,proto3" json:"target_tpot,omitempty"`
 	// The key that the policy goes by was missing: no token ids were known, or, for consistent-hash, there is no session.
-	Keyless bool `protobuf:"varint,34,opt,name=keyless,proto3" json:"keyless,omitempty"`
+	Keyless bool `protobuf:"varint,32,opt,name=keyless,proto3" json:"keyless,omitempty"`
 	// The request could go to one replica only: the caller named it, or it stores what the request continues.
-	Pinned bool `protobuf:"varint,35,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	Pinned bool `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	// The prompt exceeds every context; only the ranks with the longest are left.
-	TooLong bool `protobuf:"varint,36,opt,name=too_long,json=tooLong,proto3" json:"too_long,omitempty"`
+	TooLong bool `protobuf:"varint,34,opt,name=too_long,json=tooLong,proto3" json:"too_long,omitempty"`
 	// The length in characters of the text that the policy compares; 0 when it reads none.
-	PromptChars uint32 `protobuf:"varint,37,opt,name=prompt_chars,json=promptChars,proto3" json:"prompt_chars,omitempty"`
+	PromptChars uint32 `protobuf:"varint,35,opt,name=prompt_chars,json=promptChars,proto3" json:"prompt_chars,omitempty"`
 	// Round-robin's position.
-	Cursor uint32 `protobuf:"varint,38,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	Cursor uint32 `protobuf:"varint,36,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	// The time since the request first asked, which counts against its targets.
-	Waited *durationpb.Duration `protobuf:"bytes,39,opt,name=waited,proto3" json:"waited,omitempty"`
+	Waited *durationpb.Duration `protobuf:"bytes,37,opt,name=waited,proto3" json:"waited,omitempty"`
 	// The part of took that finding the overlaps took.
-	Scored *durationpb.Duration `protobuf:"bytes,40,opt,name=scored,proto3" json:"scored,omitempty"`
+	Scored *durationpb.Duration `protobuf:"bytes,38,opt,name=scored,proto3" json:"scored,omitempty"`
 	// The id of the router that decided for the one that was asked; empty when that one decided itself.
-	DecidedBy string `protobuf:"bytes,41,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
+	DecidedBy string `protobuf:"bytes,39,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
 	// The id of the router that asked for the decision; empty when a client did.
-	AskedBy string `protobuf:"bytes,42,opt,name=asked_by,json=askedBy,proto3" json:"asked_by,omitempty"`
+	AskedBy string `protobuf:"bytes,40,opt,name=asked_by,json=askedBy,proto3" json:"asked_by,omitempty"`
 	// Why a router of a fleet decided without the others.
-	Alone Alone `protobuf:"varint,43,opt,name=alone,proto3,enum=kvpilot.v1.Alone" json:"alone,omitempty"`
+	Alone Alone `protobuf:"varint,41,opt,name=alone,proto3,enum=kvpilot.v1.Alone" json:"alone,omitempty"`
 	// Ranks that could serve and are not among the candidates. All were priced; where this router decided, none costs less than the
 	// 32 cheapest.
-	Others uint32 `protobuf:"varint,44,opt,name=others,proto3" json:"others,omitempty"`
+	Others uint32 `protobuf:"varint,42,opt,name=others,proto3" json:"others,omitempty"`
 	// Ranks that could not serve and are not among the candidates.
-	VetoedOthers uint32 `protobuf:"varint,45,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
+	VetoedOthers uint32 `protobuf:"varint,43,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
 	// How likely the request's session was taken to send a next turn, from 0 to 1.
-	Returning     float64 `protobuf:"fixed64,46,opt,name=returning,proto3" json:"returning,omitempty"`
+	Returning     float64 `protobuf:"fixed64,44,opt,name=returning,proto3" json:"returning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1125,39 +1125,39 @@ type Candidate struct {
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
 	// How long the rank has been silent with requests in flight, where that is its veto (stalled).
-	Silent *durationpb.Duration `protobuf:"bytes,21,opt,name=silent,proto3" json:"silent,omitempty"`
+	Silent *durationpb.Duration `protobuf:"bytes,20,opt,name=silent,proto3" json:"silent,omitempty"`
 	// How fast the rank was taken to be.
-	Speed *RankSpeed `protobuf:"bytes,22,opt,name=speed,proto3" json:"speed,omitempty"`
+	Speed *RankSpeed `protobuf:"bytes,21,opt,name=speed,proto3" json:"speed,omitempty"`
 	// The share by which the rank's decodes slow a prefill down.
-	Slowdown float64 `protobuf:"fixed64,23,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
+	Slowdown float64 `protobuf:"fixed64,22,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
 	// The predicted work of requests that wait in the router for this rank and go first.
-	Planned *durationpb.Duration `protobuf:"bytes,24,opt,name=planned,proto3" json:"planned,omitempty"`
+	Planned *durationpb.Duration `protobuf:"bytes,23,opt,name=planned,proto3" json:"planned,omitempty"`
 	// The time of a step whose token budget is full of prefill.
-	FullStep *durationpb.Duration `protobuf:"bytes,25,opt,name=full_step,json=fullStep,proto3" json:"full_step,omitempty"`
+	FullStep *durationpb.Duration `protobuf:"bytes,24,opt,name=full_step,json=fullStep,proto3" json:"full_step,omitempty"`
 	// How much longer than on an idle rank decoding would take here, weighted.
-	Decode *durationpb.Duration `protobuf:"bytes,26,opt,name=decode,proto3" json:"decode,omitempty"`
+	Decode *durationpb.Duration `protobuf:"bytes,25,opt,name=decode,proto3" json:"decode,omitempty"`
 	// The predicted time until KV memory is free that is promised to others.
-	Crowding *durationpb.Duration `protobuf:"bytes,27,opt,name=crowding,proto3" json:"crowding,omitempty"`
+	Crowding *durationpb.Duration `protobuf:"bytes,26,opt,name=crowding,proto3" json:"crowding,omitempty"`
 	// The predicted time of each token after the first.
-	Tpot *durationpb.Duration `protobuf:"bytes,28,opt,name=tpot,proto3" json:"tpot,omitempty"`
+	Tpot *durationpb.Duration `protobuf:"bytes,27,opt,name=tpot,proto3" json:"tpot,omitempty"`
 	// The share by which the prediction misses a target, whichever it misses by more; 0 when both are kept.
-	Late float64 `protobuf:"fixed64,29,opt,name=late,proto3" json:"late,omitempty"`
+	Late float64 `protobuf:"fixed64,28,opt,name=late,proto3" json:"late,omitempty"`
 	// Requests per second that lately came back to what the rank holds.
-	ReturnsPerSecond float64 `protobuf:"fixed64,30,opt,name=returns_per_second,json=returnsPerSecond,proto3" json:"returns_per_second,omitempty"`
+	ReturnsPerSecond float64 `protobuf:"fixed64,29,opt,name=returns_per_second,json=returnsPerSecond,proto3" json:"returns_per_second,omitempty"`
 	// The prefill time that each of them was spared.
-	Saved *durationpb.Duration `protobuf:"bytes,31,opt,name=saved,proto3" json:"saved,omitempty"`
+	Saved *durationpb.Duration `protobuf:"bytes,30,opt,name=saved,proto3" json:"saved,omitempty"`
 	// How long one of them would find the rank prefilling for others, on average.
-	Residual *durationpb.Duration `protobuf:"bytes,32,opt,name=residual,proto3" json:"residual,omitempty"`
+	Residual *durationpb.Duration `protobuf:"bytes,31,opt,name=residual,proto3" json:"residual,omitempty"`
 	// Leading characters of the prompt that the text tree knows for this replica (prefix-affinity).
-	Chars uint32 `protobuf:"varint,33,opt,name=chars,proto3" json:"chars,omitempty"`
+	Chars uint32 `protobuf:"varint,32,opt,name=chars,proto3" json:"chars,omitempty"`
 	// The size of the replica's text tree in characters (prefix-affinity).
-	HeldChars uint32 `protobuf:"varint,34,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
+	HeldChars uint32 `protobuf:"varint,33,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
 	// The rank's position on the hash ring for this request, 1 for the owner; 0 when it is not among its successors (consistent-hash).
-	Place uint32 `protobuf:"varint,35,opt,name=place,proto3" json:"place,omitempty"`
+	Place uint32 `protobuf:"varint,34,opt,name=place,proto3" json:"place,omitempty"`
 	// What the conduct of the rank adds to its cost: its answers are slower than those of its equals, or empty (predicted-ttft).
-	Drag *durationpb.Duration `protobuf:"bytes,36,opt,name=drag,proto3" json:"drag,omitempty"`
+	Drag *durationpb.Duration `protobuf:"bytes,35,opt,name=drag,proto3" json:"drag,omitempty"`
 	// How the rank has behaved of late. Absent while it behaves as its equals do.
-	Conduct       *RankConduct `protobuf:"bytes,37,opt,name=conduct,proto3" json:"conduct,omitempty"`
+	Conduct       *RankConduct `protobuf:"bytes,36,opt,name=conduct,proto3" json:"conduct,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1874,7 +1874,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xe8\f\n" +
+	"diskTokens\"\xc9\f\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -1909,29 +1909,29 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x04seed\x18\x19 \x01(\x06R\x04seed\x12\x19\n" +
 	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
 	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x16\n" +
-	"\x06tenant\x18\x1e \x01(\tR\x06tenant\x123\n" +
-	"\tobjective\x18\x1f \x01(\x0e2\x15.kvpilot.v1.ObjectiveR\tobjective\x12:\n" +
-	"\vtarget_ttft\x18  \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"\x06tenant\x18\x1c \x01(\tR\x06tenant\x123\n" +
+	"\tobjective\x18\x1d \x01(\x0e2\x15.kvpilot.v1.ObjectiveR\tobjective\x12:\n" +
+	"\vtarget_ttft\x18\x1e \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"targetTtft\x12:\n" +
-	"\vtarget_tpot\x18! \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"\vtarget_tpot\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"targetTpot\x12\x18\n" +
-	"\akeyless\x18\" \x01(\bR\akeyless\x12\x16\n" +
-	"\x06pinned\x18# \x01(\bR\x06pinned\x12\x19\n" +
-	"\btoo_long\x18$ \x01(\bR\atooLong\x12!\n" +
-	"\fprompt_chars\x18% \x01(\rR\vpromptChars\x12\x16\n" +
-	"\x06cursor\x18& \x01(\rR\x06cursor\x121\n" +
-	"\x06waited\x18' \x01(\v2\x19.google.protobuf.DurationR\x06waited\x121\n" +
-	"\x06scored\x18( \x01(\v2\x19.google.protobuf.DurationR\x06scored\x12\x1d\n" +
+	"\akeyless\x18  \x01(\bR\akeyless\x12\x16\n" +
+	"\x06pinned\x18! \x01(\bR\x06pinned\x12\x19\n" +
+	"\btoo_long\x18\" \x01(\bR\atooLong\x12!\n" +
+	"\fprompt_chars\x18# \x01(\rR\vpromptChars\x12\x16\n" +
+	"\x06cursor\x18$ \x01(\rR\x06cursor\x121\n" +
+	"\x06waited\x18% \x01(\v2\x19.google.protobuf.DurationR\x06waited\x121\n" +
+	"\x06scored\x18& \x01(\v2\x19.google.protobuf.DurationR\x06scored\x12\x1d\n" +
 	"\n" +
-	"decided_by\x18) \x01(\tR\tdecidedBy\x12\x19\n" +
-	"\basked_by\x18* \x01(\tR\aaskedBy\x12'\n" +
-	"\x05alone\x18+ \x01(\x0e2\x11.kvpilot.v1.AloneR\x05alone\x12\x16\n" +
-	"\x06others\x18, \x01(\rR\x06others\x12#\n" +
-	"\rvetoed_others\x18- \x01(\rR\fvetoedOthers\x12\x1c\n" +
-	"\treturning\x18. \x01(\x01R\treturning\x1a9\n" +
+	"decided_by\x18' \x01(\tR\tdecidedBy\x12\x19\n" +
+	"\basked_by\x18( \x01(\tR\aaskedBy\x12'\n" +
+	"\x05alone\x18) \x01(\x0e2\x11.kvpilot.v1.AloneR\x05alone\x12\x16\n" +
+	"\x06others\x18* \x01(\rR\x06others\x12#\n" +
+	"\rvetoed_others\x18+ \x01(\rR\fvetoedOthers\x12\x1c\n" +
+	"\treturning\x18, \x01(\x01R\treturning\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xbb\v\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xaa\v\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1955,26 +1955,26 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\aprefill\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\aprefill\x12-\n" +
 	"\x04ttft\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12\x12\n" +
 	"\x04cost\x18\x13 \x01(\x01R\x04cost\x121\n" +
-	"\x06silent\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x06silent\x12+\n" +
-	"\x05speed\x18\x16 \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1a\n" +
-	"\bslowdown\x18\x17 \x01(\x01R\bslowdown\x123\n" +
-	"\aplanned\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\aplanned\x126\n" +
-	"\tfull_step\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\bfullStep\x121\n" +
-	"\x06decode\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\x06decode\x125\n" +
-	"\bcrowding\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\bcrowding\x12-\n" +
-	"\x04tpot\x18\x1c \x01(\v2\x19.google.protobuf.DurationR\x04tpot\x12\x12\n" +
-	"\x04late\x18\x1d \x01(\x01R\x04late\x12,\n" +
-	"\x12returns_per_second\x18\x1e \x01(\x01R\x10returnsPerSecond\x12/\n" +
-	"\x05saved\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\x05saved\x125\n" +
-	"\bresidual\x18  \x01(\v2\x19.google.protobuf.DurationR\bresidual\x12\x14\n" +
-	"\x05chars\x18! \x01(\rR\x05chars\x12\x1d\n" +
+	"\x06silent\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\x06silent\x12+\n" +
+	"\x05speed\x18\x15 \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1a\n" +
+	"\bslowdown\x18\x16 \x01(\x01R\bslowdown\x123\n" +
+	"\aplanned\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\aplanned\x126\n" +
+	"\tfull_step\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\bfullStep\x121\n" +
+	"\x06decode\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\x06decode\x125\n" +
+	"\bcrowding\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\bcrowding\x12-\n" +
+	"\x04tpot\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\x04tpot\x12\x12\n" +
+	"\x04late\x18\x1c \x01(\x01R\x04late\x12,\n" +
+	"\x12returns_per_second\x18\x1d \x01(\x01R\x10returnsPerSecond\x12/\n" +
+	"\x05saved\x18\x1e \x01(\v2\x19.google.protobuf.DurationR\x05saved\x125\n" +
+	"\bresidual\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\bresidual\x12\x14\n" +
+	"\x05chars\x18  \x01(\rR\x05chars\x12\x1d\n" +
 	"\n" +
-	"held_chars\x18\" \x01(\rR\theldChars\x12\x14\n" +
-	"\x05place\x18# \x01(\rR\x05place\x12-\n" +
-	"\x04drag\x18$ \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
-	"\aconduct\x18% \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
+	"held_chars\x18! \x01(\rR\theldChars\x12\x14\n" +
+	"\x05place\x18\" \x01(\rR\x05place\x12-\n" +
+	"\x04drag\x18# \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
+	"\aconduct\x18$ \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\xe0\x01\n" +
+	"\t_kv_usage\"\xe0\x01\n" +
 	"\vRankConduct\x125\n" +
 	"\n" +
 	"suspicions\x18\x01 \x03(\x0e2\x15.kvpilot.v1.SuspicionR\n" +
@@ -2077,7 +2077,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\fALONE_SILENT\x10\x01\x12\x16\n" +
 	"\x12ALONE_UNKNOWN_RANK\x10\x02\x12\x14\n" +
 	"\x10ALONE_NO_REPLICA\x10\x03\x12\x0f\n" +
-	"\vALONE_MOVED\x10\x04*\xdd\x01\n" +
+	"\vALONE_MOVED\x10\x04*\xca\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -2088,10 +2088,10 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\tEND_MOVED\x10\x05\x12\x0f\n" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
-	"\vEND_RESUMED\x10\t\x12\x10\n" +
-	"\fEND_UNSERVED\x10\n" +
-	"\x12\x13\n" +
-	"\x0fEND_HANDED_OVER\x10\v\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\vEND_RESUMED\x10\b\x12\x10\n" +
+	"\fEND_UNSERVED\x10\t\x12\x13\n" +
+	"\x0fEND_HANDED_OVER\x10\n" +
+	"B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once

@@ -914,12 +914,12 @@ type DrainRequest struct {
 	// The replica.
 	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
-	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
-	Force bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	// Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
 	// and a stream that can be resumed exactly is resumed. The others finish where they are.
-	Move          bool `protobuf:"varint,5,opt,name=move,proto3" json:"move,omitempty"`
+	Move          bool `protobuf:"varint,4,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1517,9 +1517,9 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x125\n" +
-	"\x06reason\x18\x03 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
-	"\x05force\x18\x04 \x01(\bR\x05force\x12\x12\n" +
-	"\x04move\x18\x05 \x01(\bR\x04move\">\n" +
+	"\x06reason\x18\x02 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x12\n" +
+	"\x04move\x18\x04 \x01(\bR\x04move\">\n" +
 	"\rDrainResponse\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\";\n" +
 	"\x0eUndrainRequest\x12)\n" +

@@ -314,16 +314,16 @@ type ChooseReplicaRequest struct {
 	// What the choice books.
 	Booking Booking `protobuf:"varint,13,opt,name=booking,proto3,enum=kvpilot.v1.Booking" json:"booking,omitempty"`
 	// How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
-	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease *durationpb.Duration `protobuf:"bytes,14,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
 	// the same request with the same id returns that booking and books nothing more.
-	RequestId string `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Return the whole decision too.
-	Explain bool `protobuf:"varint,17,opt,name=explain,proto3" json:"explain,omitempty"`
+	Explain bool `protobuf:"varint,16,opt,name=explain,proto3" json:"explain,omitempty"`
 	// Return the prompt's token ids too, so that they are computed only once.
-	ReturnTokenIds bool `protobuf:"varint,18,opt,name=return_token_ids,json=returnTokenIds,proto3" json:"return_token_ids,omitempty"`
+	ReturnTokenIds bool `protobuf:"varint,17,opt,name=return_token_ids,json=returnTokenIds,proto3" json:"return_token_ids,omitempty"`
 	// What the caller reports of the booking besides its end. RouteBody reads it from the header x-kvpilot-reports.
-	Reports       Reports `protobuf:"varint,19,opt,name=reports,proto3,enum=kvpilot.v1.Reports" json:"reports,omitempty"`
+	Reports       Reports `protobuf:"varint,18,opt,name=reports,proto3,enum=kvpilot.v1.Reports" json:"reports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -567,16 +567,16 @@ type ChooseReplicaResponse struct {
 	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// The replica's labels: zone and node where its source knows them, engine and role where its pod names them, and those of
 	// the settings.
-	Labels map[string]string `protobuf:"bytes,24,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,21,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
 	// restarts), unspecified when nothing was booked.
-	Effect Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
+	Effect Effect `protobuf:"varint,22,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	// The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
 	// prediction holds for that salt only. Empty: the body stays unchanged.
-	CacheSalt string `protobuf:"bytes,22,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
+	CacheSalt string `protobuf:"bytes,23,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	// The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
 	// tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
-	Tenant        string `protobuf:"bytes,23,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant        string `protobuf:"bytes,24,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -920,17 +920,17 @@ type ListDecisionsRequest struct {
 	// Only for this replica; empty means all.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// Leave out the candidates that were not chosen.
-	OnlyChosen bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
+	OnlyChosen bool `protobuf:"varint,3,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
 	// Only of this tenant; empty means all that the caller may see.
-	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Only those that ended in one of these ways; empty means all.
-	Ends []End `protobuf:"varint,6,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
+	Ends []End `protobuf:"varint,5,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
 	// Only those whose first token took longer than this, or that have had none for so long. Absent means all.
-	SlowerThan *durationpb.Duration `protobuf:"bytes,7,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
+	SlowerThan *durationpb.Duration `protobuf:"bytes,6,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
 	// The largest number of one answer. 0, and more than 100, mean 100. An answer of large decisions has fewer.
-	PageSize uint32 `protobuf:"varint,8,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageSize uint32 `protobuf:"varint,7,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the answer before, with the same filters; empty for the newest decisions.
-	PageToken     string `protobuf:"bytes,9,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken     string `protobuf:"bytes,8,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1970,12 +1970,12 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\n" +
 	"cache_salt\x18\f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tcacheSalt\x127\n" +
 	"\abooking\x18\r \x01(\x0e2\x13.kvpilot.v1.BookingB\b\xbaH\x05\x82\x01\x02\x10\x01R\abooking\x12C\n" +
-	"\x05lease\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05lease\x12'\n" +
+	"\x05lease\x18\x0e \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05lease\x12'\n" +
 	"\n" +
-	"request_id\x18\x10 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
-	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
-	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
-	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
+	"request_id\x18\x0f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
+	"\aexplain\x18\x10 \x01(\bR\aexplain\x12(\n" +
+	"\x10return_token_ids\x18\x11 \x01(\bR\x0ereturnTokenIds\x127\n" +
+	"\areports\x18\x12 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
 	"\x06prompt\"\xd7\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
@@ -2001,11 +2001,11 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
 	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12E\n" +
-	"\x06labels\x18\x18 \x03(\v2-.kvpilot.v1.ChooseReplicaResponse.LabelsEntryR\x06labels\x12*\n" +
-	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
+	"\x06labels\x18\x15 \x03(\v2-.kvpilot.v1.ChooseReplicaResponse.LabelsEntryR\x06labels\x12*\n" +
+	"\x06effect\x18\x16 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
 	"\n" +
-	"cache_salt\x18\x16 \x01(\tR\tcacheSalt\x12\x16\n" +
-	"\x06tenant\x18\x17 \x01(\tR\x06tenant\x1aA\n" +
+	"cache_salt\x18\x17 \x01(\tR\tcacheSalt\x12\x16\n" +
+	"\x06tenant\x18\x18 \x01(\tR\x06tenant\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -2026,15 +2026,15 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1f\n" +
-	"\vonly_chosen\x18\x04 \x01(\bR\n" +
+	"\vonly_chosen\x18\x03 \x01(\bR\n" +
 	"onlyChosen\x12 \n" +
-	"\x06tenant\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
-	"\x04ends\x18\x06 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
-	"\vslower_than\x18\a \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
+	"\x06tenant\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
+	"\x04ends\x18\x05 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
+	"\vslower_than\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
 	"slowerThan\x12\x1b\n" +
-	"\tpage_size\x18\b \x01(\rR\bpageSize\x12'\n" +
+	"\tpage_size\x18\a \x01(\rR\bpageSize\x12'\n" +
 	"\n" +
-	"page_token\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x93\x01\n" +
+	"page_token\x18\b \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x93\x01\n" +
 	"\x15ListDecisionsResponse\x122\n" +
 	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\x12\x1e\n" +
 	"\n" +

@@ -152,7 +152,9 @@ func traceProto(spans []sdktrace.ReadOnlySpan) *kvpilotv1.Trace {
 		out.Failed = out.Failed || one.Failed
 		out.Spans = append(out.Spans, one)
 	}
-	slices.SortStableFunc(out.Spans, func(a, b *kvpilotv1.Span) int { return cmp.Compare(a.GetStart().AsDuration(), b.GetStart().AsDuration()) })
+	slices.SortStableFunc(out.Spans, func(a, b *kvpilotv1.Span) int {
+		return cmp.Compare(a.GetStart().AsDuration(), b.GetStart().AsDuration())
+	})
 	return out
 }
 
