@@ -7,7 +7,9 @@ const client = new Client(address);
 let left = Number(count);
 for await (const { decision, lost } of client.watchDecisions({ onlyChosen: true })) {
   const outcome = decision?.outcome ? End[decision.outcome.end] : "running";
-  console.log(`${decision?.requestId} ${decision?.replicaId} ${decision && ChoiceReason[decision.reason]}: ${outcome}${lost ? ` (${lost} lost)` : ""}`);
+  console.log(
+    `${decision?.requestId} ${decision?.replicaId} ${decision && ChoiceReason[decision.reason]}: ${outcome}${lost ? ` (${lost} lost)` : ""}`,
+  );
   if (--left === 0) {
     break;
   }

@@ -1,8 +1,8 @@
 import { Code, ConnectError } from "@connectrpc/connect";
 import { HttpBodySchema } from "./gen/google/api/httpbody_pb.js";
 import { ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
-import { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
 import { ErrorReason } from "./gen/kvpilot/v1/errors_pb.js";
+import { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
 
 /** kvpilot's own reasons, as docs/api.md lists them: the names of ErrorReason without its prefix. */
 export type Reason = Exclude<keyof typeof ErrorReason, "UNSPECIFIED">;

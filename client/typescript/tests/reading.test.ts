@@ -59,7 +59,13 @@ test("bytes at any boundaries", async () => {
   const bytes = Buffer.concat([Buffer.from(": hello\n\n"), sse(chunk(), chunk("stop"), usage), done]);
   for (const step of [1, 3, 1000]) {
     const parts = Array.from({ length: Math.ceil(bytes.length / step) }, (_, i) => bytes.subarray(i * step, (i + 1) * step));
-    assert.deepEqual(await followed(parts), { prefill: 1, progress: [], end: ReleaseReason.COMPLETED, outputTokens: 7, cachedTokens: 32 });
+    assert.deepEqual(await followed(parts), {
+      prefill: 1,
+      progress: [],
+      end: ReleaseReason.COMPLETED,
+      outputTokens: 7,
+      cachedTokens: 32,
+    });
   }
 });
 

@@ -159,7 +159,10 @@ test("reports fail when the tracker's stream breaks", async () => {
     const choice = await tracker.choose({ text: "a" });
     await choice.prefillDone();
     await assert.rejects(choice.renew({ timeoutMs: 20 }), { name: "TimeoutError" });
-    await assert.rejects(choice.release(ReleaseReason.COMPLETED), (e: unknown) => e instanceof TrackerClosedError && /stopping/.test(e.message));
+    await assert.rejects(
+      choice.release(ReleaseReason.COMPLETED),
+      (e: unknown) => e instanceof TrackerClosedError && /stopping/.test(e.message),
+    );
     await assert.rejects(choice.progress(1), TrackerClosedError);
     await tracker.close();
   });
@@ -211,8 +214,7 @@ test("a report that fails does not fail the answer, and a release that fails nei
   const routes = (router: ConnectRouter) =>
     router.service(RoutingService, {
       chooseReplica: () => ({ reservationId: "r", lease: durationFromMs(60_000) }),
-      reportPrefillCompleted: answer,
-      releaseReservation: answer,
+      reportReservation: answer,
     });
   await serve(routes, async (client) => {
     const followed = (await client.choose({ text: "a" })).follow(from("a", "b"));

@@ -9,8 +9,10 @@ from kvpilot._reading import Reading
 from kvpilot.v1 import routing_pb2
 from kvpilot.v1.reservation_pb2 import (
     RELEASE_REASON_CANCELED, RELEASE_REASON_COMPLETED, RELEASE_REASON_FAILED, RELEASE_REASON_REJECTED, ReleaseReason,
+    ReservationReport,
 )
-from kvpilot.v1.reservation_pb2 import ReservationReport as Report
+
+Report = ReservationReport
 
 # Seconds that the release at the end of a block or of a stream waits for the router, retries included.
 RELEASE_TIMEOUT = 5.0

@@ -140,7 +140,8 @@ class Client:
 
     def list_replicas(self, model: str = "") -> list[replica_pb2.Replica]:
         """The replicas that serve model; all of them when it is empty."""
-        request, found = replica_pb2.ListRequest(model=model), []
+        request = replica_pb2.ListRequest(model=model)
+        found: list[replica_pb2.Replica] = []
         while True:
             page = self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)
             found += page.replicas
