@@ -2,6 +2,7 @@ package replay
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -68,6 +69,9 @@ func (j *job) play() (Numbers, error) {
 	s.turn(o.Turns, &o.Profile)
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
+	}
+	if slices.Contains(OtherRules(), j.policy) {
+		return j.playOther(s)
 	}
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy

@@ -102,10 +102,10 @@ func common(a, b []uint64) int {
 }
 
 // fitting is the number of programs with contexts that take the given share of the fleet's memory.
-func (o *Options) fitting(share float64) int {
-	memory := float64(o.Replicas * o.Profile.CacheTokens)
-	return max(1, int(math.Round(share*memory/o.Trace.resident())))
-}
+func (o *Options) fitting(share float64) int { return max(1, int(math.Round(share*o.fits()))) }
+
+// fits is how many programs with their contexts the fleet's memory holds.
+func (o *Options) fits() float64 { return float64(o.Replicas*o.Profile.CacheTokens) / o.Trace.resident() }
 
 // programRun is the run of one program.
 type programRun struct {
