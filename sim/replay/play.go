@@ -13,7 +13,7 @@ import (
 
 // newWorkload makes a trace ready for engines with blocks of block tokens.
 func newWorkload(t *Trace, block int) *workload {
-	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls)), before: turnsBefore(t)}
+	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls)), before: turnsBefore(t), sessions: t.sessionNames()}
 	seed := blockhash.Namespace{}.Seed()
 	var tokens []uint32
 	for i := range t.Calls {

@@ -138,6 +138,8 @@ type workload struct {
 	block  int
 	hashes [][]blockhash.Hash
 	before []int32 // the turn before in the session, -1 for none
+	// sessions are the names of the sessions; a subagent's has that of its agent's before a slash.
+	sessions []string
 }
 
 // newSim starts the arrivals. speed divides the trace's time between arrivals; jitter spreads

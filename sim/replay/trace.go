@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -56,6 +57,22 @@ func (t *Trace) program(call int) int {
 		return t.Programs[call]
 	}
 	return t.Calls[call].Session
+}
+
+// sessionNames are the names of the sessions, as clients send them.
+func (t *Trace) sessionNames() []string {
+	var names []string
+	callers := t.callers()
+	for i := range t.Calls {
+		n := t.Calls[i].Session
+		for n >= len(names) {
+			names = append(names, "s"+strconv.Itoa(len(names)))
+		}
+		if by := callers[i]; by >= 0 {
+			names[n] = names[t.Calls[by].Session] + "/" + strconv.Itoa(n)
+		}
+	}
+	return names
 }
 
 // mooncakeLine is a line of the open-loop form.
