@@ -27,9 +27,10 @@ type Traffic struct {
 	// are any, are the arrival rates in requests per second instead.
 	Load  float64
 	Rates []float64
-	// Memory, when there are any, are loads of a closed loop by its sessions at once instead: by how many times the fleet's memory
-	// their contexts take.
-	Memory []float64
+	// Memory, when there are any, are loads of a closed loop by its programs at once instead: by how many times the fleet's memory
+	// their contexts take. Programs are such loads by number.
+	Memory   []float64
+	Programs []int
 	// Answers are what the router sees of answers.
 	Answers Answers
 }
@@ -144,8 +145,8 @@ func (o *Options) check() error {
 		}
 	}
 	for _, p := range o.Policies {
-		if !knownPolicy(p) {
-			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), Rivals()))
+		if !p.Known() && !slices.Contains(OtherRules(), p) {
+			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), OtherRules()))
 		}
 	}
 	return errors.Join(errs...)

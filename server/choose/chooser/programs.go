@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,11 +36,13 @@ func newMemoryGate(queue *holdqueue.Queue) *memoryGate {
 const (
 	// memoryEach is how often the calls that wait for memory are visited when nothing happens: claims fade with time. memorySoon is
 	// the least time between two visits.
-	memoryEach, memorySoon = 100 * time.Millisecond, 5 * time.Millisecond
+	memoryEach, memorySoon = 100 * time.Millisecond, 20 * time.Millisecond
 	// causeMemory is the Refused.Cause of a call that waited for memory too long, memoryRetry the hint for its retry: programs last minutes.
 	causeMemory, memoryRetry = "memory", 30 * time.Second
-	// mostAdmitted bounds the programs that one visit admits.
-	mostAdmitted = 16
+	// mostLooked bounds the programs that one visit looks at.
+	mostLooked = 16
+	// passable is how long programs may pass one that does not fit. After that none begins before it.
+	passable = 5 * time.Minute
 )
 
 // memoryWait is a call's wait at the gate.
@@ -123,10 +126,18 @@ func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time)
 	}
 	k := a.sessions.key(ln, req.Tenant, req.Session)
 	call := programs.Call{
-		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
+		Name: programs.Name(max(1, k.name)), Parent: a.parent(req, ln), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
 	}
 	call.Program = ln.memory.ledger.Arrive(call, time.Duration(a.clock.since(now)), a.settings.horizon())
 	s.program.call = call
+}
+
+// parent is the session that started the request's: a subagent's name is that of its agent, a slash, and its own (openai.SessionFrom).
+func (a *admission) parent(req *Request, ln *line) programs.Name {
+	if i := strings.LastIndexByte(req.Session, '/'); i > 0 {
+		return programs.Name(max(1, a.sessions.key(ln, req.Tenant, req.Session[:i]).name))
+	}
+	return 0
 }
 
 // admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
@@ -217,6 +228,7 @@ func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.T
 	w.memory, w.call = &memoryWait{}, s.program.call
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
+		First: ln.memory.ledger.Awaited(w.call.Name),
 	}
 	if wait, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), memoryEach); err != nil {
 		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
@@ -254,8 +266,8 @@ func (a *admission) freed(ln *line) {
 	a.visitMemory(ln)
 }
 
-// visitMemory admits the calls at the gate that fit, in their order: the first that does not fit ends the visit, so that no large
-// program starves.
+// visitMemory admits the calls at the gate that fit, in their order: children first. One that does not fit is passed by those behind it for
+// a while; then it ends the visit, so that no large program starves.
 func (a *admission) visitMemory(ln *line) {
 	g := ln.memory
 	if !g.visiting.TryLock() {
@@ -277,10 +289,13 @@ func (a *admission) visitMemory(ln *line) {
 	}
 	var admitted []*waiter
 	s := a.booker.borrow(time.Time{})
-	g.hold.Visit(now, mostAdmitted, func(t *holdqueue.Ticket) holdqueue.Verdict {
+	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*waiter)
 		s.since, s.program.call = t.Arrived(), w.call
 		if err := a.booker.evaluate(s, w.req, ln, now, nil); err == nil && !a.admit(s, ln, now, true) {
+			if now.Sub(t.Arrived()) < passable {
+				return holdqueue.Keep
+			}
 			return holdqueue.Stop
 		}
 		w.full = slices.Clone(s.program.full)

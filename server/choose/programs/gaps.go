@@ -16,6 +16,8 @@ const (
 	learnedUpTo = 4
 	// mostReturns bounds the chance that a session returns at all, leastSoon the share of gaps within the horizon by which it is estimated.
 	mostReturns, leastSoon = 0.98, 0.5
+	// awaited is the chance of a return while a child is at work.
+	awaited = 0.9
 	// leastSpread bounds the learned variance of the logarithm of gaps from below.
 	leastSpread = 0.1
 )
@@ -78,12 +80,29 @@ func (p *program) likelihood() float64 {
 	return (classWeight*p.class.quick + p.record.quick) / (classWeight + p.record.outcomes)
 }
 
-// chance is the chance that a session which is in a gap returns.
+// chance is the chance that a session which is in a gap returns. One with children returns when they have ended.
 func (p *program) chance(now time.Duration) float64 {
 	returns := min(mostReturns, p.likelihood()/max(leastSoon, p.class.soon))
 	longer := returns * p.class.longer(now-p.ended)
-	if longer == 0 {
-		return 0
+	chance := 0.0
+	if longer > 0 {
+		chance = longer / (longer + 1 - returns)
 	}
-	return longer / (longer + 1 - returns)
+	if len(p.children) > 0 && chance < awaited && p.awaits(now) {
+		return awaited
+	}
+	return chance
+}
+
+// awaits reports whether a child is likely to be at work still. It forgets children that are not.
+func (p *program) awaits(now time.Duration) bool {
+	kept := p.children[:0]
+	for _, c := range p.children {
+		if c.busy() || c.known && c.chance(now) >= leastChance {
+			kept = append(kept, c)
+		}
+	}
+	clear(p.children[len(kept):])
+	p.children = kept
+	return len(kept) > 0
 }
