@@ -23,6 +23,8 @@ type Point struct {
 	held             []byte
 	// torn: the client has more of the ids after the point than their text.
 	torn bool
+	// Replay is set for an answer that is continued by token ids. It decides, instead of Sure and Whole.
+	Replay *Replay
 }
 
 // tailTokens is more than the tokens of one character.
@@ -64,6 +66,9 @@ func (f *Follower) Point() (Point, bool) {
 	if f.reason() != NotLost || f.finished || f.done {
 		return Point{}, false
 	}
+	if f.replay != nil && f.replay.on {
+		return f.parsedPoint()
+	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
 	p := Point{IDs: ids, Answer: f.safe, Sure: f.sure || f.safe == 0, shown: bytes.Clone(f.shown)}
@@ -78,7 +83,7 @@ func (f *Follower) Point() (Point, bool) {
 
 // Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.
 func (f *Follower) Resumable() bool {
-	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && !f.torn() && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
+	return f.lost == NotLost && f.prompt != nil && f.head != nil && (f.replay == nil || !f.replay.on) && !f.finished && !f.done && !f.torn() && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
 }
 
 // torn reports whether the client has log probabilities of ids without text: these cannot be drawn again.

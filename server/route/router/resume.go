@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -38,10 +39,13 @@ func resumeResults() []string {
 	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
 }
 
-// mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
-func (rq *request) mayFollow() bool {
-	return rq.set.ResumeStreams > 0 && rq.question == nil && rq.call.Route.Generates() && rq.upload == nil && len(rq.pool.Replicas) > 1 &&
-		rq.call.Options.Pinned == "" && rq.parsed.Resumable() && !strings.EqualFold(rq.call.Header.Get(headerResume), "off")
+// way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
+func (rq *request) way() openai.Way {
+	if rq.set.ResumeStreams == 0 || rq.question != nil || !rq.call.Route.Generates() || rq.upload != nil || len(rq.pool.Replicas) < 2 ||
+		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
+		return openai.WayNone
+	}
+	return rq.parsed.Way()
 }
 
 // resumer has streams that break resumed on other replicas.
@@ -209,7 +213,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.retries.again()
-	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+	s.follow(ctx, point)
 	s.tries.continueAt(s.rq, point)
 	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
 	s.prepare(a)
@@ -257,7 +261,9 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
-	case !point.Sure && !s.wholeText(ctx, &point):
+	case point.Replay != nil && !s.accepted(ctx, &point):
+		return nil, resultIneligible
+	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
 	return &point, resultResumed
