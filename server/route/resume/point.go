@@ -66,8 +66,8 @@ func (f *Follower) Point() (Point, bool) {
 	if f.reason() != NotLost || f.finished || f.done {
 		return Point{}, false
 	}
-	if f.replay != nil && f.replay.on {
-		return f.parsedPoint()
+	if f.replay != nil && (f.replay.on || f.safe == 0) {
+		return f.parsedPoint(), true
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)

@@ -92,21 +92,26 @@ func (f *Follower) parsedSoFar() *openai.Parsed {
 }
 
 // parsedPoint is the Point of an answer that is continued by token ids: behind all tokens whose events the client has.
-func (f *Follower) parsedPoint() (Point, bool) {
+func (f *Follower) parsedPoint() Point {
 	ids := make([]uint32, 0, len(f.prompt)+len(f.ids))
 	ids = append(append(ids, f.prompt...), f.ids...)
 	r := f.replay
-	p := &Replay{before: openai.Parsed{Prompt: ids[:len(f.prompt)], Answer: ids[len(f.prompt):], Portions: r.portions, Calls: r.calls}}
+	p := &Replay{Perhaps: !r.on, before: openai.Parsed{Prompt: ids[:len(f.prompt)], Answer: ids[len(f.prompt):], Portions: r.portions, Calls: r.calls}}
 	p.last, p.from, p.to = bytes.Clone(r.last), r.from, r.to
-	return Point{IDs: ids, Answer: len(f.ids), Replay: p}, true
+	return Point{IDs: ids, Answer: len(f.ids), Replay: p}
 }
+
+// NoParser notes that no parser is at work, where it was not known. What is continued is then the text alone.
+func (f *Follower) NoParser() { f.replay = nil }
 
 // Replay is the part of a Point of an answer that an engine's parser takes apart.
 type Replay struct {
 	before   openai.Parsed
 	last     []byte
 	from, to int
-	// Rendered is what an engine says that the request is.
+	// Perhaps is set while nothing shows that a parser is at work: then a refusal to Accept may mean that there is none.
+	Perhaps bool
+	// Rendered is the request as an engine has it.
 	Rendered *openai.Rendered
 }
 
@@ -122,8 +127,9 @@ func (r *Replay) Accept(rendered *openai.Rendered, parse Parse) error {
 		return errPrompt
 	}
 	r.Rendered = rendered
-	if r.to == 0 {
-		return nil // nothing was shown
+	if r.to == 0 { // nothing was shown: any token shows whether there is a parser
+		_, err := parse(r.before.Until(0), rendered.IDs[:1], nil, nil)
+		return err
 	}
 	last, err := parse(r.before.Until(r.from), r.before.Answer[r.from:r.to], nil, nil)
 	if err != nil {
@@ -153,6 +159,7 @@ func (f *Follower) ResumeParsed(parse Parse) {
 	f.held = f.held[:0]
 	f.answered = len(f.ids)
 	r := f.replay
+	r.on = true
 	r.parse, r.waiting, r.usage, r.took = parse, r.waiting[:0], nil, 0
 }
 

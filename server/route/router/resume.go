@@ -256,12 +256,16 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		return nil, resultIneligible
 	}
 	point, ok := s.follower.Point()
+	if ok && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
+		s.follower.NoParser()
+		point, ok = s.follower.Point()
+	}
 	switch {
 	case !ok || s.rq.rest(&point, nil) < 1:
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
-	case point.Replay != nil && !s.accepted(ctx, &point):
+	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		return nil, resultIneligible
 	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
