@@ -16,7 +16,9 @@ import (
 // answer is what a client makes of a stream, without ids and times.
 type answer struct {
 	content, reasoning, finish, usage string
+	probable                          string   // tokens with log probabilities
 	calls                             []string // name and arguments
+	others                            []string // contents and finish reasons of all choices
 	callIDs                           map[string]bool
 	ids                               map[string]bool
 	done                              bool
@@ -26,8 +28,8 @@ type answer struct {
 
 // text is all of it that must be equal.
 func (a *answer) text() string {
-	return fmt.Sprintf("content %q, reasoning %q, calls %q, finish %s, usage %s, done %v, failure %q, %d ids of calls, %d of events",
-		a.content, a.reasoning, a.calls, a.finish, a.usage, a.done, a.failure, len(a.callIDs), len(a.ids))
+	return fmt.Sprintf("content %q, reasoning %q, calls %q, finish %s, usage %s, done %v, failure %q, %d ids of calls, %d of events, choices %q, tokens %q",
+		a.content, a.reasoning, a.calls, a.finish, a.usage, a.done, a.failure, len(a.callIDs), len(a.ids), a.others, a.probable)
 }
 
 // ask asks for a stream and reads it.
@@ -71,8 +73,14 @@ func (a *answer) event(t *testing.T, data string) {
 					} `json:"function"`
 				} `json:"tool_calls"`
 			} `json:"delta"`
-			Finish string   `json:"finish_reason"`
-			IDs    []uint32 `json:"token_ids"`
+			Index    int      `json:"index"`
+			Finish   string   `json:"finish_reason"`
+			IDs      []uint32 `json:"token_ids"`
+			Logprobs struct {
+				Content []struct {
+					Token string `json:"token"`
+				} `json:"content"`
+			} `json:"logprobs"`
 		} `json:"choices"`
 		Prompt []uint32 `json:"prompt_token_ids"`
 		Usage  *struct {
@@ -97,7 +105,17 @@ func (a *answer) event(t *testing.T, data string) {
 		a.usage = fmt.Sprint(*v.Usage)
 	}
 	for _, c := range v.Choices {
-		a.content, a.reasoning, a.finish = a.content+c.Delta.Content, a.reasoning+c.Delta.Reasoning, a.finish+c.Finish
+		if c.Index == 0 {
+			a.content, a.finish = a.content+c.Delta.Content, a.finish+c.Finish
+		}
+		a.reasoning += c.Delta.Reasoning
+		for c.Index >= len(a.others) {
+			a.others = append(a.others, "")
+		}
+		a.others[c.Index] += c.Delta.Content + c.Finish
+		for _, p := range c.Logprobs.Content {
+			a.probable += p.Token
+		}
 		if c.IDs != nil {
 			t.Errorf("the client did not ask for ids: %s", data)
 		}
@@ -116,7 +134,12 @@ func (a *answer) event(t *testing.T, data string) {
 // fault has all replicas die after so many events of a stream that they are asked for with ids, once each at most.
 func fault(t *testing.T, s *stack.Stack, body string) {
 	t.Helper()
-	for _, url := range s.Replicas {
+	faultAt(t, s.Replicas, body)
+}
+
+func faultAt(t *testing.T, replicas []string, body string) {
+	t.Helper()
+	for _, url := range replicas {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/sim/faults", strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
@@ -140,7 +163,8 @@ func started(t *testing.T, version string, scaleOut bool) *stack.Stack {
 	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer = version, scaleOut, 12
 	}, Configure: func(c *config.Config) {
-		c.Upstream.Breaker.Failures = 0
+		c.Upstream.Breaker.Failures, c.Upstream.Breaker.MinRequests = 0, 1_000_000
+		c.Chooser.Policy = "round-robin"
 	}})
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	return s
@@ -174,4 +198,62 @@ func TestAnAnswerWithThoughtsAndToolCallsIsContinued(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An answer in which nothing is drawn is repeated by another replica, wherever its own dies: the client has it once, to the letter.
+func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
+	for _, version := range []string{"0.12.0", "0.33.0"} {
+		s := started(t, version, false)
+		for name, more := range map[string]string{
+			"a tool that must be called":  `"messages":[{"role":"user","content":"hello"}],"tool_choice":"required",` + weather,
+			"a tool that is named":        `"messages":[{"role":"user","content":"hello"}],"tool_choice":{"type":"function","function":{"name":"get_weather"}},` + weather,
+			"a schema":                    `"messages":[{"role":"user","content":"hello"}],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{}}}`,
+			"a regular expression":        `"messages":[{"role":"user","content":"hello"}],"structured_outputs":{"regex":"[A-Z].*"}`,
+			"penalties, several choices":  `"messages":[{"role":"user","content":"hello"}],"presence_penalty":0.5,"frequency_penalty":0.5,"n":3`,
+			"log probabilities":           `"messages":[{"role":"user","content":"hello"}],"logprobs":true,"top_logprobs":2`,
+			"stop strings and tools":      `"messages":[{"role":"user","content":"hello"}],"stop":["zzz"],` + weather,
+			"a field of tomorrow, a seed": `"messages":[{"role":"user","content":"hello"}],"seed":7,"temperature":0.9,"a_field_of_tomorrow":true`,
+		} {
+			t.Run(version+"/"+name, func(t *testing.T) {
+				body := `{"model":"sim","stream":true,"max_tokens":200,"stream_options":{"include_usage":true},` + more + `}`
+				if !strings.Contains(more, "temperature") {
+					body = strings.Replace(body, `{`, `{"temperature":0,`, 1)
+				}
+				fault(t, s, `{}`)
+				want := ask(t, "http://"+s.HTTP, body)
+				if !want.done || want.failure != "" || want.finish == "" {
+					t.Fatalf("undisturbed: %s", want.text())
+				}
+				before := resumed(t, s)
+				for at := 1; at <= want.events; at++ {
+					faultAt(t, s.Replicas[:1], fmt.Sprintf(`{"die_after":%d}`, at))
+					for range s.Replicas {
+						if got := ask(t, "http://"+s.HTTP, body); got.text() != want.text() {
+							t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
+						}
+					}
+				}
+				if n := resumed(t, s) - before; n < want.events-1 {
+					t.Errorf("%d streams were resumed after %d cuts", n, want.events)
+				}
+			})
+		}
+	}
+}
+
+// resumed is how many streams the router has resumed.
+func resumed(t *testing.T, s *stack.Stack) int {
+	t.Helper()
+	resp, err := http.Get("http://" + s.Admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		var n int
+		if _, err := fmt.Sscanf(lines.Text(), `kvpilot_router_resumes_total{result="resumed"} %d`, &n); err == nil {
+			return n
+		}
+	}
+	return 0
 }

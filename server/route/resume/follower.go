@@ -58,6 +58,8 @@ type Params struct {
 	Logprobs bool
 	// Parser says whether the answer may be one that an engine's parser takes apart.
 	Parser Parser
+	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other.
+	Repeated int
 }
 
 // Parser says whether the answer may be one that an engine's parser takes apart, which another engine continues by token ids.
@@ -90,6 +92,7 @@ type Follower struct {
 
 	continuation
 	replay *replay // nil unless a parser may be at work
+	repeat *repeat // nil unless the answer is to be written again
 	p      Params
 	head   []byte
 	out    []byte
@@ -112,6 +115,10 @@ type continuation struct {
 // New makes a Follower.
 func New(p Params) *Follower {
 	f := &Follower{p: p, tokens: tokens{sure: true}, stops: newStops(&p.Stops)}
+	if p.Repeated > 0 {
+		f.repeat, f.stops = newRepeat(p.Repeated), nil
+		return f
+	}
 	if p.Parser != NoParser && f.stops == nil {
 		f.replay = &replay{on: p.Parser == HasParser}
 	}
@@ -121,7 +128,7 @@ func New(p Params) *Follower {
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
 	if f.lost == NotLost {
-		f.lost, f.ids, f.prompt, f.replay = why, nil, nil, nil
+		f.lost, f.ids, f.prompt, f.replay, f.repeat = why, nil, nil, nil, nil
 		if f.stops == nil || !f.resumed { // the end of the text is still searched
 			f.shown = nil
 		}
@@ -222,9 +229,15 @@ func (f *Follower) event(e []byte) error {
 	case !ok || bytes.IndexByte(data, '\n') >= 0:
 		return f.lines(e)
 	case string(data) == "[DONE]":
+		if f.repeat != nil && f.resumed && !f.repeat.over() {
+			return ErrDiverged
+		}
 		f.done = true
 		f.out = append(f.out, e...)
 		return nil
+	}
+	if f.repeat != nil {
+		return f.repeats(e, data)
 	}
 	c := &f.chunk
 	if !f.read.Read(data, c) {

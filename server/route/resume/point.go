@@ -23,6 +23,8 @@ type Point struct {
 	held             []byte
 	// torn: the client has more of the ids after the point than their text.
 	torn bool
+	// Again is set when another engine is to write the whole answer again.
+	Again bool
 	// Replay is set for an answer that is continued by token ids. It decides, instead of Sure and Whole.
 	Replay *Replay
 }
@@ -63,6 +65,9 @@ func (f *Follower) reason() Lost {
 
 // Point is false when the stream cannot be resumed: it is not followed, or has nothing left to write.
 func (f *Follower) Point() (Point, bool) {
+	if f.repeat != nil {
+		return Point{Again: true, Sure: true}, !f.done
+	}
 	if f.reason() != NotLost || f.finished || f.done {
 		return Point{}, false
 	}

@@ -37,7 +37,7 @@ type Parse func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*open
 // of its engine: then the tokens wait for pause times as long as its last turn took.
 const (
 	pause = 4
-	quick = 5 * time.Millisecond
+	quick = 50 * time.Millisecond
 )
 
 // join notes that the ids from first on came at once, with a delta that is known by its text where raw is nil.

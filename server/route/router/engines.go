@@ -78,7 +78,7 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 		e.restByIDs(rq, a, out)
 		return out
 	}
-	if a.point != nil {
+	if a.point != nil && !a.point.Again {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
 		stops, _ := rq.parsed.Stops()
@@ -97,12 +97,17 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
 func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
-	if rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens {
-		return nil
-	}
 	way := rq.way()
 	parser := parserOf(rq, way, on)
-	if way == openai.WayNone || way == openai.WayTokens && parser == resume.NoParser || !rq.enc.Reserve() {
+	if way == openai.WayTokens && parser == resume.NoParser {
+		if way = openai.WayNone; rq.parsed.Repeatable() {
+			way = openai.WayRepeat
+		}
+	}
+	switch {
+	case way == openai.WayRepeat:
+		return resume.New(resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Repeated: rq.parsed.N})
+	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Parser: parser}
@@ -118,7 +123,7 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
 func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
-	if a.follower = e.follow(rq, a.choice.Replica); a.follower != nil {
+	if a.follower = e.follow(rq, a.choice.Replica); a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
 			a.follower.Lose(resume.LostIDs)
 		}

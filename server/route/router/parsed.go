@@ -51,7 +51,7 @@ func (rq *request) mayFollow() bool {
 		return true
 	case openai.WayTokens:
 		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes)
-	case openai.WayNone:
+	case openai.WayNone, openai.WayRepeat:
 	}
 	return false
 }
@@ -68,7 +68,7 @@ func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
 		if rq.parsed.Route == openai.RouteChat {
 			return resume.PerhapsParser
 		}
-	case openai.WayNone:
+	case openai.WayNone, openai.WayRepeat:
 	}
 	return resume.NoParser
 }
@@ -144,7 +144,11 @@ func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resum
 
 // follow has the follower take the rest of the stream from point on.
 func (s *resumed) follow(ctx context.Context, point *resume.Point) {
-	if point.Replay == nil {
+	switch {
+	case point.Again:
+		s.follower.Repeat()
+		return
+	case point.Replay == nil:
 		s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
 		return
 	}

@@ -69,6 +69,8 @@ const (
 	WayText
 	// WayTokens: by the routes that take and return token ids, with an engine's parser that takes the answer apart.
 	WayTokens
+	// WayRepeat: by the same request, whose answer is the same since nothing is drawn, or with the client's seed.
+	WayRepeat
 )
 
 // Way returns how the rest of the streamed answer can be asked for: see docs/adr/014. A request with members that are not known has none.
@@ -81,15 +83,41 @@ func (r *Request) Way() Way {
 			return WayTokens
 		}
 	}
+	if r.Repeatable() {
+		return WayRepeat
+	}
 	return WayNone
 }
+
+// Repeatable reports whether another engine may be expected to answer the request in the same way, whatever else it asks for.
+func (r *Request) Repeatable() bool {
+	if !r.Stream || r.Truncated || r.end == 0 || r.N > maxRepeated || r.KVTransfer || !r.greedy() && !r.seeded() {
+		return false
+	}
+	switch r.Prompt.API.String() + "/" + r.Prompt.Kind.String() {
+	case "chat/chat", "completions/text", "completions/ids":
+	default:
+		return false
+	}
+	for _, name := range []string{"return_token_ids", "prompt_logprobs", "use_beam_search", "vllm_xargs", "kv_transfer_params"} {
+		if r.lastMember(name) >= 0 && !idle(r.Raw(name)) {
+			return false
+		}
+	}
+	return r.Prompt.API == prompt.APIChat || r.lastMember("logprobs") < 0 || idle(r.Raw("logprobs")) && string(r.Raw("logprobs")) != "0"
+}
+
+// maxRepeated bounds the choices of an answer that is written again.
+const maxRepeated = 16
 
 // Resumable reports whether the rest of the streamed answer, asked for as a completion with the beginning as part of
 // the prompt, is what it would have been.
 func (r *Request) Resumable() bool { return r.continues(r.without) }
 
-// parsed reports whether a member that is no part of a plain continuation has a part in one by token ids: tools that may be called.
-func (r *Request) parsed(name string) bool { return name == "tools" || name == "tool_choice" || r.without(name) }
+// parsed reports whether a member that is no part of a plain continuation has a part in one by token ids: tools that may be called, but need not.
+func (r *Request) parsed(name string) bool {
+	return name == "tools" && (r.lastMember("tool_choice") < 0 || neutral("tool_choice", r.Raw("tool_choice"))) || r.without(name)
+}
 
 // continues reports whether each member is known to a continuation, or has no part in it. Members that are not known are not.
 func (r *Request) continues(apart func(name string) bool) bool {
