@@ -92,11 +92,11 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 			}
 			params.Next = write(writerParams{
 				prompt: p.ids, variant: uint64(i), seed: g.s.Seed, adapter: params.Space.Adapter, mean: g.l.cfg.MeanAnswer,
-				least: g.s.MinTokens, endless: g.s.IgnoreEOS, forced: p.forced,
+				least: g.s.MinTokens, endless: g.s.IgnoreEOS, forced: p.forced, said: p.said,
 			}).next
 		}
 		seq := core.NewSequence(params)
-		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID()})
+		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID(), bare: true})
 		if every := time.Duration(g.c.faults.Drip); every > 0 && maxTokens > 0 {
 			go seq.Feign(g.c.r.Context(), every)
 			continue

@@ -79,8 +79,9 @@ type promptIDs struct {
 	text string
 	// given: the client sent the ids.
 	given bool
-	// forced is what the model is made to write; empty: words of its own.
+	// forced is what the model is made to write; empty: words of its own. said counts the tokens of it that end the ids.
 	forced string
+	said   int
 }
 
 // check finds what vLLM refuses before it looks at the prompt.

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -30,18 +31,22 @@ const (
 	resultEnded      = "ended"      // only its end was missing, which the router wrote
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
+	resultDiverged   = "diverged" // the answer was to be repeated, and another replica wrote another one
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 )
 
 func resumeResults() []string {
-	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
+	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultLimit, resultBudget}
 }
 
-// mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
-func (rq *request) mayFollow() bool {
-	return rq.set.ResumeStreams > 0 && rq.question == nil && rq.call.Route.Generates() && rq.upload == nil && len(rq.pool.Replicas) > 1 &&
-		rq.call.Options.Pinned == "" && rq.parsed.Resumable() && !strings.EqualFold(rq.call.Header.Get(headerResume), "off")
+// way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
+func (rq *request) way() openai.Way {
+	if rq.set.ResumeStreams == 0 || rq.question != nil || !rq.call.Route.Generates() || rq.upload != nil || len(rq.pool.Replicas) < 2 ||
+		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
+		return openai.WayNone
+	}
+	return rq.parsed.Way()
 }
 
 // resumer has streams that break resumed on other replicas.
@@ -98,10 +103,21 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		if end, ok := s.ending(ctx); ok {
 			return end, nil
 		}
+		if errors.Is(err, resume.ErrDiverged) {
+			return nil, s.diverged(ctx, f)
+		}
 		if f := s.resume(ctx, f); f != nil {
 			return nil, f
 		}
 	}
+}
+
+// diverged ends a stream whose answer another replica writes in another way, through no fault of that replica.
+func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
+	s.results.add(resultDiverged)
+	s.attempts.blame.settle(s.rq, s.d, s.reply.a, retry.Canceled)
+	s.attempts.end(ctx, s.rq, s.d, f, decision.EndFailed)
+	return s.worst(f)
 }
 
 // read returns the next bytes of the reply under way, as the client gets them.
@@ -209,7 +225,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.retries.again()
-	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+	s.follow(ctx, point)
 	s.tries.continueAt(s.rq, point)
 	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
 	s.prepare(a)
@@ -252,12 +268,18 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		return nil, resultIneligible
 	}
 	point, ok := s.follower.Point()
+	if ok && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
+		s.follower.NoParser()
+		point, ok = s.follower.Point()
+	}
 	switch {
-	case !ok || s.rq.rest(&point, nil) < 1:
+	case !ok || !point.Again && s.rq.rest(&point, nil) < 1:
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
-	case !point.Sure && !s.wholeText(ctx, &point):
+	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
+		return nil, resultIneligible
+	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
 	return &point, resultResumed
@@ -286,6 +308,9 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 // continueAt makes the rest of the answer what the next replica is chosen for.
 func (t *tries) continueAt(rq *request, point *resume.Point) {
 	t.point = point
+	if point.Again {
+		return
+	}
 	a := &t.ask
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
 	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
