@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -86,7 +87,7 @@ func termsOf(req *Request) terms {
 	if len(o.Allowed)+len(o.Denied) > 0 || o.Pinned != "" || o.MinRank != 0 || o.MaxRank != 0 || req.Holder != "" {
 		return terms{}
 	}
-	return terms{served: req.Served}
+	return terms{served: cmp.Or(req.Served, req.Model)}
 }
 
 // fits reports whether the replica of a rank, as it is now, can serve the request.
