@@ -27,7 +27,7 @@ type metrics struct {
 
 func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 	var evidence, all []metric.MeasurementOption
-	for e := liveness.Probe; e <= liveness.Silence; e++ {
+	for e := liveness.Probe; e <= liveness.Halted; e++ {
 		evidence = append(evidence, instruments.Label("evidence", e.String()))
 	}
 	for _, one := range conduct.Suspicions() {

@@ -52,6 +52,8 @@ type Details struct {
 	Drained bool
 	// Drain is the operator's drain; nil when there is none.
 	Drain *Drain
+	// Leaving reports that its source says that it is about to stop.
+	Leaving bool
 	// LastError is why the last probe failed; empty when it did not.
 	LastError string
 	// Failures is how many consecutive probes failed.

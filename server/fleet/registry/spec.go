@@ -51,9 +51,11 @@ type Spec struct {
 	MetricsPort int `yaml:"metrics_port"`
 	// Labels is a map of free key-value pairs (zone, tier, ...).
 	Labels map[string]string `yaml:"labels"`
+	// Leaving announces that the replica is about to stop: it drains, and its requests move to other replicas. Kubernetes sources set
+	// it for a pod that is being deleted.
+	Leaving bool `yaml:"leaving"`
 
 	completed, ranksSet bool // complete has run; Ranks was set and not assumed
-	leaving             bool // its source is about to remove it: it drains
 	// model, when set, is the one base model to serve, if the replica lists it; it counts more than Models. adapters,
 	// when set, limits the adapters that are served.
 	model    string

@@ -66,6 +66,8 @@ type part struct {
 	begun, gave bool
 	// earlier counts the content events that other replicas sent to the client.
 	earlier int
+	// warms is set when the replica is asked for one token, which no client gets, so that it has the prompt in its cache.
+	warms bool
 }
 
 // halt stops an attempt.
@@ -77,9 +79,6 @@ type halt struct {
 
 // errStalled is why the answer of a stalled rank is not used.
 var errStalled = errors.New("the replica has stalled")
-
-// errMoved is why a stream is not read on whose replica is left.
-var errMoved = errors.New("the replica drains, and its requests move")
 
 // stop stops the attempt. Any goroutine may call it.
 func (h *halt) stop(why chooser.Withdrawal) {
@@ -98,6 +97,7 @@ type tries struct {
 	// before is the time that replicas took until a stream was resumed.
 	before time.Duration
 	point  *resume.Point
+	warms  bool
 	// refusals is how many replicas gave nothing of the rest of a stream, since its last break.
 	refusals int
 	// passed is how many choices were dropped because the replica's breaker had just opened.
@@ -140,7 +140,7 @@ type attempts struct {
 // replica was chosen.
 func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
 	actx, cancel := context.WithCancel(ctx)
-	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point}}
+	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point, warms: t.warms}}
 	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
 	if f := at.choose(ctx, rq, t, d, a); f != nil {
 		cancel()

@@ -82,9 +82,13 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
 		stops, _ := rq.parsed.Stops()
-		out.Body = rq.parsed.Continuation(openai.Rest{
+		rest := openai.Rest{
 			Model: rq.pool.Served, IDs: a.point.IDs, Answer: a.point.Answer, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
-		})
+		}
+		if a.warms {
+			rest.Limit, rest.Least = 1, 0
+		}
+		out.Body = rq.parsed.Continuation(rest)
 		return out
 	}
 	out.Body = e.outgoing(ctx, rq, a)

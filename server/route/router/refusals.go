@@ -138,8 +138,6 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 	switch {
 	case errors.Is(err, errClientGone):
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
-	case errors.Is(err, errMoved):
-		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica drains, and no other one takes the rest of the stream", err)}
 	case errors.Is(err, errStalled), d.attempt.isStopped(ctx):
 		if !d.begun {
 			return d.attempt.stoppedBefore(err)

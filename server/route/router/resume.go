@@ -84,6 +84,7 @@ type resumed struct {
 	first   *failure
 	resumes int
 	dead    []replica.ID
+	relocation
 }
 
 // next implements source.
@@ -97,7 +98,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 		f := s.attempts.broke(ctx, s.d, err)
-		if f.outcome != retry.Broken && f.outcome != retry.Moved {
+		if f.outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
 		if end, ok := s.ending(ctx); ok {
@@ -130,8 +131,8 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 		if s.follower == nil || !s.reply.streamed {
 			return s.reply.next(ctx)
 		}
-		if s.moves() {
-			return nil, errMoved
+		if s.moves() && s.relocate(ctx) {
+			continue
 		}
 		// Only while nothing but the replica is waited for may another one be asked instead.
 		waits := s.resumes < s.rq.set.ResumeStreams && s.follower.Resumable()
@@ -194,29 +195,23 @@ func (s *resumed) worst(f *failure) *failure {
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	a := s.reply.a
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
-	moved := f.outcome == retry.Moved      // an operator's wish, for which no limit and no budget is
-	point, result := s.point(ctx, untouched, moved)
-	if result == resultResumed && s.resumes > 0 && !moved && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
+	point, result := s.point(ctx, untouched, false)
+	if result == resultResumed && s.resumes > 0 && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
 	if result != resultResumed {
 		s.results.add(result)
 		return s.worst(f)
 	}
-	if moved {
-		result = resultMoved
-	}
 	s.results.add(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	s.log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
-	if s.first == nil || s.first.outcome == retry.Moved { // a move that went well is no reason for what comes later
+	if s.first == nil {
 		s.first = f
 	}
 	switch {
 	case untouched:
 		s.tries.refusals++
-	case moved:
-		s.tries.refusals = 0
 	default:
 		s.resumes++
 		s.tries.refusals = 0

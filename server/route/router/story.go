@@ -2,6 +2,7 @@ package router
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -214,6 +215,20 @@ func (st *story) hop() *hop {
 		return nil
 	}
 	return &st.hops[len(st.hops)-1]
+}
+
+// keep returns where the notes of a hop are, while room is made for those of another one.
+func (st *story) keep(h *hop) *hop {
+	if st == nil {
+		return h
+	}
+	for i := range st.hops {
+		if &st.hops[i] == h {
+			st.hops = slices.Grow(st.hops, 1)
+			return &st.hops[i]
+		}
+	}
+	return h
 }
 
 // attempt begins the notes of an attempt; nil when nothing is recorded. The methods of a hop take nil.
