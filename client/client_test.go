@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -354,5 +355,50 @@ func TestAURLIsNoTarget(t *testing.T) {
 			continue
 		}
 		c.Close()
+	}
+}
+
+func (r *router) List(_ context.Context, req *kvpilotv1.ListRequest) (*kvpilotv1.ListResponse, error) {
+	id := "r1"
+	if req.GetPageToken() != "" {
+		id = req.GetPageToken()
+	}
+	next := map[string]string{"r1": "r2", "r2": "r3"}[id]
+	return &kvpilotv1.ListResponse{Replicas: []*kvpilotv1.Replica{{ReplicaId: id + req.GetModel()}}, NextPageToken: next}, nil
+}
+
+func (r *router) GetLoads(_ context.Context, req *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
+	next := map[string]string{"": "2", "2": "3"}[req.GetPageToken()]
+	return &kvpilotv1.GetLoadsResponse{Ranks: []*kvpilotv1.RankLoad{{ReplicaId: "r" + req.GetPageToken()}}, Unanswered: []string{"b"}, NextPageToken: next}, nil
+}
+
+func (r *router) ListDecisions(_ context.Context, req *kvpilotv1.ListDecisionsRequest) (*kvpilotv1.ListDecisionsResponse, error) {
+	if req.GetPageToken() == "3" {
+		return nil, status.Error(codes.Aborted, "gone")
+	}
+	next := map[string]string{"": "2", "2": "3"}[req.GetPageToken()]
+	return &kvpilotv1.ListDecisionsResponse{Decisions: []*kvpilotv1.Decision{{DecisionId: "d" + req.GetPageToken()}}, NextPageToken: next}, nil
+}
+
+func TestListsReadAllPages(t *testing.T) {
+	c := dial(t, &router{})
+	replicas, err := c.ListReplicas(t.Context(), "m")
+	if err != nil || len(replicas) != 3 || replicas[2].GetReplicaId() != "r3m" {
+		t.Errorf("replicas %v, %v", replicas, err)
+	}
+	loads, err := client.Loads(t.Context(), c.Routing(), &kvpilotv1.GetLoadsRequest{})
+	if err != nil || len(loads.GetRanks()) != 3 || loads.GetRanks()[2].GetReplicaId() != "r3" || len(loads.GetUnanswered()) != 1 {
+		t.Errorf("loads %v, %v", loads, err)
+	}
+	var seen []string
+	for d, err := range client.Decisions(t.Context(), c.Routing(), &kvpilotv1.ListDecisionsRequest{}) {
+		if err != nil {
+			seen = append(seen, status.Code(err).String())
+			break
+		}
+		seen = append(seen, d.GetDecisionId())
+	}
+	if fmt.Sprint(seen) != "[d d2 Aborted]" {
+		t.Errorf("decisions %v", seen)
 	}
 }

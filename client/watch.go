@@ -3,8 +3,10 @@ package client
 import (
 	"context"
 	"iter"
+	"slices"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
@@ -29,11 +31,61 @@ func (c *Client) explain(ctx context.Context, req *kvpilotv1.ExplainDecisionRequ
 
 // ListReplicas returns the replicas that serve model; all of them when it is empty.
 func (c *Client) ListReplicas(ctx context.Context, model string) ([]*kvpilotv1.Replica, error) {
-	resp, err := c.replicas.List(ctx, &kvpilotv1.ListRequest{Model: model})
-	if err != nil {
-		return nil, err
+	var list []*kvpilotv1.Replica
+	in := &kvpilotv1.ListRequest{Model: model}
+	for {
+		resp, err := c.replicas.List(ctx, in)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, resp.GetReplicas()...)
+		if in.PageToken = resp.GetNextPageToken(); in.GetPageToken() == "" {
+			return list, nil
+		}
 	}
-	return resp.GetReplicas(), nil
+}
+
+// Loads returns the loads that in selects, of all pages.
+func Loads(ctx context.Context, routing kvpilotv1.RoutingServiceClient, in *kvpilotv1.GetLoadsRequest) (*kvpilotv1.GetLoadsResponse, error) {
+	page, all := proto.CloneOf(in), &kvpilotv1.GetLoadsResponse{}
+	for {
+		resp, err := routing.GetLoads(ctx, page)
+		if err != nil {
+			return nil, err
+		}
+		all.Ranks = append(all.Ranks, resp.GetRanks()...)
+		for _, router := range resp.GetUnanswered() {
+			if !slices.Contains(all.GetUnanswered(), router) {
+				all.Unanswered = append(all.Unanswered, router)
+			}
+		}
+		if page.PageToken = resp.GetNextPageToken(); page.GetPageToken() == "" {
+			return all, nil
+		}
+	}
+}
+
+// Decisions yields the recorded decisions that in selects, newest first, until the loop is left or a call fails: then the error comes as
+// the last value.
+func Decisions(ctx context.Context, routing kvpilotv1.RoutingServiceClient, in *kvpilotv1.ListDecisionsRequest) iter.Seq2[*kvpilotv1.Decision, error] {
+	return func(yield func(*kvpilotv1.Decision, error) bool) {
+		page := proto.CloneOf(in)
+		for {
+			resp, err := routing.ListDecisions(ctx, page)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, d := range resp.GetDecisions() {
+				if !yield(d, nil) {
+					return
+				}
+			}
+			if page.PageToken = resp.GetNextPageToken(); page.GetPageToken() == "" {
+				return
+			}
+		}
+	}
 }
 
 // WatchReplicas yields every replica and then each change, until ctx ends, the loop is left, or

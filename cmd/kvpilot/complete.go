@@ -73,7 +73,7 @@ func policyNames(ctx context.Context, c *client.Client) ([]string, error) {
 }
 
 func decisionIDs(ctx context.Context, c *client.Client) ([]string, error) {
-	answer, err := c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Limit: 20})
+	answer, err := c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{PageSize: 20})
 	var names []string
 	for _, d := range answer.GetDecisions() {
 		names = append(names, cobra.CompletionWithDesc(d.GetDecisionId(), d.GetTime().AsTime().Local().Format(time.TimeOnly)+" "+d.GetReplicaId()))

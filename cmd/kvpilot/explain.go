@@ -168,7 +168,7 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if target == "" {
 		target = "no replica"
 	}
-	fmt.Fprintf(out, "%s → %s  (%s, reason %s, attempt %d)\n", plain(d.GetDecisionId()), plain(target), d.GetPolicy(), d.GetReason(), d.GetAttempt()+1)
+	fmt.Fprintf(out, "%s → %s  (%s, reason %s, attempt %d)\n", plain(d.GetDecisionId()), plain(target), d.GetPolicy(), word(d.GetReason(), "CHOICE_REASON_"), d.GetAttempt()+1)
 	facts := []string{fmt.Sprintf("%d prompt tokens", d.GetPromptTokens()), fmt.Sprintf("margin %.4g", d.GetMargin()), fmt.Sprintf("fleet load %.2f", d.GetLoad())}
 	if held := d.GetHeld().AsDuration(); held > 0 {
 		facts = append(facts, "held "+latency(held))
@@ -181,8 +181,8 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	case from != "":
 		facts = append(facts, "decided for router "+plain(from))
 	}
-	if why := d.GetAlone(); why != "" {
-		facts = append(facts, fmt.Sprintf("decided without the other routers (%s)", strings.ReplaceAll(plain(why), "_", " ")))
+	if why := d.GetAlone(); why != kvpilotv1.Alone_ALONE_UNSPECIFIED {
+		facts = append(facts, fmt.Sprintf("decided without the other routers (%s)", strings.ReplaceAll(word(why, "ALONE_"), "_", " ")))
 	}
 	if o := d.GetOutcome(); o != nil {
 		facts = append(facts, word(o.GetEnd(), "END_"))
@@ -229,14 +229,14 @@ func printConduct(out io.Writer, d *kvpilotv1.Decision) {
 		var facts []string
 		for _, s := range k.GetSuspicions() {
 			switch s {
-			case "slow":
+			case kvpilotv1.Suspicion_SUSPICION_SLOW:
 				facts = append(facts, fmt.Sprintf("slow (its output tokens take %.1f times as long as those of its equals)", k.GetSlowness()))
-			case "empty":
+			case kvpilotv1.Suspicion_SUSPICION_EMPTY:
 				facts = append(facts, "empty (it gives empty answers where other replicas do not)")
-			case "unproven":
+			case kvpilotv1.Suspicion_SUSPICION_UNPROVEN:
 				facts = append(facts, fmt.Sprintf("unproven (%.0f %% of what it claims to hold counts, because its answers show no more as cached)", 100*k.GetOverlapTrust()))
 			default:
-				facts = append(facts, plain(s))
+				facts = append(facts, word(s, "SUSPICION_"))
 			}
 		}
 		if drag := c.GetDrag().AsDuration(); drag > 0 {
@@ -277,7 +277,7 @@ func fastest(d *kvpilotv1.Decision) (id string, earlier time.Duration) {
 		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
 			served = c
 		}
-		if c.GetVeto() == "" && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
+		if c.GetVeto() == kvpilotv1.Veto_VETO_UNSPECIFIED && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
 			best = c
 		}
 	}
@@ -290,8 +290,8 @@ func fastest(d *kvpilotv1.Decision) (id string, earlier time.Duration) {
 func candidateGrid(d *kvpilotv1.Decision) *grid {
 	candidates := slices.Clone(d.GetCandidates())
 	slices.SortStableFunc(candidates, func(a, b *kvpilotv1.Candidate) int {
-		if (a.GetVeto() == "") != (b.GetVeto() == "") {
-			return strings.Compare(a.GetVeto(), b.GetVeto())
+		if mayA, mayB := a.GetVeto() == kvpilotv1.Veto_VETO_UNSPECIFIED, b.GetVeto() == kvpilotv1.Veto_VETO_UNSPECIFIED; mayA != mayB {
+			return cmp.Compare(a.GetVeto(), b.GetVeto())
 		}
 		return cmp.Compare(a.GetCost(), b.GetCost())
 	})
@@ -304,8 +304,8 @@ func candidateGrid(d *kvpilotv1.Decision) *grid {
 		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
 			mark = "▸"
 		}
-		if c.GetVeto() != "" {
-			cost = "veto: " + c.GetVeto()
+		if c.GetVeto() != kvpilotv1.Veto_VETO_UNSPECIFIED {
+			cost = "veto: " + word(c.GetVeto(), "VETO_")
 		}
 		o := c.GetOverlap()
 		g.add(mark, fmt.Sprintf("%s/%d", c.GetReplicaId(), c.GetRank()), fmt.Sprint(o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens()), fmt.Sprint(c.GetUncachedTokens()),

@@ -110,7 +110,7 @@ func TestPreviousResponseGoesToItsReplica(t *testing.T) {
 				if a.status != 200 || a.header.Get("X-Kvpilot-Replica") != at {
 					t.Fatalf("turn %d: %d from %q, want %q: %s", turn, a.status, a.header.Get("X-Kvpilot-Replica"), at, a.body)
 				}
-				if reason := f.decision(a.header.Get("X-Kvpilot-Decision")).Reason; reason != "pinned" {
+				if reason := f.decision(a.header.Get("X-Kvpilot-Decision")).Reason; reason != "CHOICE_REASON_PINNED" {
 					t.Errorf("turn %d: reason %q, want pinned", turn, reason)
 				}
 				id = responseID(t, a)
@@ -224,7 +224,7 @@ func TestPrefixAffinityKeepsAChatTogether(t *testing.T) {
 					path, body = shape(words)
 					a := f.post(path, body)
 					d := f.decision(a.header.Get("X-Kvpilot-Decision"))
-					if a.header.Get("X-Kvpilot-Replica") != at || d.Reason != "cost" {
+					if a.header.Get("X-Kvpilot-Replica") != at || d.Reason != "CHOICE_REASON_COST" {
 						t.Fatalf("talk %d turn %d: %d from %q (%s), want %q by cost: %s", talk, turn, a.status, a.header.Get("X-Kvpilot-Replica"), d.Reason, at, a.body)
 					}
 				}
@@ -253,19 +253,19 @@ func TestNoKeyIsToldCountedAndLoggedOnce(t *testing.T) {
 	}
 	for _, policy := range []string{"predicted-ttft", "overlap-load", "weighted-scorers", "prefix-affinity"} {
 		for range 2 {
-			if got := reason("/v1/route:choose", `{"model":"sim","messages":[]}`, "X-Kvpilot-Policy", policy, "X-Kvpilot-Booking", "none"); got != "no_key" {
+			if got := reason("/v1/route:choose", `{"model":"sim","messages":[]}`, "X-Kvpilot-Policy", policy, "X-Kvpilot-Booking", "none"); got != "CHOICE_REASON_NO_KEY" {
 				t.Errorf("%s without a prompt: reason %q", policy, got)
 			}
 		}
 	}
 	for range 2 {
-		if got := reason("/v1/route:choose", `{"model":"sim","mess`, "X-Body-Truncated", "20/900", "X-Kvpilot-Booking", "none"); got != "no_key" {
+		if got := reason("/v1/route:choose", `{"model":"sim","mess`, "X-Body-Truncated", "20/900", "X-Kvpilot-Booking", "none"); got != "CHOICE_REASON_NO_KEY" {
 			t.Errorf("an unusable beginning: reason %q", got)
 		}
-		if got := reason("/v1/completions", `{"model":"sim","prompt":"x","max_tokens":1}`, "X-Kvpilot-Policy", "consistent-hash"); got != "no_key" {
+		if got := reason("/v1/completions", `{"model":"sim","prompt":"x","max_tokens":1}`, "X-Kvpilot-Policy", "consistent-hash"); got != "CHOICE_REASON_NO_KEY" {
 			t.Errorf("consistent-hash without a session: reason %q", got)
 		}
-		if got := reason("/v1/completions", `{"model":"sim","prompt":"a word that nobody said","max_tokens":1}`); got != "no_key" {
+		if got := reason("/v1/completions", `{"model":"sim","prompt":"a word that nobody said","max_tokens":1}`); got != "CHOICE_REASON_NO_KEY" {
 			t.Errorf("no token ids: reason %q", got)
 		}
 	}
@@ -324,7 +324,7 @@ func TestPinOfNobodyIsNotFound(t *testing.T) {
 		}
 	}
 	a := f.post("/v1/completions", `{"model":"sim","prompt":"x","max_tokens":1}`, "X-Kvpilot-Pin", "r1")
-	if d := f.decision(a.header.Get("X-Kvpilot-Decision")); a.status != 200 || d.Reason != "pinned" || d.ReplicaID != "r1" {
+	if d := f.decision(a.header.Get("X-Kvpilot-Decision")); a.status != 200 || d.Reason != "CHOICE_REASON_PINNED" || d.ReplicaID != "r1" {
 		t.Errorf("a pin that holds: %d, %+v", a.status, d)
 	}
 }

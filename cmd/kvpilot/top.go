@@ -159,10 +159,10 @@ func (r *remote) look(ctx context.Context, c *client.Client) (view, error) {
 	if v.replicas, err = c.ListReplicas(ctx, ""); err != nil {
 		return v, err
 	}
-	if v.loads, err = c.Routing().GetLoads(ctx, &kvpilotv1.GetLoadsRequest{}); err != nil {
+	if v.loads, err = client.Loads(ctx, c.Routing(), &kvpilotv1.GetLoadsRequest{}); err != nil {
 		return v, err
 	}
-	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{Limit: recentDecisions, OnlyChosen: true})
+	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{PageSize: recentDecisions, OnlyChosen: true})
 	return v, err
 }
 

@@ -83,7 +83,7 @@ func twoAttempts(w *world) (string, []string) {
 func idsRemain(w *world) (string, []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	page, err := get(ctx, "http://"+w.router().http+"/kvpilot/v1/decisions?limit=100", adminKey)
+	page, err := get(ctx, "http://"+w.router().http+"/kvpilot/v1/decisions?page_size=100", adminKey)
 	if err != nil {
 		return "", []string{err.Error()}
 	}

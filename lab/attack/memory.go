@@ -23,7 +23,7 @@ func memoryAttacks() []attack {
 	return []attack{
 		{name: "unread-lists", sends: "8 connections with 200 ListDecisions each that read nothing", fast: true, prepare: record, run: unreadLists},
 		{name: "unread-rest-lists", sends: "400 REST lists that are not read", prepare: record, run: func(ctx context.Context, w *world) error {
-			w.sockets(ctx, w.router().http, "GET /kvpilot/v1/decisions?limit=100 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+attackerKey+"\r\n\r\n", 400, true)
+			w.sockets(ctx, w.router().http, "GET /kvpilot/v1/decisions?page_size=100 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+attackerKey+"\r\n\r\n", 400, true)
 			return nil
 		}},
 		{name: "announced-bodies", sends: "bodies of 64 MiB announced and smaller ones, at most 1/400 of the large ones sent, again when refused", fast: true, run: func(ctx context.Context, w *world) error {
@@ -109,7 +109,7 @@ func unreadLists(ctx context.Context, w *world) error {
 			defer calls.Wait()
 			for range 200 {
 				calls.Go(func() {
-					_, err := routing.ListDecisions(as(ctx, attackerKey), &kvpilotv1.ListDecisionsRequest{Limit: 1000})
+					_, err := routing.ListDecisions(as(ctx, attackerKey), &kvpilotv1.ListDecisionsRequest{PageSize: 100})
 					if err == nil {
 						w.found.add("answered", 1)
 					}

@@ -122,7 +122,7 @@ func rank(n int) obj {
 func loadOf(id string, rank, n int) obj {
 	return obj{
 		"replica_id": id, "rank": rank, "requests": n % 7, "waiting": n % 2, "backlog": span(float64(n % 5 * 31)), "kv_usage": float64(n%10) / 10, "engine_age": "0.4s",
-		"speed": obj{"tokens_per_second": 9400 + 31*n, "step": "0.0215s", "source": "learned", "spread": .04, "samples": 40, "prediction_ratio": 1.02, "busy": float64(n%8) / 9},
+		"speed": obj{"tokens_per_second": 9400 + 31*n, "step": "0.0215s", "source": "SPEED_SOURCE_LEARNED", "spread": .04, "samples": 40, "prediction_ratio": 1.02, "busy": float64(n%8) / 9},
 	}
 }
 
@@ -162,7 +162,7 @@ func step(at int64, seconds int) obj {
 
 func request(i int, id string) obj {
 	d := obj{
-		"decision_id": fmt.Sprintf("%024d", i), "request_id": "r", "time": time.Now(), "model": "demo-70b", "policy": "predicted-ttft", "reason": "cost", "replica_id": id, "rank": 0, "prompt_tokens": 6400,
+		"decision_id": fmt.Sprintf("%024d", i), "request_id": "r", "time": time.Now(), "model": "demo-70b", "policy": "predicted-ttft", "reason": "CHOICE_REASON_COST", "replica_id": id, "rank": 0, "prompt_tokens": 6400,
 		"held": "0s", "dry_run": false, "candidates": []obj{{"replica_id": id, "rank": 0, "overlap": overlap(250*i, 0), "ttft": span(140)}},
 	}
 	if end := []string{"COMPLETED", "COMPLETED", "COMPLETED", "CANCELED", "FAILED", "MOVED", ""}[i%7]; end != "" {
@@ -191,12 +191,12 @@ func candidates(n int) obj {
 	var list []obj
 	for i := range n {
 		list = append(list, obj{
-			"replica_id": fmt.Sprintf("vllm-70b-%d", i), "rank": 0, "veto": "", "feed": "FEED_STATE_EXACT", "overlap": overlap(i%5*1200, i%2*300), "uncached_tokens": 6400 - i%5*1200, "requests": i % 9,
+			"replica_id": fmt.Sprintf("vllm-70b-%d", i), "rank": 0, "veto": "VETO_UNSPECIFIED", "feed": "FEED_STATE_EXACT", "overlap": overlap(i%5*1200, i%2*300), "uncached_tokens": 6400 - i%5*1200, "requests": i % 9,
 			"backlog": span(float64(i%4) * 100), "prefill": span(100 + float64(i%3)*50), "ttft": span(100 + float64(i%4)*100 + float64(i%3)*50), "cost": 100 + (i+n-3)%n,
 		})
 	}
 	return obj{
-		"decision_id": "8c3b6092650dd5056524d45e", "attempt": 0, "request_id": "at-night", "time": time.Now(), "model": "demo-70b", "policy": "predicted-ttft", "reason": "cost", "prompt_tokens": 6400, "margin": 420, "load": .61, "omega": 2,
+		"decision_id": "8c3b6092650dd5056524d45e", "attempt": 0, "request_id": "at-night", "time": time.Now(), "model": "demo-70b", "policy": "predicted-ttft", "reason": "CHOICE_REASON_COST", "prompt_tokens": 6400, "margin": 420, "load": .61, "omega": 2,
 		"took": "0.000041s", "held": "0.120s", "trace_id": strings.Repeat("ab", 16), "replica_id": fmt.Sprintf("vllm-70b-%d", min(3, n-1)), "rank": 0, "candidates": list,
 		"shadow":  obj{"policy": "round-robin", "replica_id": "vllm-70b-7", "regret": span(400), "agrees": false},
 		"outcome": obj{"end": "END_COMPLETED", "ttft": "0.180s", "predicted_ttft": "0.150s", "cached_tokens": 3600, "predicted_cached_tokens": 3600},
@@ -249,7 +249,7 @@ func TestNamesThatHurt(t *testing.T) {
 		r["models"] = []obj{{"id": long}, {"id": "模型"}}
 		all = append(all, r)
 		d := request(i, id)
-		maps.Copy(d, obj{"model": []string{long, "模型"}[i%2], "policy": "prefix-affinity", "reason": "fallback", "prompt_tokens": 131072,
+		maps.Copy(d, obj{"model": []string{long, "模型"}[i%2], "policy": "prefix-affinity", "reason": "CHOICE_REASON_NO_KEY", "prompt_tokens": 131072,
 			"candidates": []obj{{"replica_id": id, "rank": 0, "overlap": overlap(131056, 0), "ttft": span(123456)}}, "outcome": obj{"end": "END_ENGINE_REFUSED", "ttft": "98.765s", "cached_tokens": 0}})
 		recent = append(recent, d)
 	}

@@ -168,7 +168,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 			if owner := self[decider]; !strings.HasPrefix(d.GetDecisionId(), owner) {
 				by = owner
 			}
-			if len(d.GetCandidates()) != 2 || d.GetDecidedBy() != by || d.GetAlone() != "" {
+			if len(d.GetCandidates()) != 2 || d.GetDecidedBy() != by || d.GetAlone() != kvpilotv1.Alone_ALONE_UNSPECIFIED {
 				t.Errorf("at %d: %v", i, d)
 			}
 		}

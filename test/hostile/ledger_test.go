@@ -242,12 +242,12 @@ func TestAnswersThatNobodyReadsAreCounted(t *testing.T) {
 					if err != nil {
 						continue // the router has closed the connection
 					}
-					if stream.SendMsg(&kvpilotv1.ListDecisionsRequest{Limit: 1000}) == nil {
+					if stream.SendMsg(&kvpilotv1.ListDecisionsRequest{PageSize: 1000}) == nil {
 						stream.CloseSend()
 					}
 				}
 			}
-			for _, c := range sockets(t, p.HTTP, 400, "GET /kvpilot/v1/decisions?limit=1000 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-of-attacker\r\n\r\n") {
+			for _, c := range sockets(t, p.HTTP, 400, "GET /kvpilot/v1/decisions?page_size=1000 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer key-of-attacker\r\n\r\n") {
 				c.(*net.TCPConn).SetReadBuffer(4 << 10)
 			}
 			sockets(t, p.Admin, 400, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 50))

@@ -145,7 +145,7 @@ func TestAnswersThatNobodyReadsEnd(t *testing.T) {
 	}
 	const asked = 400
 	for name, at := range map[string][2]string{
-		"typed":   {s.HTTP, "/kvpilot/v1/decisions?limit=1000"},
+		"typed":   {s.HTTP, "/kvpilot/v1/decisions?page_size=1000"},
 		"openapi": {s.HTTP, "/openapi.json"},
 		"metrics": {s.Admin, "/metrics"},
 	} {

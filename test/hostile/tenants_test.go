@@ -194,7 +194,7 @@ func attackREST(n *counter, s *stack.Stack, own belongings) {
 			n.same("GET "+path, askWith(t, s.HTTP, key, "GET", strings.Replace(path, "ID", id, 1), "").masked(id),
 				askWith(t, s.HTTP, key, "GET", strings.Replace(path, "ID", nothing, 1), "").masked(nothing))
 		}
-		n.hidden("the list", askWith(t, s.HTTP, key, "GET", "/kvpilot/v1/decisions?limit=1000", "").body, own.decision, victimID)
+		n.hidden("the list", askWith(t, s.HTTP, key, "GET", "/kvpilot/v1/decisions?page_size=1000", "").body, own.decision, victimID)
 		for _, event := range []string{`"release":{"reason":"RELEASE_REASON_FAILED"}`, `"renew":{}`, `"first_token":{}`, `"progress":{"output_tokens":5}`} {
 			for _, more := range []string{``, `"attempt":0,`, `"attempt":1,`, `"tenant":"victim",`} {
 				path, body := "/kvpilot/v1/reservations/ID:report", "{"+more+event+"}"

@@ -51,7 +51,7 @@ def test_candidates_policy_and_adapter(client: kvpilot.Client) -> None:
         with client.choose(model="sim", text="a", deny=[first.replica_id], policy="round-robin") as second:
             assert second.replica_id != first.replica_id and second.response.policy == "round-robin"
         with client.choose(model="sim", text="a", pin=first.replica_id) as pinned:
-            assert pinned.replica_id == first.replica_id and pinned.response.reason == "pinned"
+            assert pinned.replica_id == first.replica_id and pinned.response.reason == decision_pb2.CHOICE_REASON_PINNED
     with client.choose(model="sim", adapter="sql", text="a") as lora:
         assert lora.response.model == "sql"
 

@@ -134,7 +134,15 @@ export class Client {
 
   /** The replicas that serve model; all of them when it is absent. */
   async listReplicas(model = "", options?: CallOptions): Promise<Replica[]> {
-    return (await this.call((o) => this.replicas.list({ model }, o), options)).replicas;
+    const found: Replica[] = [];
+    for (let pageToken = ""; ; ) {
+      const page = await this.call((o) => this.replicas.list({ model, pageToken }, o), options);
+      found.push(...page.replicas);
+      if (page.nextPageToken === "") {
+        return found;
+      }
+      pageToken = page.nextPageToken;
+    }
   }
 
   /** Yields every replica and then each change, until the loop is left, the signal is aborted or the connection breaks. */

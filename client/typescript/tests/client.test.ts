@@ -18,7 +18,7 @@ import {
   TrackerClosedError,
   UnavailableError,
 } from "kvpilot";
-import { ReplicaState } from "kvpilot/v1";
+import { ChoiceReason, ReplicaState } from "kvpilot/v1";
 import OpenAI from "openai";
 import { chat, client, collect, env, eventually, inFlight, messages, outcome } from "./router.js";
 
@@ -79,7 +79,7 @@ test("candidates, policy and adapter", async () => {
   assert.notEqual(second.replicaId, first.replicaId);
   assert.equal(second.response.policy, "round-robin");
   const pinned = await client.choose({ model: "sim", text: "a", pin: first.replicaId });
-  assert.equal(pinned.response.reason, "pinned");
+  assert.equal(pinned.response.reason, ChoiceReason.PINNED);
   const lora = await client.choose({ model: "sim", adapter: "sql", text: "a" });
   assert.equal(lora.bodyFor({ model: "sim" }).model, "sql");
   await Promise.all([first, second, pinned, lora].map((choice) => choice.release(ReleaseReason.COMPLETED)));

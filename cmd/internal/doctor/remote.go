@@ -184,7 +184,7 @@ func (v *view) caches() (list []Finding) {
 
 func (v *view) parity() (list []Finding) {
 	for _, p := range v.status.GetParity() {
-		if p.GetState() == "suspect" {
+		if p.GetState() == kvpilotv1.ParityState_PARITY_STATE_SUSPECT {
 			list = append(list, fault(Fail, p.GetModel(), "the engine's own token ids", or(p.GetDetail(), "suspect"), "run kvpilot doctor with the router's settings: its checks parity and blocks find the replica; docs/tokenization.md has the causes")...)
 			continue
 		}

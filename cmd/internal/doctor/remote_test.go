@@ -28,7 +28,7 @@ func seen() *view {
 	}
 	return &view{
 		RemoteParams: RemoteParams{Version: "1.0", Address: "router:9090"},
-		status:       &pb.GetStatusResponse{Time: timestamppb.Now(), Version: "1.0", Parity: []*pb.TokenParity{{Model: "m", State: "proven"}}},
+		status:       &pb.GetStatusResponse{Time: timestamppb.Now(), Version: "1.0", Parity: []*pb.TokenParity{{Model: "m", State: pb.ParityState_PARITY_STATE_PROVEN}}},
 		replicas:     []*pb.Replica{one("a"), one("b")},
 		routers:      []*pb.Router{router("x"), router("y")},
 	}
@@ -56,7 +56,7 @@ func TestWhatARouterSees(t *testing.T) {
 			r.Ranks[0].Feed, r.Ranks[0].FeedError = pb.FeedState_FEED_STATE_DEGRADED, "the replay socket belongs to another engine than the event socket"
 		}), "events", want{Fail, "b/0", "another engine", "set events.replay of this replica"}},
 		"no events":           {b(func(r *pb.Replica) { r.Ranks[0].Feed = pb.FeedState_FEED_STATE_NONE }), "events", want{Warn, "b/0", "none", "--kv-events-config"}},
-		"suspect":             {func(v *view) { v.status.Parity[0].State = "suspect" }, "tokens", want{Fail, "m", "", "docs/tokenization.md"}},
+		"suspect":             {func(v *view) { v.status.Parity[0].State = pb.ParityState_PARITY_STATE_SUSPECT }, "tokens", want{Fail, "m", "", "docs/tokenization.md"}},
 		"a full index":        {func(v *view) { v.status.Index = &pb.IndexStatus{Cut: true} }, "index", want{Warn, "", "left out", "kvindex.max_bytes"}},
 		"another wire":        {y(func(r *pb.Router) { r.State = pb.RouterState_ROUTER_STATE_STRANGER }), "peers", want{Fail, "y", "wire version", "update"}},
 		"a dead router":       {y(func(r *pb.Router) { r.State = pb.RouterState_ROUTER_STATE_DEAD }), "peers", want{Fail, "y", "does not answer", "network"}},

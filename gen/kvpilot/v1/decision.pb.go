@@ -84,6 +84,420 @@ func (FeedState) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{0}
 }
 
+// ChoiceReason is why a decision fell as it did.
+type ChoiceReason int32
+
+const (
+	// Not specified: not shown to this caller, or the reason of a router of another version.
+	ChoiceReason_CHOICE_REASON_UNSPECIFIED ChoiceReason = 0
+	// The lowest cost under the policy.
+	ChoiceReason_CHOICE_REASON_COST ChoiceReason = 1
+	// Several candidates cost the same; one was drawn.
+	ChoiceReason_CHOICE_REASON_TIE ChoiceReason = 2
+	// One candidate was left after the filters.
+	ChoiceReason_CHOICE_REASON_ONLY ChoiceReason = 3
+	// The request could go to one replica only.
+	ChoiceReason_CHOICE_REASON_PINNED ChoiceReason = 4
+	// The policy or the temperature drew it.
+	ChoiceReason_CHOICE_REASON_DICE ChoiceReason = 5
+	// The policy needs a key (ids, text, session) that the request lacks; load decided.
+	ChoiceReason_CHOICE_REASON_NO_KEY ChoiceReason = 6
+	// The policy's guard against uneven load overrode affinity.
+	ChoiceReason_CHOICE_REASON_IMBALANCE ChoiceReason = 7
+	// The prompt exceeds every context; the engine with the longest writes the error.
+	ChoiceReason_CHOICE_REASON_TOO_LONG ChoiceReason = 8
+	// No candidate was left.
+	ChoiceReason_CHOICE_REASON_NONE ChoiceReason = 9
+)
+
+// Enum value maps for ChoiceReason.
+var (
+	ChoiceReason_name = map[int32]string{
+		0: "CHOICE_REASON_UNSPECIFIED",
+		1: "CHOICE_REASON_COST",
+		2: "CHOICE_REASON_TIE",
+		3: "CHOICE_REASON_ONLY",
+		4: "CHOICE_REASON_PINNED",
+		5: "CHOICE_REASON_DICE",
+		6: "CHOICE_REASON_NO_KEY",
+		7: "CHOICE_REASON_IMBALANCE",
+		8: "CHOICE_REASON_TOO_LONG",
+		9: "CHOICE_REASON_NONE",
+	}
+	ChoiceReason_value = map[string]int32{
+		"CHOICE_REASON_UNSPECIFIED": 0,
+		"CHOICE_REASON_COST":        1,
+		"CHOICE_REASON_TIE":         2,
+		"CHOICE_REASON_ONLY":        3,
+		"CHOICE_REASON_PINNED":      4,
+		"CHOICE_REASON_DICE":        5,
+		"CHOICE_REASON_NO_KEY":      6,
+		"CHOICE_REASON_IMBALANCE":   7,
+		"CHOICE_REASON_TOO_LONG":    8,
+		"CHOICE_REASON_NONE":        9,
+	}
+)
+
+func (x ChoiceReason) Enum() *ChoiceReason {
+	p := new(ChoiceReason)
+	*p = x
+	return p
+}
+
+func (x ChoiceReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ChoiceReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[1].Descriptor()
+}
+
+func (ChoiceReason) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[1]
+}
+
+func (x ChoiceReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ChoiceReason.Descriptor instead.
+func (ChoiceReason) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{1}
+}
+
+// Veto is why a rank could not be chosen.
+type Veto int32
+
+const (
+	// It could.
+	Veto_VETO_UNSPECIFIED Veto = 0
+	// It is starting or unhealthy.
+	Veto_VETO_STATE Veto = 1
+	// It does not serve the model or the adapter.
+	Veto_VETO_MODEL Veto = 2
+	// This request was tried there already, or its breaker is open.
+	Veto_VETO_EXCLUDED Veto = 3
+	// The request forbids it.
+	Veto_VETO_DENIED Veto = 4
+	// The request allows others only.
+	Veto_VETO_NOT_ALLOWED Veto = 5
+	// The request is pinned to another one.
+	Veto_VETO_PINNED Veto = 6
+	// It is outside the request's bounds of ranks.
+	Veto_VETO_RANK Veto = 7
+	// It is at its limit of requests.
+	Veto_VETO_CAP Veto = 8
+	// The prompt exceeds its context.
+	Veto_VETO_CONTEXT Veto = 9
+	// It has requests and makes no progress.
+	Veto_VETO_STALLED Veto = 10
+	// An operator drains it, or its source is about to remove it.
+	Veto_VETO_DRAINING Veto = 11
+	// The programs that have their place there leave no memory for another one.
+	Veto_VETO_MEMORY Veto = 12
+)
+
+// Enum value maps for Veto.
+var (
+	Veto_name = map[int32]string{
+		0:  "VETO_UNSPECIFIED",
+		1:  "VETO_STATE",
+		2:  "VETO_MODEL",
+		3:  "VETO_EXCLUDED",
+		4:  "VETO_DENIED",
+		5:  "VETO_NOT_ALLOWED",
+		6:  "VETO_PINNED",
+		7:  "VETO_RANK",
+		8:  "VETO_CAP",
+		9:  "VETO_CONTEXT",
+		10: "VETO_STALLED",
+		11: "VETO_DRAINING",
+		12: "VETO_MEMORY",
+	}
+	Veto_value = map[string]int32{
+		"VETO_UNSPECIFIED": 0,
+		"VETO_STATE":       1,
+		"VETO_MODEL":       2,
+		"VETO_EXCLUDED":    3,
+		"VETO_DENIED":      4,
+		"VETO_NOT_ALLOWED": 5,
+		"VETO_PINNED":      6,
+		"VETO_RANK":        7,
+		"VETO_CAP":         8,
+		"VETO_CONTEXT":     9,
+		"VETO_STALLED":     10,
+		"VETO_DRAINING":    11,
+		"VETO_MEMORY":      12,
+	}
+)
+
+func (x Veto) Enum() *Veto {
+	p := new(Veto)
+	*p = x
+	return p
+}
+
+func (x Veto) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Veto) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[2].Descriptor()
+}
+
+func (Veto) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[2]
+}
+
+func (x Veto) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Veto.Descriptor instead.
+func (Veto) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+}
+
+// Objective is what predicted-ttft makes small.
+type Objective int32
+
+const (
+	// Not specified: another policy chose.
+	Objective_OBJECTIVE_UNSPECIFIED Objective = 0
+	// The time to the first token.
+	Objective_OBJECTIVE_TTFT Objective = 1
+	// The time of the whole answer.
+	Objective_OBJECTIVE_ANSWER Objective = 2
+	// What misses the targets of the request.
+	Objective_OBJECTIVE_SLO Objective = 3
+)
+
+// Enum value maps for Objective.
+var (
+	Objective_name = map[int32]string{
+		0: "OBJECTIVE_UNSPECIFIED",
+		1: "OBJECTIVE_TTFT",
+		2: "OBJECTIVE_ANSWER",
+		3: "OBJECTIVE_SLO",
+	}
+	Objective_value = map[string]int32{
+		"OBJECTIVE_UNSPECIFIED": 0,
+		"OBJECTIVE_TTFT":        1,
+		"OBJECTIVE_ANSWER":      2,
+		"OBJECTIVE_SLO":         3,
+	}
+)
+
+func (x Objective) Enum() *Objective {
+	p := new(Objective)
+	*p = x
+	return p
+}
+
+func (x Objective) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Objective) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[3].Descriptor()
+}
+
+func (Objective) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[3]
+}
+
+func (x Objective) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Objective.Descriptor instead.
+func (Objective) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+}
+
+// Suspicion is why a rank is avoided.
+type Suspicion int32
+
+const (
+	// Not specified.
+	Suspicion_SUSPICION_UNSPECIFIED Suspicion = 0
+	// Its output tokens take much longer than those of its equals.
+	Suspicion_SUSPICION_SLOW Suspicion = 1
+	// It gives empty answers where other replicas do not.
+	Suspicion_SUSPICION_EMPTY Suspicion = 2
+	// Its answers do not show as cached what it claims to hold.
+	Suspicion_SUSPICION_UNPROVEN Suspicion = 3
+)
+
+// Enum value maps for Suspicion.
+var (
+	Suspicion_name = map[int32]string{
+		0: "SUSPICION_UNSPECIFIED",
+		1: "SUSPICION_SLOW",
+		2: "SUSPICION_EMPTY",
+		3: "SUSPICION_UNPROVEN",
+	}
+	Suspicion_value = map[string]int32{
+		"SUSPICION_UNSPECIFIED": 0,
+		"SUSPICION_SLOW":        1,
+		"SUSPICION_EMPTY":       2,
+		"SUSPICION_UNPROVEN":    3,
+	}
+)
+
+func (x Suspicion) Enum() *Suspicion {
+	p := new(Suspicion)
+	*p = x
+	return p
+}
+
+func (x Suspicion) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Suspicion) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[4].Descriptor()
+}
+
+func (Suspicion) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[4]
+}
+
+func (x Suspicion) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Suspicion.Descriptor instead.
+func (Suspicion) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+}
+
+// SpeedSource is where the rate of a rank comes from.
+type SpeedSource int32
+
+const (
+	// Not specified.
+	SpeedSource_SPEED_SOURCE_UNSPECIFIED SpeedSource = 0
+	// A guess: nothing was seen.
+	SpeedSource_SPEED_SOURCE_PRIOR SpeedSource = 1
+	// The engine's own counters.
+	SpeedSource_SPEED_SOURCE_ENGINE SpeedSource = 2
+	// Ranks of the same kind.
+	SpeedSource_SPEED_SOURCE_KIND SpeedSource = 3
+	// Requests that it served.
+	SpeedSource_SPEED_SOURCE_LEARNED SpeedSource = 4
+	// The median of its kind, because the rank's predictions have been wrong for a while.
+	SpeedSource_SPEED_SOURCE_DISTRUSTED SpeedSource = 5
+)
+
+// Enum value maps for SpeedSource.
+var (
+	SpeedSource_name = map[int32]string{
+		0: "SPEED_SOURCE_UNSPECIFIED",
+		1: "SPEED_SOURCE_PRIOR",
+		2: "SPEED_SOURCE_ENGINE",
+		3: "SPEED_SOURCE_KIND",
+		4: "SPEED_SOURCE_LEARNED",
+		5: "SPEED_SOURCE_DISTRUSTED",
+	}
+	SpeedSource_value = map[string]int32{
+		"SPEED_SOURCE_UNSPECIFIED": 0,
+		"SPEED_SOURCE_PRIOR":       1,
+		"SPEED_SOURCE_ENGINE":      2,
+		"SPEED_SOURCE_KIND":        3,
+		"SPEED_SOURCE_LEARNED":     4,
+		"SPEED_SOURCE_DISTRUSTED":  5,
+	}
+)
+
+func (x SpeedSource) Enum() *SpeedSource {
+	p := new(SpeedSource)
+	*p = x
+	return p
+}
+
+func (x SpeedSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SpeedSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[5].Descriptor()
+}
+
+func (SpeedSource) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[5]
+}
+
+func (x SpeedSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SpeedSource.Descriptor instead.
+func (SpeedSource) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
+}
+
+// Alone is why a router of a fleet decided without the others.
+type Alone int32
+
+const (
+	// It did not.
+	Alone_ALONE_UNSPECIFIED Alone = 0
+	// The decider did not answer in time.
+	Alone_ALONE_SILENT Alone = 1
+	// The decider chose a rank that this router does not know.
+	Alone_ALONE_UNKNOWN_RANK Alone = 2
+	// The decider knew of no replica that can serve.
+	Alone_ALONE_NO_REPLICA Alone = 3
+	// The decider changed while it was asked.
+	Alone_ALONE_MOVED Alone = 4
+)
+
+// Enum value maps for Alone.
+var (
+	Alone_name = map[int32]string{
+		0: "ALONE_UNSPECIFIED",
+		1: "ALONE_SILENT",
+		2: "ALONE_UNKNOWN_RANK",
+		3: "ALONE_NO_REPLICA",
+		4: "ALONE_MOVED",
+	}
+	Alone_value = map[string]int32{
+		"ALONE_UNSPECIFIED":  0,
+		"ALONE_SILENT":       1,
+		"ALONE_UNKNOWN_RANK": 2,
+		"ALONE_NO_REPLICA":   3,
+		"ALONE_MOVED":        4,
+	}
+)
+
+func (x Alone) Enum() *Alone {
+	p := new(Alone)
+	*p = x
+	return p
+}
+
+func (x Alone) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Alone) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[6].Descriptor()
+}
+
+func (Alone) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[6]
+}
+
+func (x Alone) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Alone.Descriptor instead.
+func (Alone) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+}
+
 // End is how a request left its replica.
 type End int32
 
@@ -105,11 +519,11 @@ const (
 	// The replica left the fleet.
 	End_END_REMOVED End = 7
 	// The stream was cut off after its first byte and is resumed on another replica, as the next attempt.
-	End_END_RESUMED End = 9
+	End_END_RESUMED End = 8
 	// No replica could take the request: it was answered with an error.
-	End_END_UNSERVED End = 10
+	End_END_UNSERVED End = 9
 	// The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
-	End_END_HANDED_OVER End = 11
+	End_END_HANDED_OVER End = 10
 )
 
 // Enum value maps for End.
@@ -123,9 +537,9 @@ var (
 		5:  "END_MOVED",
 		6:  "END_EXPIRED",
 		7:  "END_REMOVED",
-		9:  "END_RESUMED",
-		10: "END_UNSERVED",
-		11: "END_HANDED_OVER",
+		8:  "END_RESUMED",
+		9:  "END_UNSERVED",
+		10: "END_HANDED_OVER",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -136,9 +550,9 @@ var (
 		"END_MOVED":       5,
 		"END_EXPIRED":     6,
 		"END_REMOVED":     7,
-		"END_RESUMED":     9,
-		"END_UNSERVED":    10,
-		"END_HANDED_OVER": 11,
+		"END_RESUMED":     8,
+		"END_UNSERVED":    9,
+		"END_HANDED_OVER": 10,
 	}
 )
 
@@ -153,11 +567,11 @@ func (x End) String() string {
 }
 
 func (End) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvpilot_v1_decision_proto_enumTypes[1].Descriptor()
+	return file_kvpilot_v1_decision_proto_enumTypes[7].Descriptor()
 }
 
 func (End) Type() protoreflect.EnumType {
-	return &file_kvpilot_v1_decision_proto_enumTypes[1]
+	return &file_kvpilot_v1_decision_proto_enumTypes[7]
 }
 
 func (x End) Number() protoreflect.EnumNumber {
@@ -166,7 +580,7 @@ func (x End) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use End.Descriptor instead.
 func (End) EnumDescriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{1}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
 }
 
 // Overlap is how much of a prompt's beginning one rank holds, in tokens.
@@ -250,9 +664,8 @@ type Decision struct {
 	Adapter string `protobuf:"bytes,6,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,7,opt,name=policy,proto3" json:"policy,omitempty"`
-	// The reason of the choice, in one word: cost, tie, only, pinned, dice, no_key,
-	// imbalance, too_long (the prompt exceeds every context; the engine writes the error) or none.
-	Reason string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The reason of the choice.
+	Reason ChoiceReason `protobuf:"varint,8,opt,name=reason,proto3,enum=kvpilot.v1.ChoiceReason" json:"reason,omitempty"`
 	// The chosen replica; empty when none could serve.
 	ReplicaId string `protobuf:"bytes,9,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// The chosen data-parallel rank.
@@ -294,40 +707,40 @@ type Decision struct {
 	// The span within it in which the decision was made, in hex.
 	SpanId string `protobuf:"bytes,27,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
 	// The caller's tenant; empty when callers need no key.
-	Tenant string `protobuf:"bytes,30,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// What predicted-ttft makes small: ttft, answer or slo. Empty for other policies.
-	Objective string `protobuf:"bytes,31,opt,name=objective,proto3" json:"objective,omitempty"`
+	Tenant string `protobuf:"bytes,28,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// What predicted-ttft makes small.
+	Objective Objective `protobuf:"varint,29,opt,name=objective,proto3,enum=kvpilot.v1.Objective" json:"objective,omitempty"`
 	// The time to the first token that the request must keep. Absent: no target.
-	TargetTtft *durationpb.Duration `protobuf:"bytes,32,opt,name=target_ttft,json=targetTtft,proto3" json:"target_ttft,omitempty"`
+	TargetTtft *durationpb.Duration `protobuf:"bytes,30,opt,name=target_ttft,json=targetTtft,proto3" json:"target_ttft,omitempty"`
 	// The mean time of each token after the first that the request must keep. Absent: no target.
-	TargetTpot *durationpb.Duration `protobuf:"bytes,33,opt,name=target_tpot,json=targetTpot,proto3" json:"target_tpot,omitempty"`
+	TargetTpot *durationpb.Duration `protobuf:"bytes,31,opt,name=target_tpot,json=targetTpot,proto3" json:"target_tpot,omitempty"`
 	// The key that the policy goes by was missing: no token ids were known, or, for consistent-hash, there is no session.
-	Keyless bool `protobuf:"varint,34,opt,name=keyless,proto3" json:"keyless,omitempty"`
+	Keyless bool `protobuf:"varint,32,opt,name=keyless,proto3" json:"keyless,omitempty"`
 	// The request could go to one replica only: the caller named it, or it stores what the request continues.
-	Pinned bool `protobuf:"varint,35,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	Pinned bool `protobuf:"varint,33,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	// The prompt exceeds every context; only the ranks with the longest are left.
-	TooLong bool `protobuf:"varint,36,opt,name=too_long,json=tooLong,proto3" json:"too_long,omitempty"`
+	TooLong bool `protobuf:"varint,34,opt,name=too_long,json=tooLong,proto3" json:"too_long,omitempty"`
 	// The length in characters of the text that the policy compares; 0 when it reads none.
-	PromptChars uint32 `protobuf:"varint,37,opt,name=prompt_chars,json=promptChars,proto3" json:"prompt_chars,omitempty"`
+	PromptChars uint32 `protobuf:"varint,35,opt,name=prompt_chars,json=promptChars,proto3" json:"prompt_chars,omitempty"`
 	// Round-robin's position.
-	Cursor uint32 `protobuf:"varint,38,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	Cursor uint32 `protobuf:"varint,36,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	// The time since the request first asked, which counts against its targets.
-	Waited *durationpb.Duration `protobuf:"bytes,39,opt,name=waited,proto3" json:"waited,omitempty"`
+	Waited *durationpb.Duration `protobuf:"bytes,37,opt,name=waited,proto3" json:"waited,omitempty"`
 	// The part of took that finding the overlaps took.
-	Scored *durationpb.Duration `protobuf:"bytes,40,opt,name=scored,proto3" json:"scored,omitempty"`
+	Scored *durationpb.Duration `protobuf:"bytes,38,opt,name=scored,proto3" json:"scored,omitempty"`
 	// The id of the router that decided for the one that was asked; empty when that one decided itself.
-	DecidedBy string `protobuf:"bytes,41,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
+	DecidedBy string `protobuf:"bytes,39,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
 	// The id of the router that asked for the decision; empty when a client did.
-	AskedBy string `protobuf:"bytes,42,opt,name=asked_by,json=askedBy,proto3" json:"asked_by,omitempty"`
-	// Why a router of a fleet decided without the others; empty when it did not.
-	Alone string `protobuf:"bytes,43,opt,name=alone,proto3" json:"alone,omitempty"`
+	AskedBy string `protobuf:"bytes,40,opt,name=asked_by,json=askedBy,proto3" json:"asked_by,omitempty"`
+	// Why a router of a fleet decided without the others.
+	Alone Alone `protobuf:"varint,41,opt,name=alone,proto3,enum=kvpilot.v1.Alone" json:"alone,omitempty"`
 	// Ranks that could serve and are not among the candidates. All were priced; where this router decided, none costs less than the
 	// 32 cheapest.
-	Others uint32 `protobuf:"varint,44,opt,name=others,proto3" json:"others,omitempty"`
+	Others uint32 `protobuf:"varint,42,opt,name=others,proto3" json:"others,omitempty"`
 	// Ranks that could not serve and are not among the candidates.
-	VetoedOthers uint32 `protobuf:"varint,45,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
+	VetoedOthers uint32 `protobuf:"varint,43,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
 	// How likely the request's session was taken to send a next turn, from 0 to 1.
-	Returning     float64 `protobuf:"fixed64,46,opt,name=returning,proto3" json:"returning,omitempty"`
+	Returning     float64 `protobuf:"fixed64,44,opt,name=returning,proto3" json:"returning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -411,11 +824,11 @@ func (x *Decision) GetPolicy() string {
 	return ""
 }
 
-func (x *Decision) GetReason() string {
+func (x *Decision) GetReason() ChoiceReason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return ChoiceReason_CHOICE_REASON_UNSPECIFIED
 }
 
 func (x *Decision) GetReplicaId() string {
@@ -558,11 +971,11 @@ func (x *Decision) GetTenant() string {
 	return ""
 }
 
-func (x *Decision) GetObjective() string {
+func (x *Decision) GetObjective() Objective {
 	if x != nil {
 		return x.Objective
 	}
-	return ""
+	return Objective_OBJECTIVE_UNSPECIFIED
 }
 
 func (x *Decision) GetTargetTtft() *durationpb.Duration {
@@ -642,11 +1055,11 @@ func (x *Decision) GetAskedBy() string {
 	return ""
 }
 
-func (x *Decision) GetAlone() string {
+func (x *Decision) GetAlone() Alone {
 	if x != nil {
 		return x.Alone
 	}
-	return ""
+	return Alone_ALONE_UNSPECIFIED
 }
 
 func (x *Decision) GetOthers() uint32 {
@@ -677,8 +1090,8 @@ type Candidate struct {
 	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// The data-parallel rank.
 	Rank uint32 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
-	// Why the rank could not be chosen, in one word; empty when it could.
-	Veto string `protobuf:"bytes,3,opt,name=veto,proto3" json:"veto,omitempty"`
+	// Why the rank could not be chosen.
+	Veto Veto `protobuf:"varint,3,opt,name=veto,proto3,enum=kvpilot.v1.Veto" json:"veto,omitempty"`
 	// What the rank holds of the prompt.
 	Overlap *Overlap `protobuf:"bytes,4,opt,name=overlap,proto3" json:"overlap,omitempty"`
 	// How far the overlap may be trusted.
@@ -712,39 +1125,39 @@ type Candidate struct {
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
 	// How long the rank has been silent with requests in flight, where that is its veto (stalled).
-	Silent *durationpb.Duration `protobuf:"bytes,21,opt,name=silent,proto3" json:"silent,omitempty"`
+	Silent *durationpb.Duration `protobuf:"bytes,20,opt,name=silent,proto3" json:"silent,omitempty"`
 	// How fast the rank was taken to be.
-	Speed *RankSpeed `protobuf:"bytes,22,opt,name=speed,proto3" json:"speed,omitempty"`
+	Speed *RankSpeed `protobuf:"bytes,21,opt,name=speed,proto3" json:"speed,omitempty"`
 	// The share by which the rank's decodes slow a prefill down.
-	Slowdown float64 `protobuf:"fixed64,23,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
+	Slowdown float64 `protobuf:"fixed64,22,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
 	// The predicted work of requests that wait in the router for this rank and go first.
-	Planned *durationpb.Duration `protobuf:"bytes,24,opt,name=planned,proto3" json:"planned,omitempty"`
+	Planned *durationpb.Duration `protobuf:"bytes,23,opt,name=planned,proto3" json:"planned,omitempty"`
 	// The time of a step whose token budget is full of prefill.
-	FullStep *durationpb.Duration `protobuf:"bytes,25,opt,name=full_step,json=fullStep,proto3" json:"full_step,omitempty"`
+	FullStep *durationpb.Duration `protobuf:"bytes,24,opt,name=full_step,json=fullStep,proto3" json:"full_step,omitempty"`
 	// How much longer than on an idle rank decoding would take here, weighted.
-	Decode *durationpb.Duration `protobuf:"bytes,26,opt,name=decode,proto3" json:"decode,omitempty"`
+	Decode *durationpb.Duration `protobuf:"bytes,25,opt,name=decode,proto3" json:"decode,omitempty"`
 	// The predicted time until KV memory is free that is promised to others.
-	Crowding *durationpb.Duration `protobuf:"bytes,27,opt,name=crowding,proto3" json:"crowding,omitempty"`
+	Crowding *durationpb.Duration `protobuf:"bytes,26,opt,name=crowding,proto3" json:"crowding,omitempty"`
 	// The predicted time of each token after the first.
-	Tpot *durationpb.Duration `protobuf:"bytes,28,opt,name=tpot,proto3" json:"tpot,omitempty"`
+	Tpot *durationpb.Duration `protobuf:"bytes,27,opt,name=tpot,proto3" json:"tpot,omitempty"`
 	// The share by which the prediction misses a target, whichever it misses by more; 0 when both are kept.
-	Late float64 `protobuf:"fixed64,29,opt,name=late,proto3" json:"late,omitempty"`
+	Late float64 `protobuf:"fixed64,28,opt,name=late,proto3" json:"late,omitempty"`
 	// Requests per second that lately came back to what the rank holds.
-	ReturnsPerSecond float64 `protobuf:"fixed64,30,opt,name=returns_per_second,json=returnsPerSecond,proto3" json:"returns_per_second,omitempty"`
+	ReturnsPerSecond float64 `protobuf:"fixed64,29,opt,name=returns_per_second,json=returnsPerSecond,proto3" json:"returns_per_second,omitempty"`
 	// The prefill time that each of them was spared.
-	Saved *durationpb.Duration `protobuf:"bytes,31,opt,name=saved,proto3" json:"saved,omitempty"`
+	Saved *durationpb.Duration `protobuf:"bytes,30,opt,name=saved,proto3" json:"saved,omitempty"`
 	// How long one of them would find the rank prefilling for others, on average.
-	Residual *durationpb.Duration `protobuf:"bytes,32,opt,name=residual,proto3" json:"residual,omitempty"`
+	Residual *durationpb.Duration `protobuf:"bytes,31,opt,name=residual,proto3" json:"residual,omitempty"`
 	// Leading characters of the prompt that the text tree knows for this replica (prefix-affinity).
-	Chars uint32 `protobuf:"varint,33,opt,name=chars,proto3" json:"chars,omitempty"`
+	Chars uint32 `protobuf:"varint,32,opt,name=chars,proto3" json:"chars,omitempty"`
 	// The size of the replica's text tree in characters (prefix-affinity).
-	HeldChars uint32 `protobuf:"varint,34,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
+	HeldChars uint32 `protobuf:"varint,33,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
 	// The rank's position on the hash ring for this request, 1 for the owner; 0 when it is not among its successors (consistent-hash).
-	Place uint32 `protobuf:"varint,35,opt,name=place,proto3" json:"place,omitempty"`
+	Place uint32 `protobuf:"varint,34,opt,name=place,proto3" json:"place,omitempty"`
 	// What the conduct of the rank adds to its cost: its answers are slower than those of its equals, or empty (predicted-ttft).
-	Drag *durationpb.Duration `protobuf:"bytes,36,opt,name=drag,proto3" json:"drag,omitempty"`
+	Drag *durationpb.Duration `protobuf:"bytes,35,opt,name=drag,proto3" json:"drag,omitempty"`
 	// How the rank has behaved of late. Absent while it behaves as its equals do.
-	Conduct       *RankConduct `protobuf:"bytes,37,opt,name=conduct,proto3" json:"conduct,omitempty"`
+	Conduct       *RankConduct `protobuf:"bytes,36,opt,name=conduct,proto3" json:"conduct,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -793,11 +1206,11 @@ func (x *Candidate) GetRank() uint32 {
 	return 0
 }
 
-func (x *Candidate) GetVeto() string {
+func (x *Candidate) GetVeto() Veto {
 	if x != nil {
 		return x.Veto
 	}
-	return ""
+	return Veto_VETO_UNSPECIFIED
 }
 
 func (x *Candidate) GetOverlap() *Overlap {
@@ -1034,9 +1447,8 @@ func (x *Candidate) GetConduct() *RankConduct {
 // RankConduct is how a rank behaves compared with its equals, as the router has measured it.
 type RankConduct struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Why the rank is avoided: slow (its output tokens take much longer), empty (it gives empty answers where other replicas do not) or
-	// unproven (its answers do not show as cached what it claims to hold). Empty when it is not.
-	Suspicions []string `protobuf:"bytes,1,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
+	// Why the rank is avoided. Empty when it is not.
+	Suspicions []Suspicion `protobuf:"varint,1,rep,packed,name=suspicions,proto3,enum=kvpilot.v1.Suspicion" json:"suspicions,omitempty"`
 	// The time of its output tokens divided by that of its equals under the same load; 0 when unknown.
 	Slowness float64 `protobuf:"fixed64,2,opt,name=slowness,proto3" json:"slowness,omitempty"`
 	// The time of an output token of late; 0 when unknown. Not set in decisions.
@@ -1079,7 +1491,7 @@ func (*RankConduct) Descriptor() ([]byte, []int) {
 	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *RankConduct) GetSuspicions() []string {
+func (x *RankConduct) GetSuspicions() []Suspicion {
 	if x != nil {
 		return x.Suspicions
 	}
@@ -1127,9 +1539,8 @@ type RankSpeed struct {
 	Overhead *durationpb.Duration `protobuf:"bytes,4,opt,name=overhead,proto3" json:"overhead,omitempty"`
 	// The uncertainty of the rate as a share of it.
 	Spread float64 `protobuf:"fixed64,5,opt,name=spread,proto3" json:"spread,omitempty"`
-	// Where the rate comes from: prior (nothing was seen), engine (its own counters), kind (ranks of the same kind), learned, or
-	// distrusted (the median of the kind, because the rank's predictions have been wrong for a while).
-	Source string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	// Where the rate comes from.
+	Source SpeedSource `protobuf:"varint,6,opt,name=source,proto3,enum=kvpilot.v1.SpeedSource" json:"source,omitempty"`
 	// The share of the rank's recent time that the prefill routed to it takes.
 	Busy float64 `protobuf:"fixed64,7,opt,name=busy,proto3" json:"busy,omitempty"`
 	// The pieces of busy time behind the rate; 0 while it is only assumed. Not set in decisions.
@@ -1205,11 +1616,11 @@ func (x *RankSpeed) GetSpread() float64 {
 	return 0
 }
 
-func (x *RankSpeed) GetSource() string {
+func (x *RankSpeed) GetSource() SpeedSource {
 	if x != nil {
 		return x.Source
 	}
-	return ""
+	return SpeedSource_SPEED_SOURCE_UNSPECIFIED
 }
 
 func (x *RankSpeed) GetBusy() float64 {
@@ -1463,7 +1874,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xa4\f\n" +
+	"diskTokens\"\xc9\f\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -1473,8 +1884,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
 	"\x05model\x18\x05 \x01(\tR\x05model\x12\x18\n" +
 	"\aadapter\x18\x06 \x01(\tR\aadapter\x12\x16\n" +
-	"\x06policy\x18\a \x01(\tR\x06policy\x12\x16\n" +
-	"\x06reason\x18\b \x01(\tR\x06reason\x12\x1d\n" +
+	"\x06policy\x18\a \x01(\tR\x06policy\x120\n" +
+	"\x06reason\x18\b \x01(\x0e2\x18.kvpilot.v1.ChoiceReasonR\x06reason\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\t \x01(\tR\treplicaId\x12\x12\n" +
 	"\x04rank\x18\n" +
@@ -1498,34 +1909,34 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x04seed\x18\x19 \x01(\x06R\x04seed\x12\x19\n" +
 	"\btrace_id\x18\x1a \x01(\tR\atraceId\x12\x17\n" +
 	"\aspan_id\x18\x1b \x01(\tR\x06spanId\x12\x16\n" +
-	"\x06tenant\x18\x1e \x01(\tR\x06tenant\x12\x1c\n" +
-	"\tobjective\x18\x1f \x01(\tR\tobjective\x12:\n" +
-	"\vtarget_ttft\x18  \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"\x06tenant\x18\x1c \x01(\tR\x06tenant\x123\n" +
+	"\tobjective\x18\x1d \x01(\x0e2\x15.kvpilot.v1.ObjectiveR\tobjective\x12:\n" +
+	"\vtarget_ttft\x18\x1e \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"targetTtft\x12:\n" +
-	"\vtarget_tpot\x18! \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"\vtarget_tpot\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"targetTpot\x12\x18\n" +
-	"\akeyless\x18\" \x01(\bR\akeyless\x12\x16\n" +
-	"\x06pinned\x18# \x01(\bR\x06pinned\x12\x19\n" +
-	"\btoo_long\x18$ \x01(\bR\atooLong\x12!\n" +
-	"\fprompt_chars\x18% \x01(\rR\vpromptChars\x12\x16\n" +
-	"\x06cursor\x18& \x01(\rR\x06cursor\x121\n" +
-	"\x06waited\x18' \x01(\v2\x19.google.protobuf.DurationR\x06waited\x121\n" +
-	"\x06scored\x18( \x01(\v2\x19.google.protobuf.DurationR\x06scored\x12\x1d\n" +
+	"\akeyless\x18  \x01(\bR\akeyless\x12\x16\n" +
+	"\x06pinned\x18! \x01(\bR\x06pinned\x12\x19\n" +
+	"\btoo_long\x18\" \x01(\bR\atooLong\x12!\n" +
+	"\fprompt_chars\x18# \x01(\rR\vpromptChars\x12\x16\n" +
+	"\x06cursor\x18$ \x01(\rR\x06cursor\x121\n" +
+	"\x06waited\x18% \x01(\v2\x19.google.protobuf.DurationR\x06waited\x121\n" +
+	"\x06scored\x18& \x01(\v2\x19.google.protobuf.DurationR\x06scored\x12\x1d\n" +
 	"\n" +
-	"decided_by\x18) \x01(\tR\tdecidedBy\x12\x19\n" +
-	"\basked_by\x18* \x01(\tR\aaskedBy\x12\x14\n" +
-	"\x05alone\x18+ \x01(\tR\x05alone\x12\x16\n" +
-	"\x06others\x18, \x01(\rR\x06others\x12#\n" +
-	"\rvetoed_others\x18- \x01(\rR\fvetoedOthers\x12\x1c\n" +
-	"\treturning\x18. \x01(\x01R\treturning\x1a9\n" +
+	"decided_by\x18' \x01(\tR\tdecidedBy\x12\x19\n" +
+	"\basked_by\x18( \x01(\tR\aaskedBy\x12'\n" +
+	"\x05alone\x18) \x01(\x0e2\x11.kvpilot.v1.AloneR\x05alone\x12\x16\n" +
+	"\x06others\x18* \x01(\rR\x06others\x12#\n" +
+	"\rvetoed_others\x18+ \x01(\rR\fvetoedOthers\x12\x1c\n" +
+	"\treturning\x18, \x01(\x01R\treturning\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xa9\v\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xaa\v\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
-	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x12\n" +
-	"\x04veto\x18\x03 \x01(\tR\x04veto\x12-\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12$\n" +
+	"\x04veto\x18\x03 \x01(\x0e2\x10.kvpilot.v1.VetoR\x04veto\x12-\n" +
 	"\aoverlap\x18\x04 \x01(\v2\x13.kvpilot.v1.OverlapR\aoverlap\x12)\n" +
 	"\x04feed\x18\x05 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\x12\x1d\n" +
 	"\n" +
@@ -1544,44 +1955,44 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\aprefill\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\aprefill\x12-\n" +
 	"\x04ttft\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12\x12\n" +
 	"\x04cost\x18\x13 \x01(\x01R\x04cost\x121\n" +
-	"\x06silent\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x06silent\x12+\n" +
-	"\x05speed\x18\x16 \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1a\n" +
-	"\bslowdown\x18\x17 \x01(\x01R\bslowdown\x123\n" +
-	"\aplanned\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\aplanned\x126\n" +
-	"\tfull_step\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\bfullStep\x121\n" +
-	"\x06decode\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\x06decode\x125\n" +
-	"\bcrowding\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\bcrowding\x12-\n" +
-	"\x04tpot\x18\x1c \x01(\v2\x19.google.protobuf.DurationR\x04tpot\x12\x12\n" +
-	"\x04late\x18\x1d \x01(\x01R\x04late\x12,\n" +
-	"\x12returns_per_second\x18\x1e \x01(\x01R\x10returnsPerSecond\x12/\n" +
-	"\x05saved\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\x05saved\x125\n" +
-	"\bresidual\x18  \x01(\v2\x19.google.protobuf.DurationR\bresidual\x12\x14\n" +
-	"\x05chars\x18! \x01(\rR\x05chars\x12\x1d\n" +
+	"\x06silent\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\x06silent\x12+\n" +
+	"\x05speed\x18\x15 \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1a\n" +
+	"\bslowdown\x18\x16 \x01(\x01R\bslowdown\x123\n" +
+	"\aplanned\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\aplanned\x126\n" +
+	"\tfull_step\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\bfullStep\x121\n" +
+	"\x06decode\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\x06decode\x125\n" +
+	"\bcrowding\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\bcrowding\x12-\n" +
+	"\x04tpot\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\x04tpot\x12\x12\n" +
+	"\x04late\x18\x1c \x01(\x01R\x04late\x12,\n" +
+	"\x12returns_per_second\x18\x1d \x01(\x01R\x10returnsPerSecond\x12/\n" +
+	"\x05saved\x18\x1e \x01(\v2\x19.google.protobuf.DurationR\x05saved\x125\n" +
+	"\bresidual\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\bresidual\x12\x14\n" +
+	"\x05chars\x18  \x01(\rR\x05chars\x12\x1d\n" +
 	"\n" +
-	"held_chars\x18\" \x01(\rR\theldChars\x12\x14\n" +
-	"\x05place\x18# \x01(\rR\x05place\x12-\n" +
-	"\x04drag\x18$ \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
-	"\aconduct\x18% \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
+	"held_chars\x18! \x01(\rR\theldChars\x12\x14\n" +
+	"\x05place\x18\" \x01(\rR\x05place\x12-\n" +
+	"\x04drag\x18# \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
+	"\aconduct\x18$ \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\xc9\x01\n" +
-	"\vRankConduct\x12\x1e\n" +
+	"\t_kv_usage\"\xe0\x01\n" +
+	"\vRankConduct\x125\n" +
 	"\n" +
-	"suspicions\x18\x01 \x03(\tR\n" +
+	"suspicions\x18\x01 \x03(\x0e2\x15.kvpilot.v1.SuspicionR\n" +
 	"suspicions\x12\x1a\n" +
 	"\bslowness\x18\x02 \x01(\x01R\bslowness\x128\n" +
 	"\n" +
 	"token_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ttokenTime\x12\x1f\n" +
 	"\vempty_share\x18\x04 \x01(\x01R\n" +
 	"emptyShare\x12#\n" +
-	"\roverlap_trust\x18\x05 \x01(\x01R\foverlapTrust\"\xc7\x02\n" +
+	"\roverlap_trust\x18\x05 \x01(\x01R\foverlapTrust\"\xe0\x02\n" +
 	"\tRankSpeed\x12*\n" +
 	"\x11tokens_per_second\x18\x01 \x01(\x01R\x0ftokensPerSecond\x12\x1f\n" +
 	"\vbend_tokens\x18\x02 \x01(\x01R\n" +
 	"bendTokens\x12-\n" +
 	"\x04step\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04step\x125\n" +
 	"\boverhead\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\boverhead\x12\x16\n" +
-	"\x06spread\x18\x05 \x01(\x01R\x06spread\x12\x16\n" +
-	"\x06source\x18\x06 \x01(\tR\x06source\x12\x12\n" +
+	"\x06spread\x18\x05 \x01(\x01R\x06spread\x12/\n" +
+	"\x06source\x18\x06 \x01(\x0e2\x17.kvpilot.v1.SpeedSourceR\x06source\x12\x12\n" +
 	"\x04busy\x18\a \x01(\x01R\x04busy\x12\x18\n" +
 	"\asamples\x18\b \x01(\rR\asamples\x12)\n" +
 	"\x10prediction_ratio\x18\t \x01(\x01R\x0fpredictionRatio\"\x9e\x01\n" +
@@ -1615,7 +2026,58 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\xdd\x01\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\x91\x02\n" +
+	"\fChoiceReason\x12\x1d\n" +
+	"\x19CHOICE_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12CHOICE_REASON_COST\x10\x01\x12\x15\n" +
+	"\x11CHOICE_REASON_TIE\x10\x02\x12\x16\n" +
+	"\x12CHOICE_REASON_ONLY\x10\x03\x12\x18\n" +
+	"\x14CHOICE_REASON_PINNED\x10\x04\x12\x16\n" +
+	"\x12CHOICE_REASON_DICE\x10\x05\x12\x18\n" +
+	"\x14CHOICE_REASON_NO_KEY\x10\x06\x12\x1b\n" +
+	"\x17CHOICE_REASON_IMBALANCE\x10\a\x12\x1a\n" +
+	"\x16CHOICE_REASON_TOO_LONG\x10\b\x12\x16\n" +
+	"\x12CHOICE_REASON_NONE\x10\t*\xec\x01\n" +
+	"\x04Veto\x12\x14\n" +
+	"\x10VETO_UNSPECIFIED\x10\x00\x12\x0e\n" +
+	"\n" +
+	"VETO_STATE\x10\x01\x12\x0e\n" +
+	"\n" +
+	"VETO_MODEL\x10\x02\x12\x11\n" +
+	"\rVETO_EXCLUDED\x10\x03\x12\x0f\n" +
+	"\vVETO_DENIED\x10\x04\x12\x14\n" +
+	"\x10VETO_NOT_ALLOWED\x10\x05\x12\x0f\n" +
+	"\vVETO_PINNED\x10\x06\x12\r\n" +
+	"\tVETO_RANK\x10\a\x12\f\n" +
+	"\bVETO_CAP\x10\b\x12\x10\n" +
+	"\fVETO_CONTEXT\x10\t\x12\x10\n" +
+	"\fVETO_STALLED\x10\n" +
+	"\x12\x11\n" +
+	"\rVETO_DRAINING\x10\v\x12\x0f\n" +
+	"\vVETO_MEMORY\x10\f*c\n" +
+	"\tObjective\x12\x19\n" +
+	"\x15OBJECTIVE_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eOBJECTIVE_TTFT\x10\x01\x12\x14\n" +
+	"\x10OBJECTIVE_ANSWER\x10\x02\x12\x11\n" +
+	"\rOBJECTIVE_SLO\x10\x03*g\n" +
+	"\tSuspicion\x12\x19\n" +
+	"\x15SUSPICION_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eSUSPICION_SLOW\x10\x01\x12\x13\n" +
+	"\x0fSUSPICION_EMPTY\x10\x02\x12\x16\n" +
+	"\x12SUSPICION_UNPROVEN\x10\x03*\xaa\x01\n" +
+	"\vSpeedSource\x12\x1c\n" +
+	"\x18SPEED_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12SPEED_SOURCE_PRIOR\x10\x01\x12\x17\n" +
+	"\x13SPEED_SOURCE_ENGINE\x10\x02\x12\x15\n" +
+	"\x11SPEED_SOURCE_KIND\x10\x03\x12\x18\n" +
+	"\x14SPEED_SOURCE_LEARNED\x10\x04\x12\x1b\n" +
+	"\x17SPEED_SOURCE_DISTRUSTED\x10\x05*o\n" +
+	"\x05Alone\x12\x15\n" +
+	"\x11ALONE_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fALONE_SILENT\x10\x01\x12\x16\n" +
+	"\x12ALONE_UNKNOWN_RANK\x10\x02\x12\x14\n" +
+	"\x10ALONE_NO_REPLICA\x10\x03\x12\x0f\n" +
+	"\vALONE_MOVED\x10\x04*\xca\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -1626,10 +2088,10 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\tEND_MOVED\x10\x05\x12\x0f\n" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
-	"\vEND_RESUMED\x10\t\x12\x10\n" +
-	"\fEND_UNSERVED\x10\n" +
-	"\x12\x13\n" +
-	"\x0fEND_HANDED_OVER\x10\v\"\x04\b\b\x10\b*\vEND_YIELDEDB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\vEND_RESUMED\x10\b\x12\x10\n" +
+	"\fEND_UNSERVED\x10\t\x12\x13\n" +
+	"\x0fEND_HANDED_OVER\x10\n" +
+	"B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once
@@ -1643,63 +2105,75 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_decision_proto_rawDescData
 }
 
-var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
 var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
-	(End)(0),                      // 1: kvpilot.v1.End
-	(*Overlap)(nil),               // 2: kvpilot.v1.Overlap
-	(*Decision)(nil),              // 3: kvpilot.v1.Decision
-	(*Candidate)(nil),             // 4: kvpilot.v1.Candidate
-	(*RankConduct)(nil),           // 5: kvpilot.v1.RankConduct
-	(*RankSpeed)(nil),             // 6: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 7: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 8: kvpilot.v1.Outcome
-	nil,                           // 9: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
+	(ChoiceReason)(0),             // 1: kvpilot.v1.ChoiceReason
+	(Veto)(0),                     // 2: kvpilot.v1.Veto
+	(Objective)(0),                // 3: kvpilot.v1.Objective
+	(Suspicion)(0),                // 4: kvpilot.v1.Suspicion
+	(SpeedSource)(0),              // 5: kvpilot.v1.SpeedSource
+	(Alone)(0),                    // 6: kvpilot.v1.Alone
+	(End)(0),                      // 7: kvpilot.v1.End
+	(*Overlap)(nil),               // 8: kvpilot.v1.Overlap
+	(*Decision)(nil),              // 9: kvpilot.v1.Decision
+	(*Candidate)(nil),             // 10: kvpilot.v1.Candidate
+	(*RankConduct)(nil),           // 11: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 12: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 13: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 14: kvpilot.v1.Outcome
+	nil,                           // 15: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	10, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
-	9,  // 1: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	11, // 2: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	11, // 3: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
-	4,  // 4: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	8,  // 5: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	7,  // 6: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
-	11, // 7: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	11, // 8: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	11, // 9: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	11, // 10: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
-	2,  // 11: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
-	0,  // 12: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	11, // 13: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
-	11, // 14: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
-	11, // 15: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
-	11, // 16: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
-	6,  // 17: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	11, // 18: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
-	11, // 19: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
-	11, // 20: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
-	11, // 21: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
-	11, // 22: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
-	11, // 23: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
-	11, // 24: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
-	11, // 25: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
-	5,  // 26: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	11, // 27: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	11, // 28: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	11, // 29: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	11, // 30: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	1,  // 31: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	11, // 32: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	11, // 33: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	11, // 34: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	35, // [35:35] is the sub-list for method output_type
-	35, // [35:35] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	16, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	1,  // 1: kvpilot.v1.Decision.reason:type_name -> kvpilot.v1.ChoiceReason
+	15, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	17, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	17, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	10, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
+	14, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	13, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	3,  // 8: kvpilot.v1.Decision.objective:type_name -> kvpilot.v1.Objective
+	17, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	17, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	17, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	17, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	6,  // 13: kvpilot.v1.Decision.alone:type_name -> kvpilot.v1.Alone
+	2,  // 14: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
+	8,  // 15: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	0,  // 16: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
+	17, // 17: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	17, // 18: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	17, // 19: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	17, // 20: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	12, // 21: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	17, // 22: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	17, // 23: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	17, // 24: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	17, // 25: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	17, // 26: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	17, // 27: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	17, // 28: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	17, // 29: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	11, // 30: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	4,  // 31: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	17, // 32: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	17, // 33: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	17, // 34: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 35: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	17, // 36: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	7,  // 37: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	17, // 38: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	17, // 39: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	17, // 40: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	41, // [41:41] is the sub-list for method output_type
+	41, // [41:41] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -1714,7 +2188,7 @@ func file_kvpilot_v1_decision_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      8,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -83,6 +83,71 @@ func (ApiKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_prompt_proto_rawDescGZIP(), []int{0}
 }
 
+// TokenSource is where token ids come from.
+type TokenSource int32
+
+const (
+	// Not specified.
+	TokenSource_TOKEN_SOURCE_UNSPECIFIED TokenSource = 0
+	// The request brought them.
+	TokenSource_TOKEN_SOURCE_BODY TokenSource = 1
+	// The router knew the whole prompt.
+	TokenSource_TOKEN_SOURCE_EXACT_CACHE TokenSource = 2
+	// The router knew the beginning of the conversation.
+	TokenSource_TOKEN_SOURCE_CONVERSATION TokenSource = 3
+	// A replica's render route.
+	TokenSource_TOKEN_SOURCE_RENDER TokenSource = 4
+	// A replica's tokenize route.
+	TokenSource_TOKEN_SOURCE_TOKENIZE TokenSource = 5
+)
+
+// Enum value maps for TokenSource.
+var (
+	TokenSource_name = map[int32]string{
+		0: "TOKEN_SOURCE_UNSPECIFIED",
+		1: "TOKEN_SOURCE_BODY",
+		2: "TOKEN_SOURCE_EXACT_CACHE",
+		3: "TOKEN_SOURCE_CONVERSATION",
+		4: "TOKEN_SOURCE_RENDER",
+		5: "TOKEN_SOURCE_TOKENIZE",
+	}
+	TokenSource_value = map[string]int32{
+		"TOKEN_SOURCE_UNSPECIFIED":  0,
+		"TOKEN_SOURCE_BODY":         1,
+		"TOKEN_SOURCE_EXACT_CACHE":  2,
+		"TOKEN_SOURCE_CONVERSATION": 3,
+		"TOKEN_SOURCE_RENDER":       4,
+		"TOKEN_SOURCE_TOKENIZE":     5,
+	}
+)
+
+func (x TokenSource) Enum() *TokenSource {
+	p := new(TokenSource)
+	*p = x
+	return p
+}
+
+func (x TokenSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TokenSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_prompt_proto_enumTypes[1].Descriptor()
+}
+
+func (TokenSource) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_prompt_proto_enumTypes[1]
+}
+
+func (x TokenSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TokenSource.Descriptor instead.
+func (TokenSource) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_prompt_proto_rawDescGZIP(), []int{1}
+}
+
 // TokenIds is a sequence of token ids. fixed32, because a packed varint list of 131,072 ids takes about five times as
 // long to decode (docs/adr/002). There are no rules per id: they would cost more than routing does.
 type TokenIds struct {
@@ -369,8 +434,8 @@ type TokenizeResponse struct {
 	Sequences []*TokenSequence `protobuf:"bytes,1,rep,name=sequences,proto3" json:"sequences,omitempty"`
 	// The context length of the model in tokens; 0 when unknown.
 	MaxModelLen uint32 `protobuf:"varint,2,opt,name=max_model_len,json=maxModelLen,proto3" json:"max_model_len,omitempty"`
-	// Where the ids came from: body, exact_cache, conversation, render or tokenize.
-	Source        string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
+	// Where the ids came from.
+	Source        TokenSource `protobuf:"varint,3,opt,name=source,proto3,enum=kvpilot.v1.TokenSource" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -419,11 +484,11 @@ func (x *TokenizeResponse) GetMaxModelLen() uint32 {
 	return 0
 }
 
-func (x *TokenizeResponse) GetSource() string {
+func (x *TokenizeResponse) GetSource() TokenSource {
 	if x != nil {
 		return x.Source
 	}
-	return ""
+	return TokenSource_TOKEN_SOURCE_UNSPECIFIED
 }
 
 // TokenSequence is one tokenized input.
@@ -603,11 +668,11 @@ const file_kvpilot_v1_prompt_proto_rawDesc = "" +
 	"\x05input\x12\x05\xbaH\x02\b\x01B\x15\n" +
 	"\x13_add_special_tokens\".\n" +
 	"\tTextBatch\x12!\n" +
-	"\x05texts\x18\x01 \x03(\tB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\bR\x05texts\"\x87\x01\n" +
+	"\x05texts\x18\x01 \x03(\tB\v\xbaH\b\x92\x01\x05\b\x01\x10\x80\bR\x05texts\"\xa0\x01\n" +
 	"\x10TokenizeResponse\x127\n" +
 	"\tsequences\x18\x01 \x03(\v2\x19.kvpilot.v1.TokenSequenceR\tsequences\x12\"\n" +
-	"\rmax_model_len\x18\x02 \x01(\rR\vmaxModelLen\x12\x16\n" +
-	"\x06source\x18\x03 \x01(\tR\x06source\"X\n" +
+	"\rmax_model_len\x18\x02 \x01(\rR\vmaxModelLen\x12/\n" +
+	"\x06source\x18\x03 \x01(\x0e2\x17.kvpilot.v1.TokenSourceR\x06source\"X\n" +
 	"\rTokenSequence\x121\n" +
 	"\ttoken_ids\x18\x01 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\rR\x05count\"t\n" +
@@ -621,7 +686,14 @@ const file_kvpilot_v1_prompt_proto_rawDesc = "" +
 	"\x19API_KIND_CHAT_COMPLETIONS\x10\x01\x12\x18\n" +
 	"\x14API_KIND_COMPLETIONS\x10\x02\x12\x16\n" +
 	"\x12API_KIND_RESPONSES\x10\x03\x12\x15\n" +
-	"\x11API_KIND_MESSAGES\x10\x04B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x11API_KIND_MESSAGES\x10\x04*\xb3\x01\n" +
+	"\vTokenSource\x12\x1c\n" +
+	"\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11TOKEN_SOURCE_BODY\x10\x01\x12\x1c\n" +
+	"\x18TOKEN_SOURCE_EXACT_CACHE\x10\x02\x12\x1d\n" +
+	"\x19TOKEN_SOURCE_CONVERSATION\x10\x03\x12\x17\n" +
+	"\x13TOKEN_SOURCE_RENDER\x10\x04\x12\x19\n" +
+	"\x15TOKEN_SOURCE_TOKENIZE\x10\x05B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_prompt_proto_rawDescOnce sync.Once
@@ -635,31 +707,33 @@ func file_kvpilot_v1_prompt_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_prompt_proto_rawDescData
 }
 
-var file_kvpilot_v1_prompt_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvpilot_v1_prompt_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_kvpilot_v1_prompt_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvpilot_v1_prompt_proto_goTypes = []any{
 	(ApiKind)(0),               // 0: kvpilot.v1.ApiKind
-	(*TokenIds)(nil),           // 1: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),        // 2: kvpilot.v1.RequestBody
-	(*TokenizeRequest)(nil),    // 3: kvpilot.v1.TokenizeRequest
-	(*TextBatch)(nil),          // 4: kvpilot.v1.TextBatch
-	(*TokenizeResponse)(nil),   // 5: kvpilot.v1.TokenizeResponse
-	(*TokenSequence)(nil),      // 6: kvpilot.v1.TokenSequence
-	(*DetokenizeRequest)(nil),  // 7: kvpilot.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil), // 8: kvpilot.v1.DetokenizeResponse
+	(TokenSource)(0),           // 1: kvpilot.v1.TokenSource
+	(*TokenIds)(nil),           // 2: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),        // 3: kvpilot.v1.RequestBody
+	(*TokenizeRequest)(nil),    // 4: kvpilot.v1.TokenizeRequest
+	(*TextBatch)(nil),          // 5: kvpilot.v1.TextBatch
+	(*TokenizeResponse)(nil),   // 6: kvpilot.v1.TokenizeResponse
+	(*TokenSequence)(nil),      // 7: kvpilot.v1.TokenSequence
+	(*DetokenizeRequest)(nil),  // 8: kvpilot.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil), // 9: kvpilot.v1.DetokenizeResponse
 }
 var file_kvpilot_v1_prompt_proto_depIdxs = []int32{
 	0, // 0: kvpilot.v1.RequestBody.api:type_name -> kvpilot.v1.ApiKind
-	2, // 1: kvpilot.v1.TokenizeRequest.body:type_name -> kvpilot.v1.RequestBody
-	4, // 2: kvpilot.v1.TokenizeRequest.texts:type_name -> kvpilot.v1.TextBatch
-	6, // 3: kvpilot.v1.TokenizeResponse.sequences:type_name -> kvpilot.v1.TokenSequence
-	1, // 4: kvpilot.v1.TokenSequence.token_ids:type_name -> kvpilot.v1.TokenIds
-	1, // 5: kvpilot.v1.DetokenizeRequest.sequences:type_name -> kvpilot.v1.TokenIds
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	3, // 1: kvpilot.v1.TokenizeRequest.body:type_name -> kvpilot.v1.RequestBody
+	5, // 2: kvpilot.v1.TokenizeRequest.texts:type_name -> kvpilot.v1.TextBatch
+	7, // 3: kvpilot.v1.TokenizeResponse.sequences:type_name -> kvpilot.v1.TokenSequence
+	1, // 4: kvpilot.v1.TokenizeResponse.source:type_name -> kvpilot.v1.TokenSource
+	2, // 5: kvpilot.v1.TokenSequence.token_ids:type_name -> kvpilot.v1.TokenIds
+	2, // 6: kvpilot.v1.DetokenizeRequest.sequences:type_name -> kvpilot.v1.TokenIds
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_prompt_proto_init() }
@@ -677,7 +751,7 @@ func file_kvpilot_v1_prompt_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_prompt_proto_rawDesc), len(file_kvpilot_v1_prompt_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -914,12 +914,12 @@ type DrainRequest struct {
 	// The replica.
 	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
-	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
-	Force bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	// Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
 	// and a stream that can be resumed exactly is resumed. The others finish where they are.
-	Move          bool `protobuf:"varint,5,opt,name=move,proto3" json:"move,omitempty"`
+	Move          bool `protobuf:"varint,4,opt,name=move,proto3" json:"move,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1124,7 +1124,11 @@ func (x *UndrainResponse) GetReplica() *Replica {
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only those that serve this model; empty means all.
-	Model         string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// The largest number of one answer. 0, and more than 500, mean 500.
+	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the answer before, with the same filters; empty for the first replicas.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1166,11 +1170,27 @@ func (x *ListRequest) GetModel() string {
 	return ""
 }
 
+func (x *ListRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 // ListResponse has replicas.
 type ListResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replicas, by id.
-	Replicas      []*Replica `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Replicas []*Replica `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// The page_token of the next replicas; empty when there are none.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1210,6 +1230,13 @@ func (x *ListResponse) GetReplicas() []*Replica {
 		return x.Replicas
 	}
 	return nil
+}
+
+func (x *ListResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // GetRequest names a replica.
@@ -1490,9 +1517,9 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x125\n" +
-	"\x06reason\x18\x03 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
-	"\x05force\x18\x04 \x01(\bR\x05force\x12\x12\n" +
-	"\x04move\x18\x05 \x01(\bR\x04move\">\n" +
+	"\x06reason\x18\x02 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x12\n" +
+	"\x04move\x18\x04 \x01(\bR\x04move\">\n" +
 	"\rDrainResponse\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\";\n" +
 	"\x0eUndrainRequest\x12)\n" +
@@ -1500,11 +1527,15 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"@\n" +
 	"\x0fUndrainResponse\x12-\n" +
-	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"-\n" +
+	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"s\n" +
 	"\vListRequest\x12\x1e\n" +
-	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\"?\n" +
+	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"g\n" +
 	"\fListResponse\x12/\n" +
-	"\breplicas\x18\x01 \x03(\v2\x13.kvpilot.v1.ReplicaR\breplicas\"7\n" +
+	"\breplicas\x18\x01 \x03(\v2\x13.kvpilot.v1.ReplicaR\breplicas\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"7\n" +
 	"\n" +
 	"GetRequest\x12)\n" +
 	"\n" +

@@ -25,6 +25,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ParityState is how far the token ids of a model are known to agree with its engines.
+type ParityState int32
+
+const (
+	// Not specified.
+	ParityState_PARITY_STATE_UNSPECIFIED ParityState = 0
+	// Not yet compared often enough.
+	ParityState_PARITY_STATE_UNPROVEN ParityState = 1
+	// They have agreed for long.
+	ParityState_PARITY_STATE_PROVEN ParityState = 2
+	// They differ.
+	ParityState_PARITY_STATE_SUSPECT ParityState = 3
+)
+
+// Enum value maps for ParityState.
+var (
+	ParityState_name = map[int32]string{
+		0: "PARITY_STATE_UNSPECIFIED",
+		1: "PARITY_STATE_UNPROVEN",
+		2: "PARITY_STATE_PROVEN",
+		3: "PARITY_STATE_SUSPECT",
+	}
+	ParityState_value = map[string]int32{
+		"PARITY_STATE_UNSPECIFIED": 0,
+		"PARITY_STATE_UNPROVEN":    1,
+		"PARITY_STATE_PROVEN":      2,
+		"PARITY_STATE_SUSPECT":     3,
+	}
+)
+
+func (x ParityState) Enum() *ParityState {
+	p := new(ParityState)
+	*p = x
+	return p
+}
+
+func (x ParityState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ParityState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_router_proto_enumTypes[0].Descriptor()
+}
+
+func (ParityState) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_router_proto_enumTypes[0]
+}
+
+func (x ParityState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ParityState.Descriptor instead.
+func (ParityState) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{0}
+}
+
 // RouterState is how one router sees another.
 type RouterState int32
 
@@ -66,11 +123,11 @@ func (x RouterState) String() string {
 }
 
 func (RouterState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvpilot_v1_router_proto_enumTypes[0].Descriptor()
+	return file_kvpilot_v1_router_proto_enumTypes[1].Descriptor()
 }
 
 func (RouterState) Type() protoreflect.EnumType {
-	return &file_kvpilot_v1_router_proto_enumTypes[0]
+	return &file_kvpilot_v1_router_proto_enumTypes[1]
 }
 
 func (x RouterState) Number() protoreflect.EnumNumber {
@@ -79,7 +136,7 @@ func (x RouterState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RouterState.Descriptor instead.
 func (RouterState) EnumDescriptor() ([]byte, []int) {
-	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{0}
+	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{1}
 }
 
 // GetStatusRequest has no fields.
@@ -397,8 +454,8 @@ type TokenParity struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The model.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
-	// unproven, proven or suspect.
-	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// The state.
+	State ParityState `protobuf:"varint,2,opt,name=state,proto3,enum=kvpilot.v1.ParityState" json:"state,omitempty"`
 	// What differs; empty when nothing does.
 	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -442,11 +499,11 @@ func (x *TokenParity) GetModel() string {
 	return ""
 }
 
-func (x *TokenParity) GetState() string {
+func (x *TokenParity) GetState() ParityState {
 	if x != nil {
 		return x.State
 	}
-	return ""
+	return ParityState_PARITY_STATE_UNSPECIFIED
 }
 
 func (x *TokenParity) GetDetail() string {
@@ -859,8 +916,8 @@ type Trace struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// When that began.
 	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
-	// How long it took, in milliseconds.
-	DurationMs float64 `protobuf:"fixed64,4,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// How long it took.
+	Duration *durationpb.Duration `protobuf:"bytes,4,opt,name=duration,proto3" json:"duration,omitempty"`
 	// A span of it failed.
 	Failed bool `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`
 	// The spans, by their beginnings.
@@ -920,11 +977,11 @@ func (x *Trace) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Trace) GetDurationMs() float64 {
+func (x *Trace) GetDuration() *durationpb.Duration {
 	if x != nil {
-		return x.DurationMs
+		return x.Duration
 	}
-	return 0
+	return nil
 }
 
 func (x *Trace) GetFailed() bool {
@@ -950,10 +1007,10 @@ type Span struct {
 	ParentSpanId string `protobuf:"bytes,2,opt,name=parent_span_id,json=parentSpanId,proto3" json:"parent_span_id,omitempty"`
 	// Its name.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// When it began, in milliseconds from the trace's beginning.
-	StartMs float64 `protobuf:"fixed64,4,opt,name=start_ms,json=startMs,proto3" json:"start_ms,omitempty"`
-	// How long it took, in milliseconds.
-	DurationMs float64 `protobuf:"fixed64,5,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// When it began, from the trace's beginning.
+	Start *durationpb.Duration `protobuf:"bytes,4,opt,name=start,proto3" json:"start,omitempty"`
+	// How long it took.
+	Duration *durationpb.Duration `protobuf:"bytes,5,opt,name=duration,proto3" json:"duration,omitempty"`
 	// It failed.
 	Failed bool `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`
 	// Its attributes as text.
@@ -1015,18 +1072,18 @@ func (x *Span) GetName() string {
 	return ""
 }
 
-func (x *Span) GetStartMs() float64 {
+func (x *Span) GetStart() *durationpb.Duration {
 	if x != nil {
-		return x.StartMs
+		return x.Start
 	}
-	return 0
+	return nil
 }
 
-func (x *Span) GetDurationMs() float64 {
+func (x *Span) GetDuration() *durationpb.Duration {
 	if x != nil {
-		return x.DurationMs
+		return x.Duration
 	}
-	return 0
+	return nil
 }
 
 func (x *Span) GetFailed() bool {
@@ -1055,8 +1112,8 @@ type SpanEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, with its attributes' values.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// When it was, in milliseconds from the trace's beginning.
-	AtMs          float64 `protobuf:"fixed64,2,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
+	// When it was, from the trace's beginning.
+	At            *durationpb.Duration `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1098,11 +1155,11 @@ func (x *SpanEvent) GetName() string {
 	return ""
 }
 
-func (x *SpanEvent) GetAtMs() float64 {
+func (x *SpanEvent) GetAt() *durationpb.Duration {
 	if x != nil {
-		return x.AtMs
+		return x.At
 	}
-	return 0
+	return nil
 }
 
 // ListRoutersRequest has no fields.
@@ -1436,10 +1493,10 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\n" +
 	"max_blocks\x18\x02 \x01(\x04R\tmaxBlocks\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x10\n" +
-	"\x03cut\x18\x04 \x01(\bR\x03cut\"Q\n" +
+	"\x03cut\x18\x04 \x01(\bR\x03cut\"j\n" +
 	"\vTokenParity\x12\x14\n" +
-	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
-	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12-\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x17.kvpilot.v1.ParityStateR\x05state\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x84\x01\n" +
 	"\x11GetHistoryRequest\x12=\n" +
 	"\x04step\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b:\x02\b\x01:\x02\b\x0fR\x04step\x120\n" +
@@ -1474,22 +1531,20 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\x0e_shadow_agreed\"\x13\n" +
 	"\x11ListTracesRequest\"?\n" +
 	"\x12ListTracesResponse\x12)\n" +
-	"\x06traces\x18\x01 \x03(\v2\x11.kvpilot.v1.TraceR\x06traces\"\xc7\x01\n" +
+	"\x06traces\x18\x01 \x03(\v2\x11.kvpilot.v1.TraceR\x06traces\"\xdd\x01\n" +
 	"\x05Trace\x12\x19\n" +
 	"\btrace_id\x18\x01 \x01(\tR\atraceId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
-	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1f\n" +
-	"\vduration_ms\x18\x04 \x01(\x01R\n" +
-	"durationMs\x12\x16\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x125\n" +
+	"\bduration\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x16\n" +
 	"\x06failed\x18\x05 \x01(\bR\x06failed\x12&\n" +
-	"\x05spans\x18\x06 \x03(\v2\x10.kvpilot.v1.SpanR\x05spans\"\xdd\x02\n" +
+	"\x05spans\x18\x06 \x03(\v2\x10.kvpilot.v1.SpanR\x05spans\"\x89\x03\n" +
 	"\x04Span\x12\x17\n" +
 	"\aspan_id\x18\x01 \x01(\tR\x06spanId\x12$\n" +
 	"\x0eparent_span_id\x18\x02 \x01(\tR\fparentSpanId\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\x12\x19\n" +
-	"\bstart_ms\x18\x04 \x01(\x01R\astartMs\x12\x1f\n" +
-	"\vduration_ms\x18\x05 \x01(\x01R\n" +
-	"durationMs\x12\x16\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12/\n" +
+	"\x05start\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
+	"\bduration\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bduration\x12\x16\n" +
 	"\x06failed\x18\x06 \x01(\bR\x06failed\x12@\n" +
 	"\n" +
 	"attributes\x18\a \x03(\v2 .kvpilot.v1.Span.AttributesEntryR\n" +
@@ -1497,10 +1552,10 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\x06events\x18\b \x03(\v2\x15.kvpilot.v1.SpanEventR\x06events\x1a=\n" +
 	"\x0fAttributesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"4\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
 	"\tSpanEvent\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x13\n" +
-	"\x05at_ms\x18\x02 \x01(\x01R\x04atMs\"\x14\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12)\n" +
+	"\x02at\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x02at\"\x14\n" +
 	"\x12ListRoutersRequest\"C\n" +
 	"\x13ListRoutersResponse\x12,\n" +
 	"\arouters\x18\x01 \x03(\v2\x12.kvpilot.v1.RouterR\arouters\"\xf4\x02\n" +
@@ -1524,7 +1579,12 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\tnot_ready\x18\x02 \x01(\tR\bnotReady\x12\x12\n" +
 	"\x04able\x18\x03 \x01(\bR\x04able\x12\x1a\n" +
 	"\brequests\x18\x04 \x01(\rR\brequests\x12\x12\n" +
-	"\x04held\x18\x05 \x01(\rR\x04held*u\n" +
+	"\x04held\x18\x05 \x01(\rR\x04held*y\n" +
+	"\vParityState\x12\x1c\n" +
+	"\x18PARITY_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15PARITY_STATE_UNPROVEN\x10\x01\x12\x17\n" +
+	"\x13PARITY_STATE_PROVEN\x10\x02\x12\x18\n" +
+	"\x14PARITY_STATE_SUSPECT\x10\x03*u\n" +
 	"\vRouterState\x12\x1c\n" +
 	"\x18ROUTER_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ROUTER_STATE_ALIVE\x10\x01\x12\x19\n" +
@@ -1550,73 +1610,79 @@ func file_kvpilot_v1_router_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_router_proto_rawDescData
 }
 
-var file_kvpilot_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvpilot_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_kvpilot_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_kvpilot_v1_router_proto_goTypes = []any{
-	(RouterState)(0),              // 0: kvpilot.v1.RouterState
-	(*GetStatusRequest)(nil),      // 1: kvpilot.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),     // 2: kvpilot.v1.GetStatusResponse
-	(*Links)(nil),                 // 3: kvpilot.v1.Links
-	(*IndexStatus)(nil),           // 4: kvpilot.v1.IndexStatus
-	(*TokenParity)(nil),           // 5: kvpilot.v1.TokenParity
-	(*GetHistoryRequest)(nil),     // 6: kvpilot.v1.GetHistoryRequest
-	(*GetHistoryResponse)(nil),    // 7: kvpilot.v1.GetHistoryResponse
-	(*HistoryStep)(nil),           // 8: kvpilot.v1.HistoryStep
-	(*ListTracesRequest)(nil),     // 9: kvpilot.v1.ListTracesRequest
-	(*ListTracesResponse)(nil),    // 10: kvpilot.v1.ListTracesResponse
-	(*Trace)(nil),                 // 11: kvpilot.v1.Trace
-	(*Span)(nil),                  // 12: kvpilot.v1.Span
-	(*SpanEvent)(nil),             // 13: kvpilot.v1.SpanEvent
-	(*ListRoutersRequest)(nil),    // 14: kvpilot.v1.ListRoutersRequest
-	(*ListRoutersResponse)(nil),   // 15: kvpilot.v1.ListRoutersResponse
-	(*Router)(nil),                // 16: kvpilot.v1.Router
-	(*RouterReport)(nil),          // 17: kvpilot.v1.RouterReport
-	nil,                           // 18: kvpilot.v1.HistoryStep.UnservedEntry
-	nil,                           // 19: kvpilot.v1.Span.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(ParityState)(0),              // 0: kvpilot.v1.ParityState
+	(RouterState)(0),              // 1: kvpilot.v1.RouterState
+	(*GetStatusRequest)(nil),      // 2: kvpilot.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),     // 3: kvpilot.v1.GetStatusResponse
+	(*Links)(nil),                 // 4: kvpilot.v1.Links
+	(*IndexStatus)(nil),           // 5: kvpilot.v1.IndexStatus
+	(*TokenParity)(nil),           // 6: kvpilot.v1.TokenParity
+	(*GetHistoryRequest)(nil),     // 7: kvpilot.v1.GetHistoryRequest
+	(*GetHistoryResponse)(nil),    // 8: kvpilot.v1.GetHistoryResponse
+	(*HistoryStep)(nil),           // 9: kvpilot.v1.HistoryStep
+	(*ListTracesRequest)(nil),     // 10: kvpilot.v1.ListTracesRequest
+	(*ListTracesResponse)(nil),    // 11: kvpilot.v1.ListTracesResponse
+	(*Trace)(nil),                 // 12: kvpilot.v1.Trace
+	(*Span)(nil),                  // 13: kvpilot.v1.Span
+	(*SpanEvent)(nil),             // 14: kvpilot.v1.SpanEvent
+	(*ListRoutersRequest)(nil),    // 15: kvpilot.v1.ListRoutersRequest
+	(*ListRoutersResponse)(nil),   // 16: kvpilot.v1.ListRoutersResponse
+	(*Router)(nil),                // 17: kvpilot.v1.Router
+	(*RouterReport)(nil),          // 18: kvpilot.v1.RouterReport
+	nil,                           // 19: kvpilot.v1.HistoryStep.UnservedEntry
+	nil,                           // 20: kvpilot.v1.Span.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
 }
 var file_kvpilot_v1_router_proto_depIdxs = []int32{
-	20, // 0: kvpilot.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	21, // 1: kvpilot.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	4,  // 2: kvpilot.v1.GetStatusResponse.index:type_name -> kvpilot.v1.IndexStatus
-	5,  // 3: kvpilot.v1.GetStatusResponse.parity:type_name -> kvpilot.v1.TokenParity
-	8,  // 4: kvpilot.v1.GetStatusResponse.minute:type_name -> kvpilot.v1.HistoryStep
-	3,  // 5: kvpilot.v1.GetStatusResponse.links:type_name -> kvpilot.v1.Links
-	21, // 6: kvpilot.v1.GetHistoryRequest.step:type_name -> google.protobuf.Duration
-	20, // 7: kvpilot.v1.GetHistoryRequest.since:type_name -> google.protobuf.Timestamp
-	8,  // 8: kvpilot.v1.GetHistoryResponse.steps:type_name -> kvpilot.v1.HistoryStep
-	20, // 9: kvpilot.v1.HistoryStep.time:type_name -> google.protobuf.Timestamp
-	21, // 10: kvpilot.v1.HistoryStep.counted:type_name -> google.protobuf.Duration
-	18, // 11: kvpilot.v1.HistoryStep.unserved:type_name -> kvpilot.v1.HistoryStep.UnservedEntry
-	21, // 12: kvpilot.v1.HistoryStep.ttft_p50:type_name -> google.protobuf.Duration
-	21, // 13: kvpilot.v1.HistoryStep.ttft_p99:type_name -> google.protobuf.Duration
-	21, // 14: kvpilot.v1.HistoryStep.shadow_regret:type_name -> google.protobuf.Duration
-	21, // 15: kvpilot.v1.HistoryStep.tpot_p50:type_name -> google.protobuf.Duration
-	21, // 16: kvpilot.v1.HistoryStep.tpot_p99:type_name -> google.protobuf.Duration
-	21, // 17: kvpilot.v1.HistoryStep.held_max:type_name -> google.protobuf.Duration
-	11, // 18: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
-	20, // 19: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
-	12, // 20: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
-	19, // 21: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
-	13, // 22: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
-	16, // 23: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
-	20, // 24: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
-	0,  // 25: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
-	17, // 26: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
-	1,  // 27: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
-	6,  // 28: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
-	14, // 29: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
-	9,  // 30: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
-	2,  // 31: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
-	7,  // 32: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
-	15, // 33: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
-	10, // 34: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
-	31, // [31:35] is the sub-list for method output_type
-	27, // [27:31] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	21, // 0: kvpilot.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	22, // 1: kvpilot.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	5,  // 2: kvpilot.v1.GetStatusResponse.index:type_name -> kvpilot.v1.IndexStatus
+	6,  // 3: kvpilot.v1.GetStatusResponse.parity:type_name -> kvpilot.v1.TokenParity
+	9,  // 4: kvpilot.v1.GetStatusResponse.minute:type_name -> kvpilot.v1.HistoryStep
+	4,  // 5: kvpilot.v1.GetStatusResponse.links:type_name -> kvpilot.v1.Links
+	0,  // 6: kvpilot.v1.TokenParity.state:type_name -> kvpilot.v1.ParityState
+	22, // 7: kvpilot.v1.GetHistoryRequest.step:type_name -> google.protobuf.Duration
+	21, // 8: kvpilot.v1.GetHistoryRequest.since:type_name -> google.protobuf.Timestamp
+	9,  // 9: kvpilot.v1.GetHistoryResponse.steps:type_name -> kvpilot.v1.HistoryStep
+	21, // 10: kvpilot.v1.HistoryStep.time:type_name -> google.protobuf.Timestamp
+	22, // 11: kvpilot.v1.HistoryStep.counted:type_name -> google.protobuf.Duration
+	19, // 12: kvpilot.v1.HistoryStep.unserved:type_name -> kvpilot.v1.HistoryStep.UnservedEntry
+	22, // 13: kvpilot.v1.HistoryStep.ttft_p50:type_name -> google.protobuf.Duration
+	22, // 14: kvpilot.v1.HistoryStep.ttft_p99:type_name -> google.protobuf.Duration
+	22, // 15: kvpilot.v1.HistoryStep.shadow_regret:type_name -> google.protobuf.Duration
+	22, // 16: kvpilot.v1.HistoryStep.tpot_p50:type_name -> google.protobuf.Duration
+	22, // 17: kvpilot.v1.HistoryStep.tpot_p99:type_name -> google.protobuf.Duration
+	22, // 18: kvpilot.v1.HistoryStep.held_max:type_name -> google.protobuf.Duration
+	12, // 19: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
+	21, // 20: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
+	22, // 21: kvpilot.v1.Trace.duration:type_name -> google.protobuf.Duration
+	13, // 22: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
+	22, // 23: kvpilot.v1.Span.start:type_name -> google.protobuf.Duration
+	22, // 24: kvpilot.v1.Span.duration:type_name -> google.protobuf.Duration
+	20, // 25: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
+	14, // 26: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
+	22, // 27: kvpilot.v1.SpanEvent.at:type_name -> google.protobuf.Duration
+	17, // 28: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
+	21, // 29: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
+	1,  // 30: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
+	18, // 31: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
+	2,  // 32: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
+	7,  // 33: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
+	15, // 34: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
+	10, // 35: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
+	3,  // 36: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
+	8,  // 37: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
+	16, // 38: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
+	11, // 39: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
+	36, // [36:40] is the sub-list for method output_type
+	32, // [32:36] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_router_proto_init() }
@@ -1630,7 +1696,7 @@ func file_kvpilot_v1_router_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_router_proto_rawDesc), len(file_kvpilot_v1_router_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -314,16 +314,16 @@ type ChooseReplicaRequest struct {
 	// What the choice books.
 	Booking Booking `protobuf:"varint,13,opt,name=booking,proto3,enum=kvpilot.v1.Booking" json:"booking,omitempty"`
 	// How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
-	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease *durationpb.Duration `protobuf:"bytes,14,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
 	// the same request with the same id returns that booking and books nothing more.
-	RequestId string `protobuf:"bytes,16,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Return the whole decision too.
-	Explain bool `protobuf:"varint,17,opt,name=explain,proto3" json:"explain,omitempty"`
+	Explain bool `protobuf:"varint,16,opt,name=explain,proto3" json:"explain,omitempty"`
 	// Return the prompt's token ids too, so that they are computed only once.
-	ReturnTokenIds bool `protobuf:"varint,18,opt,name=return_token_ids,json=returnTokenIds,proto3" json:"return_token_ids,omitempty"`
+	ReturnTokenIds bool `protobuf:"varint,17,opt,name=return_token_ids,json=returnTokenIds,proto3" json:"return_token_ids,omitempty"`
 	// What the caller reports of the booking besides its end. RouteBody reads it from the header x-kvpilot-reports.
-	Reports       Reports `protobuf:"varint,19,opt,name=reports,proto3,enum=kvpilot.v1.Reports" json:"reports,omitempty"`
+	Reports       Reports `protobuf:"varint,18,opt,name=reports,proto3,enum=kvpilot.v1.Reports" json:"reports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -547,8 +547,8 @@ type ChooseReplicaResponse struct {
 	Lease *durationpb.Duration `protobuf:"bytes,10,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
-	// The reason of the choice, in one word.
-	Reason string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The reason of the choice. Unspecified when the caller may not see it.
+	Reason ChoiceReason `protobuf:"varint,12,opt,name=reason,proto3,enum=kvpilot.v1.ChoiceReason" json:"reason,omitempty"`
 	// Tokens in the prompt.
 	PromptTokens uint32 `protobuf:"varint,13,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	// Leading prompt tokens that the rank holds in GPU memory.
@@ -567,16 +567,16 @@ type ChooseReplicaResponse struct {
 	TokenIds *TokenIds `protobuf:"bytes,20,opt,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// The replica's labels: zone and node where its source knows them, engine and role where its pod names them, and those of
 	// the settings.
-	Labels map[string]string `protobuf:"bytes,24,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,21,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
 	// restarts), unspecified when nothing was booked.
-	Effect Effect `protobuf:"varint,21,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
+	Effect Effect `protobuf:"varint,22,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	// The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
 	// prediction holds for that salt only. Empty: the body stays unchanged.
-	CacheSalt string `protobuf:"bytes,22,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
+	CacheSalt string `protobuf:"bytes,23,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	// The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
 	// tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
-	Tenant        string `protobuf:"bytes,23,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant        string `protobuf:"bytes,24,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -688,11 +688,11 @@ func (x *ChooseReplicaResponse) GetPolicy() string {
 	return ""
 }
 
-func (x *ChooseReplicaResponse) GetReason() string {
+func (x *ChooseReplicaResponse) GetReason() ChoiceReason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return ChoiceReason_CHOICE_REASON_UNSPECIFIED
 }
 
 func (x *ChooseReplicaResponse) GetPromptTokens() uint32 {
@@ -919,20 +919,18 @@ type ListDecisionsRequest struct {
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only for this replica; empty means all.
 	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// The largest number to return; 0 means 100. One answer has at most 100, whatever this is: page_token reads on.
-	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Leave out the candidates that were not chosen.
-	OnlyChosen bool `protobuf:"varint,4,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
+	OnlyChosen bool `protobuf:"varint,3,opt,name=only_chosen,json=onlyChosen,proto3" json:"only_chosen,omitempty"`
 	// Only of this tenant; empty means all that the caller may see.
-	Tenant string `protobuf:"bytes,5,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,4,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Only those that ended in one of these ways; empty means all.
-	Ends []End `protobuf:"varint,6,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
+	Ends []End `protobuf:"varint,5,rep,packed,name=ends,proto3,enum=kvpilot.v1.End" json:"ends,omitempty"`
 	// Only those whose first token took longer than this, or that have had none for so long. Absent means all.
-	SlowerThan *durationpb.Duration `protobuf:"bytes,7,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
-	// The largest number of one answer; 0 means 100. At most 100. An answer of large decisions has fewer.
-	PageSize uint32 `protobuf:"varint,8,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	SlowerThan *durationpb.Duration `protobuf:"bytes,6,opt,name=slower_than,json=slowerThan,proto3" json:"slower_than,omitempty"`
+	// The largest number of one answer. 0, and more than 100, mean 100. An answer of large decisions has fewer.
+	PageSize uint32 `protobuf:"varint,7,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The next_page_token of the answer before, with the same filters; empty for the newest decisions.
-	PageToken     string `protobuf:"bytes,9,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken     string `protobuf:"bytes,8,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,13 +977,6 @@ func (x *ListDecisionsRequest) GetReplicaId() string {
 		return x.ReplicaId
 	}
 	return ""
-}
-
-func (x *ListDecisionsRequest) GetLimit() uint32 {
-	if x != nil {
-		return x.Limit
-	}
-	return 0
 }
 
 func (x *ListDecisionsRequest) GetOnlyChosen() bool {
@@ -1487,7 +1478,11 @@ type GetLoadsRequest struct {
 	// Only the pool of this model; empty means all.
 	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	// Only this replica; empty means all.
-	ReplicaId     string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// The largest number of replicas in one answer. 0, and more than 500, mean 500.
+	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the answer before, with the same filters; empty for the first replicas.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1536,6 +1531,20 @@ func (x *GetLoadsRequest) GetReplicaId() string {
 	return ""
 }
 
+func (x *GetLoadsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *GetLoadsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 // GetLoadsResponse has one entry for each rank.
 type GetLoadsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1543,7 +1552,9 @@ type GetLoadsResponse struct {
 	Ranks []*RankLoad `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	// The names of the fleet's routers that decide for a pool and did not answer in time: the loads of their pools are as this router
 	// knows them.
-	Unanswered    []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	Unanswered []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	// The page_token of the next replicas; empty when there are none.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1590,6 +1601,13 @@ func (x *GetLoadsResponse) GetUnanswered() []string {
 		return x.Unanswered
 	}
 	return nil
+}
+
+func (x *GetLoadsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // RankLoad is the load of one rank.
@@ -1952,13 +1970,13 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\n" +
 	"cache_salt\x18\f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tcacheSalt\x127\n" +
 	"\abooking\x18\r \x01(\x0e2\x13.kvpilot.v1.BookingB\b\xbaH\x05\x82\x01\x02\x10\x01R\abooking\x12C\n" +
-	"\x05lease\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05lease\x12'\n" +
+	"\x05lease\x18\x0e \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05lease\x12'\n" +
 	"\n" +
-	"request_id\x18\x10 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
-	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
-	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
-	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
-	"\x06prompt\"\xbd\b\n" +
+	"request_id\x18\x0f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
+	"\aexplain\x18\x10 \x01(\bR\aexplain\x12(\n" +
+	"\x10return_token_ids\x18\x11 \x01(\bR\x0ereturnTokenIds\x127\n" +
+	"\areports\x18\x12 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
+	"\x06prompt\"\xd7\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1973,8 +1991,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aattempt\x18\t \x01(\rR\aattempt\x12/\n" +
 	"\x05lease\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x16\n" +
-	"\x06policy\x18\v \x01(\tR\x06policy\x12\x16\n" +
-	"\x06reason\x18\f \x01(\tR\x06reason\x12#\n" +
+	"\x06policy\x18\v \x01(\tR\x06policy\x120\n" +
+	"\x06reason\x18\f \x01(\x0e2\x18.kvpilot.v1.ChoiceReasonR\x06reason\x12#\n" +
 	"\rprompt_tokens\x18\r \x01(\rR\fpromptTokens\x12,\n" +
 	"\x12overlap_gpu_tokens\x18\x0e \x01(\rR\x10overlapGpuTokens\x12,\n" +
 	"\x12overlap_cpu_tokens\x18\x0f \x01(\rR\x10overlapCpuTokens\x12.\n" +
@@ -1983,11 +2001,11 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
 	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12E\n" +
-	"\x06labels\x18\x18 \x03(\v2-.kvpilot.v1.ChooseReplicaResponse.LabelsEntryR\x06labels\x12*\n" +
-	"\x06effect\x18\x15 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
+	"\x06labels\x18\x15 \x03(\v2-.kvpilot.v1.ChooseReplicaResponse.LabelsEntryR\x06labels\x12*\n" +
+	"\x06effect\x18\x16 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\x12\x1d\n" +
 	"\n" +
-	"cache_salt\x18\x16 \x01(\tR\tcacheSalt\x12\x16\n" +
-	"\x06tenant\x18\x17 \x01(\tR\x06tenant\x1aA\n" +
+	"cache_salt\x18\x17 \x01(\tR\tcacheSalt\x12\x16\n" +
+	"\x06tenant\x18\x18 \x01(\tR\x06tenant\x1aA\n" +
 	"\x13RequestHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -2003,21 +2021,20 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02H\x00R\trequestIdB\f\n" +
 	"\x03key\x12\x05\xbaH\x02\b\x01\"M\n" +
 	"\x17ExplainDecisionResponse\x122\n" +
-	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\x8f\x03\n" +
+	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\"\xe6\x02\n" +
 	"\x14ListDecisionsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1e\n" +
-	"\x05limit\x18\x03 \x01(\rB\b\xbaH\x05*\x03\x18\xe8\aR\x05limit\x12\x1f\n" +
-	"\vonly_chosen\x18\x04 \x01(\bR\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1f\n" +
+	"\vonly_chosen\x18\x03 \x01(\bR\n" +
 	"onlyChosen\x12 \n" +
-	"\x06tenant\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
-	"\x04ends\x18\x06 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
-	"\vslower_than\x18\a \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
-	"slowerThan\x12$\n" +
-	"\tpage_size\x18\b \x01(\rB\a\xbaH\x04*\x02\x18dR\bpageSize\x12'\n" +
+	"\x06tenant\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x126\n" +
+	"\x04ends\x18\x05 \x03(\x0e2\x0f.kvpilot.v1.EndB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x04ends\x12D\n" +
+	"\vslower_than\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\n" +
+	"slowerThan\x12\x1b\n" +
+	"\tpage_size\x18\a \x01(\rR\bpageSize\x12'\n" +
 	"\n" +
-	"page_token\x18\t \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x93\x01\n" +
+	"page_token\x18\b \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x93\x01\n" +
 	"\x15ListDecisionsResponse\x122\n" +
 	"\tdecisions\x18\x01 \x03(\v2\x14.kvpilot.v1.DecisionR\tdecisions\x12\x1e\n" +
 	"\n" +
@@ -2052,16 +2069,20 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aoverlap\x18\x03 \x01(\v2\x13.kvpilot.v1.OverlapR\aoverlap\x12)\n" +
 	"\x04feed\x18\x04 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\x12\x1d\n" +
 	"\n" +
-	"block_size\x18\x05 \x01(\rR\tblockSize\"Z\n" +
+	"block_size\x18\x05 \x01(\rR\tblockSize\"\xa0\x01\n" +
 	"\x0fGetLoadsRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
 	"\n" +
-	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\"^\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tpageToken\"\x86\x01\n" +
 	"\x10GetLoadsResponse\x12*\n" +
 	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\x12\x1e\n" +
 	"\n" +
 	"unanswered\x18\x02 \x03(\tR\n" +
-	"unanswered\"\xd6\x04\n" +
+	"unanswered\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xd6\x04\n" +
 	"\bRankLoad\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2162,21 +2183,22 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*TokenIds)(nil),                 // 25: kvpilot.v1.TokenIds
 	(*RequestBody)(nil),              // 26: kvpilot.v1.RequestBody
 	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
-	(*Decision)(nil),                 // 28: kvpilot.v1.Decision
-	(Effect)(0),                      // 29: kvpilot.v1.Effect
-	(End)(0),                         // 30: kvpilot.v1.End
-	(*Overlap)(nil),                  // 31: kvpilot.v1.Overlap
-	(FeedState)(0),                   // 32: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                // 33: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),              // 34: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),          // 35: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),        // 36: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),        // 37: google.api.HttpBody
-	(*ReservationReport)(nil),        // 38: kvpilot.v1.ReservationReport
-	(*TokenizeResponse)(nil),         // 39: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),       // 40: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),              // 41: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil), // 42: kvpilot.v1.TrackReservationResponse
+	(ChoiceReason)(0),                // 28: kvpilot.v1.ChoiceReason
+	(*Decision)(nil),                 // 29: kvpilot.v1.Decision
+	(Effect)(0),                      // 30: kvpilot.v1.Effect
+	(End)(0),                         // 31: kvpilot.v1.End
+	(*Overlap)(nil),                  // 32: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 33: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 34: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 35: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),          // 36: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 37: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 38: google.api.HttpBody
+	(*ReservationReport)(nil),        // 39: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 40: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 41: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 42: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 43: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	21, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
@@ -2189,58 +2211,59 @@ var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	27, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
 	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
 	27, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
-	27, // 10: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
-	22, // 11: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	28, // 12: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 13: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 14: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	29, // 15: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	28, // 16: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	30, // 17: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	27, // 18: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	28, // 19: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	28, // 20: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 21: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	26, // 22: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	14, // 23: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	31, // 24: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	32, // 25: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	17, // 26: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	27, // 27: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	27, // 28: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
-	33, // 29: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	34, // 30: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	20, // 31: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	24, // 32: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	35, // 33: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	36, // 34: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	4,  // 35: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	37, // 36: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	38, // 37: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	38, // 38: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	6,  // 39: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	8,  // 40: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	10, // 41: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	12, // 42: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	15, // 43: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	18, // 44: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	39, // 45: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	40, // 46: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	5,  // 47: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	5,  // 48: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	41, // 49: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	42, // 50: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	7,  // 51: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	9,  // 52: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	11, // 53: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	13, // 54: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	16, // 55: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	19, // 56: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	45, // [45:57] is the sub-list for method output_type
-	33, // [33:45] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	28, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
+	27, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	22, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	29, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	23, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	30, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	29, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	31, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	27, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	29, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	29, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	14, // 24: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	32, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	33, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	17, // 27: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	27, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	27, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	34, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	35, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	20, // 32: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	24, // 33: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	36, // 34: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	37, // 35: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	4,  // 36: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	38, // 37: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	39, // 38: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	39, // 39: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	6,  // 40: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	8,  // 41: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	10, // 42: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	12, // 43: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	15, // 44: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	18, // 45: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	40, // 46: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	41, // 47: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	5,  // 48: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	5,  // 49: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	42, // 50: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	43, // 51: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	7,  // 52: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	9,  // 53: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	11, // 54: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	13, // 55: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	16, // 56: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	19, // 57: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	46, // [46:58] is the sub-list for method output_type
+	34, // [34:46] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

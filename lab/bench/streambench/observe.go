@@ -228,7 +228,7 @@ func view(ctx context.Context, admin string) (leave func()) {
 		defer tick.Stop()
 		for {
 			since := url.QueryEscape(time.Now().UTC().Format(time.RFC3339))
-			for _, path := range []string{"status", "replicas", "loads", "decisions?limit=25&only_chosen=true", "history?since=" + since} {
+			for _, path := range []string{"status", "replicas", "loads", "decisions?page_size=25&only_chosen=true", "history?since=" + since} {
 				_ = fetch(ctx, "http://"+admin+"/kvpilot/v1/"+path)
 			}
 			select {

@@ -91,7 +91,7 @@ func (s *services) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplic
 
 func (s *services) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilotv1.ChooseReplicaResponse, error) {
 	return &kvpilotv1.ChooseReplicaResponse{Host: "h", Port: 8000, ReplicaId: "r-1",
-		Reason: string(in.GetData()) + httpcall.From(ctx).Header.Get("X-Body-Truncated")}, nil
+		Policy: string(in.GetData()) + httpcall.From(ctx).Header.Get("X-Body-Truncated")}, nil
 }
 
 func (s *services) Watch(_ *kvpilotv1.WatchRequest, out grpc.ServerStreamingServer[kvpilotv1.WatchResponse]) error {
@@ -474,7 +474,7 @@ func TestRefusals(t *testing.T) {
 		"a form for JSON":        {"POST", "/kvpilot/v1/choose", "a=b", []string{"Content-Type", "text/plain"}, 415, "unsupported_media_type", [2]string{}},
 		"broken JSON":            {"POST", "/kvpilot/v1/choose", `{"model":`, []string{"Content-Type", "application/json"}, 400, "invalid_body", [2]string{}},
 		"wrong type":             {"POST", "/kvpilot/v1/choose", `{"model":7}`, nil, 400, "invalid_body", [2]string{}},
-		"a bad query":            {"GET", "/kvpilot/v1/decisions?limit=x", "", nil, 400, "invalid_body", [2]string{}},
+		"a bad query":            {"GET", "/kvpilot/v1/decisions?page_size=x", "", nil, 400, "invalid_body", [2]string{}},
 		"not implemented here":   {"GET", "/kvpilot/v1/policies", "", nil, 500, "internal", [2]string{}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -531,7 +531,7 @@ func TestTypedRoutes(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/route:choose", "/v1/route/choose"} {
 		resp, text := call(t, "POST", url+path, `{"mess`, "X-Body-Truncated", "6/9000", "Content-Type", "application/x-www-form-urlencoded")
-		if resp.StatusCode != 200 || !strings.Contains(text, `"replica_id":"r-1"`) || !strings.Contains(text, `"reason":"{\"mess6/9000"`) {
+		if resp.StatusCode != 200 || !strings.Contains(text, `"replica_id":"r-1"`) || !strings.Contains(text, `"policy":"{\"mess6/9000"`) {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, text)
 		}
 		if _, text = call(t, "GET", url+path, "", "X-Kvpilot-Path", "/v1/messages"); !strings.HasPrefix(text, `{"type":"error","error":{"type":"invalid_request_error",`) {

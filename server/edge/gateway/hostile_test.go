@@ -260,7 +260,7 @@ func TestHostilePaths(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	f.Add("POST", "/v1/chat/completions", "content-type", "application/json", []byte(`{"model":"m"}`))
 	f.Add("POST", "/kvpilot/v1/choose", "x-body-truncated", "1/2", []byte(`{"token_ids":{"ids":[1,-1]},"lease":"9e99s"}`))
-	f.Add("GET", "/kvpilot/v1/decisions?limit=-1&model=%00", "grpc-timeout", "1n", []byte{})
+	f.Add("GET", "/kvpilot/v1/decisions?page_size=-1&model=%00", "grpc-timeout", "1n", []byte{})
 	f.Add("GET", "/v1/models/%2F", "x-http-method-override", "DELETE", []byte("\xff"))
 	f.Add("POST", "/kvpilot/v1/reservations:track", "te", "trailers", []byte("{}\n{"))
 	s := &services{chat: echo}

@@ -55,7 +55,7 @@ func TestAWrongVariableIsNamedWithWhatIsExpected(t *testing.T) {
 		"POST config/versions/abc:rollback":                  {"version", `must be an integer of at least 0, not "abc"`},
 		"POST config/versions/-1:rollback":                   {"version", `must be an integer of at least 0, not "-1"`},
 		"POST config/versions/99999999999999999999:rollback": {"version", `is out of range: "99999999999999999999"`},
-		"GET decisions?limit=x":                              {"limit", `must be an integer of at least 0, not "x"`},
+		"GET decisions?page_size=x":                          {"page_size", `must be an integer of at least 0, not "x"`},
 		"GET decisions?only_chosen=maybe":                    {"only_chosen", `must be true or false, not "maybe"`},
 		"GET decisions?ends=END_FOO":                         {"ends", `must be one of its named values, not "END_FOO"`},
 		"GET decisions?slower_than=soon":                     {"slower_than", `must be a duration in seconds, as in "90s", not "soon"`},

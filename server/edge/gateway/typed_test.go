@@ -96,7 +96,7 @@ func TestClientGoneCancelsATypedCall(t *testing.T) {
 // Messages far larger than gRPC's usual bound pass in both directions.
 func TestLargeTypedMessages(t *testing.T) {
 	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
-		return &kvpilotv1.ChooseReplicaResponse{Reason: in.GetText()}, nil
+		return &kvpilotv1.ChooseReplicaResponse{Policy: in.GetText()}, nil
 	}})
 	text := strings.Repeat("0123456789", 1<<20)
 	if resp, got := call(t, "POST", url+"/kvpilot/v1/choose", `{"text":"`+text+`"}`); resp.StatusCode != 200 || !strings.Contains(got, text) {

@@ -210,7 +210,7 @@ func (s *choices) choose(ctx context.Context, q *router.Question, deadline time.
 func fastest(d *kvpilotv1.Decision) *kvpilotv1.Candidate {
 	var best *kvpilotv1.Candidate
 	for _, c := range d.GetCandidates() {
-		if c.GetVeto() == "" && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
+		if c.GetVeto() == kvpilotv1.Veto_VETO_UNSPECIFIED && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
 			best = c
 		}
 	}
@@ -223,7 +223,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 	out := &kvpilotv1.ChooseReplicaResponse{
 		Host: a.Host, Port: uint32(a.Port), Url: a.Replica.URL,
 		ReplicaId: string(a.Replica.ID), Rank: uint32(a.Rank), Model: a.Served,
-		DecisionId: d.ID, Policy: string(d.Policy), Reason: string(d.Reason),
+		DecisionId: d.ID, Policy: string(d.Policy), Reason: reasonProto(d.Reason),
 		PromptTokens: uint32(d.PromptTokens), RequestHeaders: map[string]string{}, Tenant: q.Tenant, Labels: a.Replica.Labels,
 	}
 	switch {
@@ -242,7 +242,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 		out.RequestHeaders["x-vllm-priority"] = strconv.Itoa(a.Priority)
 	}
 	if a.HideOverlap {
-		out.Reason = "" // like the predicted time, it shows what the replica holds
+		out.Reason = kvpilotv1.ChoiceReason_CHOICE_REASON_UNSPECIFIED // like the predicted time, it shows what the replica holds
 	} else if pick := d.Pick(); pick != nil {
 		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
 		out.PredictedTtft = seconds(pick.TTFT)

@@ -1,8 +1,6 @@
 package grpcapi
 
 import (
-	"time"
-
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -48,5 +46,3 @@ func breakerProto(s breaker.State) kvpilotv1.BreakerState {
 	}
 	return kvpilotv1.BreakerState_BREAKER_STATE_UNSPECIFIED
 }
-
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -43,14 +43,14 @@ func (e decisionLine) MarshalJSON() ([]byte, error) {
 func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *kvpilotv1.Decision {
 	out := &kvpilotv1.Decision{
 		DecisionId: d.ID, Attempt: uint32(d.Attempt), RequestId: d.RequestID, Time: timestamppb.New(d.At),
-		Model: d.Model, Adapter: d.Adapter, Policy: string(d.Policy), Reason: string(d.Reason),
-		Objective: string(d.Objective), TargetTtft: limitProto(d.Targets.TTFT), TargetTpot: limitProto(d.Targets.TPOT),
+		Model: d.Model, Adapter: d.Adapter, Policy: string(d.Policy), Reason: reasonProto(d.Reason),
+		Objective: objectiveProto(d.Objective), TargetTtft: limitProto(d.Targets.TTFT), TargetTpot: limitProto(d.Targets.TPOT),
 		PromptTokens: uint32(d.PromptTokens), Estimated: d.Estimated, ExpectedOutputTokens: uint32(max(d.ExpectedOutput, 0)),
 		Keyless: d.Keyless, Pinned: d.Pinned, TooLong: d.TooLong, PromptChars: uint32(max(d.PromptChars, 0)),
 		DryRun: d.DryRun, Margin: d.Margin, Params: selector.Numbers(&d.Params), Load: d.Load, Omega: d.Omega,
 		Waited: durationpb.New(d.Waited), Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Scored: durationpb.New(d.Scored),
 		Tries: uint32(d.Tries), Seed: d.Seed, Cursor: d.Cursor, TraceId: d.TraceID, SpanId: d.SpanID, Tenant: d.Tenant,
-		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: d.Alone, Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
+		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: aloneProto(d.Alone), Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
 		Returning: d.Returning,
 	}
 	scale := 1.0
@@ -90,7 +90,7 @@ func limitProto(d time.Duration) *durationpb.Duration {
 
 func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 	out := &kvpilotv1.Candidate{
-		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(&c.Overlap),
+		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: vetoProto(c.Veto), Overlap: overlapProto(&c.Overlap),
 		Feed: feedProto(c.Feed), BlockSize: c.BlockSize, Session: c.Session,
 		Requests: c.Requests, Waiting: c.Waiting, QueuedTokens: c.QueuedTokens, DecodeBlocks: c.DecodeBlocks, Blocks: c.Blocks,
 		Backlog: seconds(c.Backlog), Silent: seconds(c.Silent), UncachedTokens: c.Uncached, Prefill: seconds(c.Prefill), Ttft: seconds(c.TTFT), Cost: c.Cost * scale,
@@ -100,7 +100,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		Speed: paceProto(&c.Pace),
 	}
 	if s := conduct.Suspicion(c.Suspicions); s != 0 {
-		out.Conduct = &kvpilotv1.RankConduct{Suspicions: s.Names(), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}
+		out.Conduct = &kvpilotv1.RankConduct{Suspicions: suspicionsProto(s), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}
 	}
 	if c.EngineWaiting >= 0 {
 		n := uint32(c.EngineWaiting)
@@ -115,7 +115,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 
 func paceProto(p *decision.Pace) *kvpilotv1.RankSpeed {
 	out := &kvpilotv1.RankSpeed{
-		BendTokens: p.Bend, Step: seconds(p.StepTime), Overhead: seconds(p.Overhead), Spread: p.Spread, Source: p.Speed.String(), Busy: p.Busy,
+		BendTokens: p.Bend, Step: seconds(p.StepTime), Overhead: seconds(p.Overhead), Spread: p.Spread, Source: sourceProto(p.Speed), Busy: p.Busy,
 	}
 	if p.TokenTime > 0 {
 		out.TokensPerSecond = 1 / p.TokenTime
@@ -125,14 +125,14 @@ func paceProto(p *decision.Pace) *kvpilotv1.RankSpeed {
 
 func conductProto(r conduct.Record) *kvpilotv1.RankConduct {
 	return &kvpilotv1.RankConduct{
-		Suspicions: r.Suspicions.Names(), Slowness: r.Slowness, TokenTime: seconds(r.Token), EmptyShare: r.EmptyShare, OverlapTrust: r.Trust,
+		Suspicions: suspicionsProto(r.Suspicions), Slowness: r.Slowness, TokenTime: seconds(r.Token), EmptyShare: r.EmptyShare, OverlapTrust: r.Trust,
 	}
 }
 
 func rateProto(r chooser.Rate) *kvpilotv1.RankSpeed {
 	return &kvpilotv1.RankSpeed{
 		TokensPerSecond: r.TokensPerSecond, BendTokens: r.Bend, Step: seconds(r.StepTime), Overhead: seconds(r.Overhead),
-		Spread: r.Spread, Source: r.Source.String(), Busy: r.Busy, Samples: uint32(r.Samples), PredictionRatio: r.Error,
+		Spread: r.Spread, Source: sourceProto(r.Source), Busy: r.Busy, Samples: uint32(r.Samples), PredictionRatio: r.Error,
 	}
 }
 

@@ -433,7 +433,7 @@ func TestAnyRouterListsAllDecisions(t *testing.T) {
 	record(f.nodes[idC], &decision.Decision{Request: decision.Request{ID: idC + "0004", Tenant: "team", Model: "m"}, At: began.Add(3 * time.Second)})
 	list := func(at, who string, limit uint32) string {
 		t.Helper()
-		out, err := f.routing(at).ListDecisions(as(t, who), &kvpilotv1.ListDecisionsRequest{Limit: limit})
+		out, err := f.routing(at).ListDecisions(as(t, who), &kvpilotv1.ListDecisionsRequest{PageSize: limit})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -25,6 +26,13 @@ func (s *loads) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*k
 	if err != nil {
 		return nil, err
 	}
+	if id := in.GetReplicaId(); id != "" {
+		list = slices.DeleteFunc(slices.Clone(list), func(r *replica.Replica) bool { return string(r.ID) != id })
+	}
+	list, next, err := replicaPage(in, list)
+	if err != nil {
+		return nil, err
+	}
 	if err := hold(ctx, answerMemory); err != nil {
 		return nil, err
 	}
@@ -34,11 +42,8 @@ func (s *loads) GetLoads(ctx context.Context, in *kvpilotv1.GetLoadsRequest) (*k
 	for _, rate := range s.rates.Rates() {
 		rates[rate.Slot] = rate
 	}
-	out := &kvpilotv1.GetLoadsResponse{}
+	out := &kvpilotv1.GetLoadsResponse{NextPageToken: next}
 	for _, r := range list {
-		if in.GetReplicaId() != "" && string(r.ID) != in.GetReplicaId() {
-			continue
-		}
 		for rank, slot := range r.Slots {
 			load := s.rankLoad(r, rank, slot, now)
 			if rate, known := rates[slot]; known {

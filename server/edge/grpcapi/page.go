@@ -2,15 +2,11 @@ package grpcapi
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"slices"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
@@ -43,22 +39,12 @@ func (p *page) endAt(at decisionlog.Place) {
 // pageOf reads which page a request wants.
 func pageOf(in *kvpilotv1.ListDecisionsRequest) (page, error) {
 	p := page{size: mostList}
-	for _, bound := range []uint32{in.GetLimit(), in.GetPageSize()} {
-		if bound > 0 {
-			p.size = min(p.size, int(bound))
-		}
+	if n := in.GetPageSize(); n > 0 {
+		p.size = int(min(n, mostList))
 	}
-	if in.GetPageToken() == "" {
-		return p, nil
-	}
-	text, err := base64.RawURLEncoding.DecodeString(in.GetPageToken())
-	if err == nil {
-		err = json.Unmarshal(text, &p.older)
-	}
-	if err != nil || p.older.At.IsZero() {
-		return p, apierror.New(apierror.InvalidBody, "page_token: must be the next_page_token of another answer, or empty", err, apierror.WithParam("page_token"))
-	}
-	return p, nil
+	var err error
+	p.older, _, err = readToken[decisionlog.Place](in)
+	return p, err
 }
 
 // placeOf is a record's place in a list.
@@ -67,7 +53,7 @@ func placeOf(d *kvpilotv1.Decision) decisionlog.Place {
 }
 
 // cut sorts the decisions, keeps those of the page, and sets the token of the next one.
-func (p page) cut(out *kvpilotv1.ListDecisionsResponse) {
+func (p page) cut(in *kvpilotv1.ListDecisionsRequest, out *kvpilotv1.ListDecisionsResponse) {
 	list := out.GetDecisions()
 	if !p.older.At.IsZero() { // a router of an older version knows no pages
 		list = slices.DeleteFunc(list, func(d *kvpilotv1.Decision) bool { return !placeOf(d).Behind(p.older) })
@@ -98,10 +84,7 @@ func (p page) cut(out *kvpilotv1.ListDecisionsResponse) {
 	}
 	clear(list[n:])
 	last := placeOf(out.Decisions[n-1])
-	text, err := json.Marshal(decisionlog.Place{At: last.At.UTC().Round(time.Duration(0)), ID: last.ID, Attempt: last.Attempt})
-	if err == nil { // it is plain data
-		out.NextPageToken = base64.RawURLEncoding.EncodeToString(text)
-	}
+	out.NextPageToken = tokenAfter(in, decisionlog.Place{At: last.At.UTC().Round(0), ID: last.ID, Attempt: last.Attempt})
 }
 
 const (

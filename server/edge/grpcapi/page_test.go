@@ -61,9 +61,8 @@ func TestListsHavePages(t *testing.T) {
 		sizes string
 	}{
 		"by default":           {&kvpilotv1.ListDecisionsRequest{}, "[100 100 50]"},
-		"beyond the bound":     {&kvpilotv1.ListDecisionsRequest{Limit: 1000}, "[100 100 50]"},
+		"beyond the bound":     {&kvpilotv1.ListDecisionsRequest{PageSize: 1000}, "[100 100 50]"},
 		"of a size":            {&kvpilotv1.ListDecisionsRequest{PageSize: 99}, "[99 99 52]"},
-		"to a limit":           {&kvpilotv1.ListDecisionsRequest{Limit: 83, PageSize: 100}, "[83 83 83 1]"},
 		"that end exactly":     {&kvpilotv1.ListDecisionsRequest{PageSize: 50}, "[50 50 50 50 50]"},
 		"with another's model": {&kvpilotv1.ListDecisionsRequest{Model: "other"}, "[0]"},
 	} {
@@ -77,8 +76,15 @@ func TestListsHavePages(t *testing.T) {
 			t.Errorf("the token %q: %v", token, err)
 		}
 	}
-	if _, err := list(&kvpilotv1.ListDecisionsRequest{PageSize: 101}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("a page of 101: %v", err)
+	first, err := list(&kvpilotv1.ListDecisionsRequest{PageSize: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := list(&kvpilotv1.ListDecisionsRequest{PageSize: 3, PageToken: first.GetNextPageToken()}); err != nil {
+		t.Errorf("a page of another size: %v", err)
+	}
+	if _, err := list(&kvpilotv1.ListDecisionsRequest{Model: "m", PageToken: first.GetNextPageToken()}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("the token of another list: %v", err)
 	}
 }
 

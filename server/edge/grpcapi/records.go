@@ -64,7 +64,7 @@ func (s *records) ListDecisions(ctx context.Context, in *kvpilotv1.ListDecisions
 	if s.others.of(ctx) != nil {
 		out.Decisions, out.Unanswered = s.others.listWide(ctx, in, out.Decisions, &page)
 	}
-	page.cut(out)
+	page.cut(in, out)
 	return out, nil
 }
 

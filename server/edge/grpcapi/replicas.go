@@ -110,7 +110,11 @@ func (s *replicas) List(ctx context.Context, in *kvpilotv1.ListRequest) (*kvpilo
 	if err != nil {
 		return nil, err
 	}
-	out, known := &kvpilotv1.ListResponse{}, s.ranks.caches()
+	list, next, err := replicaPage(in, list)
+	if err != nil {
+		return nil, err
+	}
+	out, known := &kvpilotv1.ListResponse{NextPageToken: next}, s.ranks.caches()
 	for _, r := range list {
 		out.Replicas = append(out.Replicas, s.ranks.replicaProto(r, known))
 	}

@@ -58,7 +58,7 @@ func TestChooseReplica(t *testing.T) {
 	}
 	want := &kvpilotv1.ChooseReplicaResponse{
 		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", Lease: durationpb.New(30 * time.Second),
-		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtft: durationpb.New(250 * time.Millisecond), Effect: kvpilotv1.Effect_EFFECT_APPLIED,
+		Policy: "predicted-ttft", Reason: kvpilotv1.ChoiceReason_CHOICE_REASON_COST, PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtft: durationpb.New(250 * time.Millisecond), Effect: kvpilotv1.Effect_EFFECT_APPLIED,
 		RequestHeaders: map[string]string{"x-request-id": "req-1", "x-data-parallel-rank": "0"},
 	}
 	if d := got.GetDecision(); d.GetCandidates()[1].GetTtft().AsDuration() != 500*time.Millisecond || d.GetReplicaId() != "r-1" {

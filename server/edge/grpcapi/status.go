@@ -77,7 +77,7 @@ func (s *status) GetStatus(context.Context, *kvpilotv1.GetStatusRequest) (*kvpil
 		out.NotReady = err.Error()
 	}
 	for _, m := range s.tokens.Parity() {
-		out.Parity = append(out.Parity, &kvpilotv1.TokenParity{Model: m.Model, State: m.State, Detail: m.Detail})
+		out.Parity = append(out.Parity, &kvpilotv1.TokenParity{Model: m.Model, State: parityProto(m.State), Detail: m.Detail})
 	}
 	return out, nil
 }
@@ -128,12 +128,12 @@ func traceProto(spans []sdktrace.ReadOnlySpan) *kvpilotv1.Trace {
 	began := root.StartTime()
 	out := &kvpilotv1.Trace{
 		TraceId: root.SpanContext().TraceID().String(), Name: root.Name(),
-		Time: timestamppb.New(began), DurationMs: millis(root.EndTime().Sub(began)),
+		Time: timestamppb.New(began), Duration: durationpb.New(root.EndTime().Sub(began)),
 	}
 	for _, s := range spans {
 		one := &kvpilotv1.Span{
 			SpanId: s.SpanContext().SpanID().String(), Name: s.Name(),
-			StartMs: millis(s.StartTime().Sub(began)), DurationMs: millis(s.EndTime().Sub(s.StartTime())),
+			Start: durationpb.New(s.StartTime().Sub(began)), Duration: durationpb.New(s.EndTime().Sub(s.StartTime())),
 			Failed: s.Status().Code == codes.Error, Attributes: map[string]string{},
 		}
 		if s.Parent().IsValid() {
@@ -147,12 +147,14 @@ func traceProto(spans []sdktrace.ReadOnlySpan) *kvpilotv1.Trace {
 			for _, a := range e.Attributes {
 				name += " " + attributeText(a.Value)
 			}
-			one.Events = append(one.Events, &kvpilotv1.SpanEvent{Name: name, AtMs: millis(e.Time.Sub(began))})
+			one.Events = append(one.Events, &kvpilotv1.SpanEvent{Name: name, At: durationpb.New(e.Time.Sub(began))})
 		}
 		out.Failed = out.Failed || one.Failed
 		out.Spans = append(out.Spans, one)
 	}
-	slices.SortStableFunc(out.Spans, func(a, b *kvpilotv1.Span) int { return cmp.Compare(a.StartMs, b.StartMs) })
+	slices.SortStableFunc(out.Spans, func(a, b *kvpilotv1.Span) int {
+		return cmp.Compare(a.GetStart().AsDuration(), b.GetStart().AsDuration())
+	})
 	return out
 }
 

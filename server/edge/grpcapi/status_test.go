@@ -34,7 +34,7 @@ func full() decisionlog.Entry {
 		Rule:     decision.Rule{Policy: decision.PredictedTTFT, Objective: decision.ObjectiveSLO, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond}, Pinned: true, Params: decision.Params{Temperature: 1, KVWeight: .5}, Seed: 1<<63 + 1, Cursor: 3},
 		Reason:   decision.ReasonTie,
 		Prompt:   decision.Prompt{PromptTokens: 100, Estimated: true, Keyless: true, TooLong: true, PromptChars: 400, ExpectedOutput: 7},
-		Deciders: decision.Deciders{DecidedBy: "b", AskedBy: "a", Alone: "late"},
+		Deciders: decision.Deciders{DecidedBy: "b", AskedBy: "a", Alone: "moved"},
 		Ranks:    decision.Ranks{Others: 5, VetoedOthers: 3, Chosen: 1},
 		DryRun:   true,
 		Margin:   .3,

@@ -61,7 +61,7 @@ func (s *tokens) tokenizeBody(ctx context.Context, model string, b *kvpilotv1.Re
 }
 
 func tokenized(enc *tokenizer.Encoding) *kvpilotv1.TokenizeResponse {
-	out := &kvpilotv1.TokenizeResponse{MaxModelLen: uint32(max(enc.MaxLen, 0)), Source: string(enc.Source)}
+	out := &kvpilotv1.TokenizeResponse{MaxModelLen: uint32(max(enc.MaxLen, 0)), Source: tokenSourceProto(enc.Source)}
 	lists := enc.Batch
 	if len(lists) == 0 {
 		lists = [][]uint32{enc.IDs}

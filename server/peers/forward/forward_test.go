@@ -159,9 +159,9 @@ func TestJoin(t *testing.T) {
 		t.Error("a record was changed")
 	}
 	// The decider's answer came too late, and the frontend went elsewhere by itself.
-	alone := &kvpilotv1.Decision{DecisionId: "b", ReplicaId: "r9", Alone: "silent", Candidates: []*kvpilotv1.Candidate{{ReplicaId: "r9"}}}
+	alone := &kvpilotv1.Decision{DecisionId: "b", ReplicaId: "r9", Alone: kvpilotv1.Alone_ALONE_SILENT, Candidates: []*kvpilotv1.Candidate{{ReplicaId: "r9"}}}
 	late := &kvpilotv1.Decision{DecisionId: "b", ReplicaId: "r0", AskedBy: "f", Candidates: two}
-	if got := forward.Join(false, []*kvpilotv1.Decision{late}, []*kvpilotv1.Decision{alone})[0]; got.GetReplicaId() != "r9" || len(got.GetCandidates()) != 1 || got.GetAlone() != "silent" {
+	if got := forward.Join(false, []*kvpilotv1.Decision{late}, []*kvpilotv1.Decision{alone})[0]; got.GetReplicaId() != "r9" || len(got.GetCandidates()) != 1 || got.GetAlone() != kvpilotv1.Alone_ALONE_SILENT {
 		t.Errorf("another choice: %v", got)
 	}
 	order := forward.Join(false, []*kvpilotv1.Decision{{DecisionId: "a", Attempt: 1, Time: at(1)}, {DecisionId: "b", Time: at(3)}}, []*kvpilotv1.Decision{{DecisionId: "a", Time: at(2)}})

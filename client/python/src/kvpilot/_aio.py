@@ -146,8 +146,13 @@ class AsyncClient:
 
     async def list_replicas(self, model: str = "") -> list[replica_pb2.Replica]:
         """The replicas that serve model; all of them when it is empty."""
-        request = replica_pb2.ListRequest(model=model)
-        return list((await self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)).replicas)
+        request, found = replica_pb2.ListRequest(model=model), []
+        while True:
+            page = await self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)
+            found += page.replicas
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
 
     def watch_replicas(self, model: str = "", *, timeout: float | None = None) -> AsyncGenerator[replica_pb2.WatchResponse, None]:
         """Yields every replica that serves model (all when it is empty) and then each change, until the iterator is closed or

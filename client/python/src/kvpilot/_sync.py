@@ -140,8 +140,13 @@ class Client:
 
     def list_replicas(self, model: str = "") -> list[replica_pb2.Replica]:
         """The replicas that serve model; all of them when it is empty."""
-        request = replica_pb2.ListRequest(model=model)
-        return list((self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)).replicas)
+        request, found = replica_pb2.ListRequest(model=model), []
+        while True:
+            page = self._call("List", request, replica_pb2.ListResponse, service=_core.REPLICAS)
+            found += page.replicas
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
 
     def watch_replicas(self, model: str = "", *, timeout: float | None = None) -> Generator[replica_pb2.WatchResponse, None, None]:
         """Yields every replica that serves model (all when it is empty) and then each change, until the iterator is closed or

@@ -16,6 +16,66 @@ class FeedState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEED_STATE_EXACT: _ClassVar[FeedState]
     FEED_STATE_DEGRADED: _ClassVar[FeedState]
 
+class ChoiceReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHOICE_REASON_UNSPECIFIED: _ClassVar[ChoiceReason]
+    CHOICE_REASON_COST: _ClassVar[ChoiceReason]
+    CHOICE_REASON_TIE: _ClassVar[ChoiceReason]
+    CHOICE_REASON_ONLY: _ClassVar[ChoiceReason]
+    CHOICE_REASON_PINNED: _ClassVar[ChoiceReason]
+    CHOICE_REASON_DICE: _ClassVar[ChoiceReason]
+    CHOICE_REASON_NO_KEY: _ClassVar[ChoiceReason]
+    CHOICE_REASON_IMBALANCE: _ClassVar[ChoiceReason]
+    CHOICE_REASON_TOO_LONG: _ClassVar[ChoiceReason]
+    CHOICE_REASON_NONE: _ClassVar[ChoiceReason]
+
+class Veto(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VETO_UNSPECIFIED: _ClassVar[Veto]
+    VETO_STATE: _ClassVar[Veto]
+    VETO_MODEL: _ClassVar[Veto]
+    VETO_EXCLUDED: _ClassVar[Veto]
+    VETO_DENIED: _ClassVar[Veto]
+    VETO_NOT_ALLOWED: _ClassVar[Veto]
+    VETO_PINNED: _ClassVar[Veto]
+    VETO_RANK: _ClassVar[Veto]
+    VETO_CAP: _ClassVar[Veto]
+    VETO_CONTEXT: _ClassVar[Veto]
+    VETO_STALLED: _ClassVar[Veto]
+    VETO_DRAINING: _ClassVar[Veto]
+    VETO_MEMORY: _ClassVar[Veto]
+
+class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OBJECTIVE_UNSPECIFIED: _ClassVar[Objective]
+    OBJECTIVE_TTFT: _ClassVar[Objective]
+    OBJECTIVE_ANSWER: _ClassVar[Objective]
+    OBJECTIVE_SLO: _ClassVar[Objective]
+
+class Suspicion(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUSPICION_UNSPECIFIED: _ClassVar[Suspicion]
+    SUSPICION_SLOW: _ClassVar[Suspicion]
+    SUSPICION_EMPTY: _ClassVar[Suspicion]
+    SUSPICION_UNPROVEN: _ClassVar[Suspicion]
+
+class SpeedSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPEED_SOURCE_UNSPECIFIED: _ClassVar[SpeedSource]
+    SPEED_SOURCE_PRIOR: _ClassVar[SpeedSource]
+    SPEED_SOURCE_ENGINE: _ClassVar[SpeedSource]
+    SPEED_SOURCE_KIND: _ClassVar[SpeedSource]
+    SPEED_SOURCE_LEARNED: _ClassVar[SpeedSource]
+    SPEED_SOURCE_DISTRUSTED: _ClassVar[SpeedSource]
+
+class Alone(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ALONE_UNSPECIFIED: _ClassVar[Alone]
+    ALONE_SILENT: _ClassVar[Alone]
+    ALONE_UNKNOWN_RANK: _ClassVar[Alone]
+    ALONE_NO_REPLICA: _ClassVar[Alone]
+    ALONE_MOVED: _ClassVar[Alone]
+
 class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     END_UNSPECIFIED: _ClassVar[End]
@@ -34,6 +94,48 @@ FEED_STATE_NONE: FeedState
 FEED_STATE_COLD: FeedState
 FEED_STATE_EXACT: FeedState
 FEED_STATE_DEGRADED: FeedState
+CHOICE_REASON_UNSPECIFIED: ChoiceReason
+CHOICE_REASON_COST: ChoiceReason
+CHOICE_REASON_TIE: ChoiceReason
+CHOICE_REASON_ONLY: ChoiceReason
+CHOICE_REASON_PINNED: ChoiceReason
+CHOICE_REASON_DICE: ChoiceReason
+CHOICE_REASON_NO_KEY: ChoiceReason
+CHOICE_REASON_IMBALANCE: ChoiceReason
+CHOICE_REASON_TOO_LONG: ChoiceReason
+CHOICE_REASON_NONE: ChoiceReason
+VETO_UNSPECIFIED: Veto
+VETO_STATE: Veto
+VETO_MODEL: Veto
+VETO_EXCLUDED: Veto
+VETO_DENIED: Veto
+VETO_NOT_ALLOWED: Veto
+VETO_PINNED: Veto
+VETO_RANK: Veto
+VETO_CAP: Veto
+VETO_CONTEXT: Veto
+VETO_STALLED: Veto
+VETO_DRAINING: Veto
+VETO_MEMORY: Veto
+OBJECTIVE_UNSPECIFIED: Objective
+OBJECTIVE_TTFT: Objective
+OBJECTIVE_ANSWER: Objective
+OBJECTIVE_SLO: Objective
+SUSPICION_UNSPECIFIED: Suspicion
+SUSPICION_SLOW: Suspicion
+SUSPICION_EMPTY: Suspicion
+SUSPICION_UNPROVEN: Suspicion
+SPEED_SOURCE_UNSPECIFIED: SpeedSource
+SPEED_SOURCE_PRIOR: SpeedSource
+SPEED_SOURCE_ENGINE: SpeedSource
+SPEED_SOURCE_KIND: SpeedSource
+SPEED_SOURCE_LEARNED: SpeedSource
+SPEED_SOURCE_DISTRUSTED: SpeedSource
+ALONE_UNSPECIFIED: Alone
+ALONE_SILENT: Alone
+ALONE_UNKNOWN_RANK: Alone
+ALONE_NO_REPLICA: Alone
+ALONE_MOVED: Alone
 END_UNSPECIFIED: End
 END_COMPLETED: End
 END_CANCELED: End
@@ -116,7 +218,7 @@ class Decision(_message.Message):
     model: str
     adapter: str
     policy: str
-    reason: str
+    reason: ChoiceReason
     replica_id: str
     rank: int
     prompt_tokens: int
@@ -137,7 +239,7 @@ class Decision(_message.Message):
     trace_id: str
     span_id: str
     tenant: str
-    objective: str
+    objective: Objective
     target_ttft: _duration_pb2.Duration
     target_tpot: _duration_pb2.Duration
     keyless: bool
@@ -149,11 +251,11 @@ class Decision(_message.Message):
     scored: _duration_pb2.Duration
     decided_by: str
     asked_by: str
-    alone: str
+    alone: Alone
     others: int
     vetoed_others: int
     returning: float
-    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[str] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[str] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ...) -> None: ...
+    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct")
@@ -195,7 +297,7 @@ class Candidate(_message.Message):
     CONDUCT_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     rank: int
-    veto: str
+    veto: Veto
     overlap: Overlap
     feed: FeedState
     block_size: int
@@ -229,7 +331,7 @@ class Candidate(_message.Message):
     place: int
     drag: _duration_pb2.Duration
     conduct: RankConduct
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[str] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[_Union[Veto, str]] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ...) -> None: ...
 
 class RankConduct(_message.Message):
     __slots__ = ("suspicions", "slowness", "token_time", "empty_share", "overlap_trust")
@@ -238,12 +340,12 @@ class RankConduct(_message.Message):
     TOKEN_TIME_FIELD_NUMBER: _ClassVar[int]
     EMPTY_SHARE_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_TRUST_FIELD_NUMBER: _ClassVar[int]
-    suspicions: _containers.RepeatedScalarFieldContainer[str]
+    suspicions: _containers.RepeatedScalarFieldContainer[Suspicion]
     slowness: float
     token_time: _duration_pb2.Duration
     empty_share: float
     overlap_trust: float
-    def __init__(self, suspicions: _Optional[_Iterable[str]] = ..., slowness: _Optional[float] = ..., token_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., empty_share: _Optional[float] = ..., overlap_trust: _Optional[float] = ...) -> None: ...
+    def __init__(self, suspicions: _Optional[_Iterable[_Union[Suspicion, str]]] = ..., slowness: _Optional[float] = ..., token_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., empty_share: _Optional[float] = ..., overlap_trust: _Optional[float] = ...) -> None: ...
 
 class RankSpeed(_message.Message):
     __slots__ = ("tokens_per_second", "bend_tokens", "step", "overhead", "spread", "source", "busy", "samples", "prediction_ratio")
@@ -261,11 +363,11 @@ class RankSpeed(_message.Message):
     step: _duration_pb2.Duration
     overhead: _duration_pb2.Duration
     spread: float
-    source: str
+    source: SpeedSource
     busy: float
     samples: int
     prediction_ratio: float
-    def __init__(self, tokens_per_second: _Optional[float] = ..., bend_tokens: _Optional[float] = ..., step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., overhead: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., spread: _Optional[float] = ..., source: _Optional[str] = ..., busy: _Optional[float] = ..., samples: _Optional[int] = ..., prediction_ratio: _Optional[float] = ...) -> None: ...
+    def __init__(self, tokens_per_second: _Optional[float] = ..., bend_tokens: _Optional[float] = ..., step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., overhead: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., spread: _Optional[float] = ..., source: _Optional[_Union[SpeedSource, str]] = ..., busy: _Optional[float] = ..., samples: _Optional[int] = ..., prediction_ratio: _Optional[float] = ...) -> None: ...
 
 class Shadow(_message.Message):
     __slots__ = ("policy", "replica_id", "rank", "agrees", "regret")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvpilot/v1/prompt.proto\x12\nkvpilot.v1\"\x1e\n\x08TokenIds\x12\x12\n\x03ids\x18\x01 \x03(\x07\x42\x00R\x03ids\"j\n\x0bRequestBody\x12\x14\n\x04json\x18\x01 \x01(\x0c\x42\x00R\x04json\x12\'\n\x03\x61pi\x18\x02 \x01(\x0e\x32\x13.kvpilot.v1.ApiKindB\x00R\x03\x61pi\x12\x1c\n\ttruncated\x18\x03 \x01(\x08R\ttruncated\"\xf2\x01\n\x0fTokenizeRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12-\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x17.kvpilot.v1.RequestBodyH\x00R\x04\x62ody\x12-\n\x05texts\x18\x04 \x01(\x0b\x32\x15.kvpilot.v1.TextBatchH\x00R\x05texts\x12\x31\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01R\x10\x61\x64\x64SpecialTokens\x88\x01\x01\x42\t\n\x05input\x12\x00\x42\x15\n\x13_add_special_tokens\"#\n\tTextBatch\x12\x16\n\x05texts\x18\x01 \x03(\tB\x00R\x05texts\"\x87\x01\n\x10TokenizeResponse\x12\x37\n\tsequences\x18\x01 \x03(\x0b\x32\x19.kvpilot.v1.TokenSequenceR\tsequences\x12\"\n\rmax_model_len\x18\x02 \x01(\rR\x0bmaxModelLen\x12\x16\n\x06source\x18\x03 \x01(\tR\x06source\"X\n\rTokenSequence\x12\x31\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x14.kvpilot.v1.TokenIdsR\x08tokenIds\x12\x14\n\x05\x63ount\x18\x02 \x01(\rR\x05\x63ount\"a\n\x11\x44\x65tokenizeRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\x12\x34\n\tsequences\x18\x02 \x03(\x0b\x32\x14.kvpilot.v1.TokenIdsB\x00R\tsequences\"*\n\x12\x44\x65tokenizeResponse\x12\x14\n\x05texts\x18\x01 \x03(\tR\x05texts*\x8b\x01\n\x07\x41piKind\x12\x18\n\x14\x41PI_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41PI_KIND_CHAT_COMPLETIONS\x10\x01\x12\x18\n\x14\x41PI_KIND_COMPLETIONS\x10\x02\x12\x16\n\x12\x41PI_KIND_RESPONSES\x10\x03\x12\x15\n\x11\x41PI_KIND_MESSAGES\x10\x04\x42\x35Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kvpilot/v1/prompt.proto\x12\nkvpilot.v1\"\x1e\n\x08TokenIds\x12\x12\n\x03ids\x18\x01 \x03(\x07\x42\x00R\x03ids\"j\n\x0bRequestBody\x12\x14\n\x04json\x18\x01 \x01(\x0c\x42\x00R\x04json\x12\'\n\x03\x61pi\x18\x02 \x01(\x0e\x32\x13.kvpilot.v1.ApiKindB\x00R\x03\x61pi\x12\x1c\n\ttruncated\x18\x03 \x01(\x08R\ttruncated\"\xf2\x01\n\x0fTokenizeRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12-\n\x04\x62ody\x18\x03 \x01(\x0b\x32\x17.kvpilot.v1.RequestBodyH\x00R\x04\x62ody\x12-\n\x05texts\x18\x04 \x01(\x0b\x32\x15.kvpilot.v1.TextBatchH\x00R\x05texts\x12\x31\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01R\x10\x61\x64\x64SpecialTokens\x88\x01\x01\x42\t\n\x05input\x12\x00\x42\x15\n\x13_add_special_tokens\"#\n\tTextBatch\x12\x16\n\x05texts\x18\x01 \x03(\tB\x00R\x05texts\"\xa0\x01\n\x10TokenizeResponse\x12\x37\n\tsequences\x18\x01 \x03(\x0b\x32\x19.kvpilot.v1.TokenSequenceR\tsequences\x12\"\n\rmax_model_len\x18\x02 \x01(\rR\x0bmaxModelLen\x12/\n\x06source\x18\x03 \x01(\x0e\x32\x17.kvpilot.v1.TokenSourceR\x06source\"X\n\rTokenSequence\x12\x31\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x14.kvpilot.v1.TokenIdsR\x08tokenIds\x12\x14\n\x05\x63ount\x18\x02 \x01(\rR\x05\x63ount\"a\n\x11\x44\x65tokenizeRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\x12\x34\n\tsequences\x18\x02 \x03(\x0b\x32\x14.kvpilot.v1.TokenIdsB\x00R\tsequences\"*\n\x12\x44\x65tokenizeResponse\x12\x14\n\x05texts\x18\x01 \x03(\tR\x05texts*\x8b\x01\n\x07\x41piKind\x12\x18\n\x14\x41PI_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x41PI_KIND_CHAT_COMPLETIONS\x10\x01\x12\x18\n\x14\x41PI_KIND_COMPLETIONS\x10\x02\x12\x16\n\x12\x41PI_KIND_RESPONSES\x10\x03\x12\x15\n\x11\x41PI_KIND_MESSAGES\x10\x04*\xb3\x01\n\x0bTokenSource\x12\x1c\n\x18TOKEN_SOURCE_UNSPECIFIED\x10\x00\x12\x15\n\x11TOKEN_SOURCE_BODY\x10\x01\x12\x1c\n\x18TOKEN_SOURCE_EXACT_CACHE\x10\x02\x12\x1d\n\x19TOKEN_SOURCE_CONVERSATION\x10\x03\x12\x17\n\x13TOKEN_SOURCE_RENDER\x10\x04\x12\x19\n\x15TOKEN_SOURCE_TOKENIZE\x10\x05\x42\x35Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,8 +32,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpilot.v1.prompt_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1'
-  _globals['_APIKIND']._serialized_start=833
-  _globals['_APIKIND']._serialized_end=972
+  _globals['_APIKIND']._serialized_start=858
+  _globals['_APIKIND']._serialized_end=997
+  _globals['_TOKENSOURCE']._serialized_start=1000
+  _globals['_TOKENSOURCE']._serialized_end=1179
   _globals['_TOKENIDS']._serialized_start=39
   _globals['_TOKENIDS']._serialized_end=69
   _globals['_REQUESTBODY']._serialized_start=71
@@ -43,11 +45,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TEXTBATCH']._serialized_start=424
   _globals['_TEXTBATCH']._serialized_end=459
   _globals['_TOKENIZERESPONSE']._serialized_start=462
-  _globals['_TOKENIZERESPONSE']._serialized_end=597
-  _globals['_TOKENSEQUENCE']._serialized_start=599
-  _globals['_TOKENSEQUENCE']._serialized_end=687
-  _globals['_DETOKENIZEREQUEST']._serialized_start=689
-  _globals['_DETOKENIZEREQUEST']._serialized_end=786
-  _globals['_DETOKENIZERESPONSE']._serialized_start=788
-  _globals['_DETOKENIZERESPONSE']._serialized_end=830
+  _globals['_TOKENIZERESPONSE']._serialized_end=622
+  _globals['_TOKENSEQUENCE']._serialized_start=624
+  _globals['_TOKENSEQUENCE']._serialized_end=712
+  _globals['_DETOKENIZEREQUEST']._serialized_start=714
+  _globals['_DETOKENIZEREQUEST']._serialized_end=811
+  _globals['_DETOKENIZERESPONSE']._serialized_start=813
+  _globals['_DETOKENIZERESPONSE']._serialized_end=855
 # @@protoc_insertion_point(module_scope)

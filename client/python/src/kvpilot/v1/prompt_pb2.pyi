@@ -13,11 +13,26 @@ class ApiKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     API_KIND_COMPLETIONS: _ClassVar[ApiKind]
     API_KIND_RESPONSES: _ClassVar[ApiKind]
     API_KIND_MESSAGES: _ClassVar[ApiKind]
+
+class TokenSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TOKEN_SOURCE_UNSPECIFIED: _ClassVar[TokenSource]
+    TOKEN_SOURCE_BODY: _ClassVar[TokenSource]
+    TOKEN_SOURCE_EXACT_CACHE: _ClassVar[TokenSource]
+    TOKEN_SOURCE_CONVERSATION: _ClassVar[TokenSource]
+    TOKEN_SOURCE_RENDER: _ClassVar[TokenSource]
+    TOKEN_SOURCE_TOKENIZE: _ClassVar[TokenSource]
 API_KIND_UNSPECIFIED: ApiKind
 API_KIND_CHAT_COMPLETIONS: ApiKind
 API_KIND_COMPLETIONS: ApiKind
 API_KIND_RESPONSES: ApiKind
 API_KIND_MESSAGES: ApiKind
+TOKEN_SOURCE_UNSPECIFIED: TokenSource
+TOKEN_SOURCE_BODY: TokenSource
+TOKEN_SOURCE_EXACT_CACHE: TokenSource
+TOKEN_SOURCE_CONVERSATION: TokenSource
+TOKEN_SOURCE_RENDER: TokenSource
+TOKEN_SOURCE_TOKENIZE: TokenSource
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -62,8 +77,8 @@ class TokenizeResponse(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     max_model_len: int
-    source: str
-    def __init__(self, sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    source: TokenSource
+    def __init__(self, sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., max_model_len: _Optional[int] = ..., source: _Optional[_Union[TokenSource, str]] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids", "count")

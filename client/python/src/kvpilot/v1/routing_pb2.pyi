@@ -153,7 +153,7 @@ class ChooseReplicaResponse(_message.Message):
     attempt: int
     lease: _duration_pb2.Duration
     policy: str
-    reason: str
+    reason: _decision_pb2.ChoiceReason
     prompt_tokens: int
     overlap_gpu_tokens: int
     overlap_cpu_tokens: int
@@ -166,7 +166,7 @@ class ChooseReplicaResponse(_message.Message):
     effect: _reservation_pb2.Effect
     cache_salt: str
     tenant: str
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., decision_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., overlap_gpu_tokens: _Optional[int] = ..., overlap_cpu_tokens: _Optional[int] = ..., overlap_disk_tokens: _Optional[int] = ..., predicted_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_headers: _Optional[_Mapping[str, str]] = ..., decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., effect: _Optional[_Union[_reservation_pb2.Effect, str]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., decision_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[_decision_pb2.ChoiceReason, str]] = ..., prompt_tokens: _Optional[int] = ..., overlap_gpu_tokens: _Optional[int] = ..., overlap_cpu_tokens: _Optional[int] = ..., overlap_disk_tokens: _Optional[int] = ..., predicted_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_headers: _Optional[_Mapping[str, str]] = ..., decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., effect: _Optional[_Union[_reservation_pb2.Effect, str]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ExplainDecisionRequest(_message.Message):
     __slots__ = ("decision_id", "request_id")
@@ -183,10 +183,9 @@ class ExplainDecisionResponse(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[_decision_pb2.Decision, _Mapping]]] = ...) -> None: ...
 
 class ListDecisionsRequest(_message.Message):
-    __slots__ = ("model", "replica_id", "limit", "only_chosen", "tenant", "ends", "slower_than", "page_size", "page_token")
+    __slots__ = ("model", "replica_id", "only_chosen", "tenant", "ends", "slower_than", "page_size", "page_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
-    LIMIT_FIELD_NUMBER: _ClassVar[int]
     ONLY_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
@@ -195,14 +194,13 @@ class ListDecisionsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     replica_id: str
-    limit: int
     only_chosen: bool
     tenant: str
     ends: _containers.RepeatedScalarFieldContainer[_decision_pb2.End]
     slower_than: _duration_pb2.Duration
     page_size: int
     page_token: str
-    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., limit: _Optional[int] = ..., only_chosen: bool = ..., tenant: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[_decision_pb2.End, str]]] = ..., slower_than: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., only_chosen: bool = ..., tenant: _Optional[str] = ..., ends: _Optional[_Iterable[_Union[_decision_pb2.End, str]]] = ..., slower_than: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class ListDecisionsResponse(_message.Message):
     __slots__ = ("decisions", "unanswered", "next_page_token")
@@ -271,20 +269,26 @@ class RankOverlap(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., overlap: _Optional[_Union[_decision_pb2.Overlap, _Mapping]] = ..., feed: _Optional[_Union[_decision_pb2.FeedState, str]] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
-    __slots__ = ("model", "replica_id")
+    __slots__ = ("model", "replica_id", "page_size", "page_token")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     model: str
     replica_id: str
-    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class GetLoadsResponse(_message.Message):
-    __slots__ = ("ranks", "unanswered")
+    __slots__ = ("ranks", "unanswered", "next_page_token")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedCompositeFieldContainer[RankLoad]
     unanswered: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ranks: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class RankLoad(_message.Message):
     __slots__ = ("replica_id", "rank", "requests", "waiting", "queued_tokens", "decode_blocks", "engine_running", "engine_waiting", "kv_usage", "engine_age", "backlog", "speed", "counted_by", "conduct")

@@ -1,7 +1,7 @@
 // One decision with its candidates side by side.
 
 import { el, ms, count, clock, units, mark, meter } from './parts.js';
-import { milliseconds, word } from './router.js';
+import { milliseconds, vetoed, word } from './router.js';
 import { toDashboard, toTrace as elsewhere } from './links.js';
 
 const MOST = 16; // candidates that are drawn unasked
@@ -12,15 +12,15 @@ const tiers = ({ overlap: o }) => [o.cpu_tokens ? `${count(o.cpu_tokens)} in CPU
 
 function candidateRow(d, c, pick, slowest) {
   const prefill = milliseconds(c.prefill), ttft = milliseconds(c.ttft);
-  return el('tr', { class: c === pick ? 'pick' : c.veto ? 'veto' : '' },
-    el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : '', (c.conduct?.suspicions ?? []).map((s) => mark(s, 'warn'))),
+  return el('tr', { class: c === pick ? 'pick' : vetoed(c) ? 'veto' : '' },
+    el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : '', (c.conduct?.suspicions ?? []).map((s) => mark(word(s), 'warn'))),
     el('td', { title: tiers(c) }, meter(d.prompt_tokens ? tokens(c) / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(tokens(c)))),
     el('td', { class: 'n' }, count(c.uncached_tokens)),
     el('td', { class: 'n' }, units(ms(milliseconds(c.backlog)))),
     el('td', { class: 'n' }, units(ms(milliseconds(c.prefill)))),
     el('td', {}, ttft ? [meter([Math.max(0, ttft - prefill) / slowest, 'ahead'], [prefill / slowest, '']), units(ms(ttft))] : '–'),
     el('td', { class: 'n' }, count(c.requests)),
-    el('td', { class: 'n' }, c.veto ? mark(c.veto, 'warn') : cost(d, c.cost)),
+    el('td', { class: 'n' }, vetoed(c) ? mark(word(c.veto), 'warn') : cost(d, c.cost)),
     el('td', {}, word(c.feed)));
 }
 
@@ -30,7 +30,7 @@ const cost = (d, v) => d.policy === 'predicted-ttft' ? units(ms(v)) : v.toPrecis
 function facts(d, toTrace) {
   const o = d.outcome, held = milliseconds(d.held);
   const list = [
-    ['decided by', `${d.reason} (${d.policy})`],
+    ['decided by', `${word(d.reason)} (${d.policy})`],
     ['prompt', `${count(d.prompt_tokens)} tokens${d.estimated ? ', estimated' : ''}`],
     d.margin ? ['margin to the next', cost(d, d.margin)] : null,
     ['fleet load', `${(100 * d.load).toFixed(0)} %`],
@@ -58,8 +58,8 @@ function facts(d, toTrace) {
 // showDecision draws a decision.
 export function showDecision(d, { close, toTrace }) {
   const pick = d.candidates.find((c) => c.replica_id === d.replica_id && c.rank === d.rank);
-  const order = [...d.candidates].sort((a, b) => (a.veto ? 1 : 0) - (b.veto ? 1 : 0) || a.cost - b.cost);
-  const slowest = Math.max(...d.candidates.filter((c) => !c.veto).map((c) => milliseconds(c.ttft)), 1e-6);
+  const order = [...d.candidates].sort((a, b) => (vetoed(a) ? 1 : 0) - (vetoed(b) ? 1 : 0) || a.cost - b.cost);
+  const slowest = Math.max(...d.candidates.filter((c) => !vetoed(c)).map((c) => milliseconds(c.ttft)), 1e-6);
   const body = el('tbody');
   const draw = (n) => body.replaceChildren(...order.filter((c, place) => place < n || c === pick).map((c) => candidateRow(d, c, pick, slowest)));
   const many = order.length > MOST + 4;

@@ -12,8 +12,21 @@ async function call(path, body) {
   return value;
 }
 
+// pages is a list of the router, all its pages.
+async function pages(path, name) {
+  const list = [];
+  for (let token = ''; ;) {
+    const page = await call(path + (token && `?page_token=${encodeURIComponent(token)}`));
+    list.push(...page[name]);
+    if (!(token = page.next_page_token)) return list;
+  }
+}
+
 // word is an enum's value as people say it: REPLICA_STATE_READY is ready.
-export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END)_/, '').toLowerCase().replaceAll('_', ' ');
+export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
+
+// vetoed reports whether a candidate could not be chosen.
+export const vetoed = (c) => c.veto !== 'VETO_UNSPECIFIED';
 
 // milliseconds is a duration of the contract, such as "0.120s".
 export const milliseconds = (duration) => 1000 * parseFloat(duration || 0);
@@ -28,7 +41,7 @@ const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED'], han
 
 // wanted is the query of the decisions that a filter lets through.
 function wanted({ show, model, replica, tenant }) {
-  const query = new URLSearchParams({ limit: 25, only_chosen: true });
+  const query = new URLSearchParams({ page_size: 25, only_chosen: true });
   for (const end of ENDS[show] || []) query.append('ends', 'END_' + end);
   const slow = /^slow-(\d+s)$/.exec(show);
   if (slow) query.set('slower_than', slow[1]);
@@ -40,19 +53,23 @@ function wanted({ show, model, replica, tenant }) {
 export async function look(filter) {
   const since = seconds.length ? '?since=' + encodeURIComponent(seconds.at(-1).time) : '';
   const [status, fleet, loads, recent, history, routers] = await Promise.all(
-    [call('status'), call('replicas'), call('loads'), call('decisions?' + wanted(filter)), call('history' + since), call('routers')]);
+    [call('status'), pages('replicas', 'replicas'), pages('loads', 'ranks'), call('decisions?' + wanted(filter)), call('history' + since), call('routers')]);
   const fresh = steps(history.steps);
   const from = fresh.length ? fresh[0].t : Infinity;
   const at = Date.parse(status.time);
   seconds = [...seconds.filter((s) => s.t < from && s.t > at / 1000 - 301), ...fresh];
-  const load = new Map(loads.ranks.map((l) => [`${l.replica_id}/${l.rank}`, l]));
-  for (const r of fleet.replicas) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
-  return { at, status, minute: steps([status.minute])[0], replicas: fleet.replicas, routers: routers.routers, recent: recent.decisions, history: seconds };
+  const load = new Map(loads.map((l) => [`${l.replica_id}/${l.rank}`, l]));
+  for (const r of fleet) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
+  return { at, status, minute: steps([status.minute])[0], replicas: fleet, routers: routers.routers, recent: recent.decisions, history: seconds };
 }
 
 export async function hour() { return steps((await call('history?step=15s')).steps); }
 
-export async function traces() { return (await call('traces')).traces; }
+export async function traces() {
+  return (await call('traces')).traces.map((t) => ({ ...t, duration_ms: milliseconds(t.duration), spans: t.spans.map((s) => ({
+    ...s, start_ms: milliseconds(s.start), duration_ms: milliseconds(s.duration), events: s.events.map((e) => ({ ...e, at_ms: milliseconds(e.at) })),
+  })) }));
+}
 
 // drain stops new requests to a replica. force drains the last ready replica too. The reason may be empty.
 export const drain = (id, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, { force, reason });

@@ -36,7 +36,7 @@ function trouble(r, at) {
   for (const k of r.ranks) {
     const bad = ['degraded', 'cold'].includes(word(k.feed));
     const held = k.load.conduct?.suspicions ?? [];
-    if (held.length) list.push(`avoided${r.ranks.length > 1 ? `, rank ${k.rank}` : ''}: ${held.map((s) => suspicion(s, k.load.conduct)).join('; ')}`);
+    if (held.length) list.push(`avoided${r.ranks.length > 1 ? `, rank ${k.rank}` : ''}: ${held.map((s) => suspicion(word(s), k.load.conduct)).join('; ')}`);
     if (bad && k.feed_error && state !== 'unhealthy') list.push(`events${r.ranks.length > 1 ? ` of rank ${k.rank}` : ''}: ${k.feed_error}`);
   }
   return list.join(' · ');
@@ -44,9 +44,9 @@ function trouble(r, at) {
 
 // rateTitle says where a rank's rate comes from and how sure it is.
 function rateTitle(v) {
-  if (!v.samples) return v.source === 'kind' ? 'as learned from replicas of the same kind' : v.source === 'engine' ? "from the engine's own counters" : 'nothing learned yet';
+  if (!v.samples) return word(v.source) === 'kind' ? 'as learned from replicas of the same kind' : word(v.source) === 'engine' ? "from the engine's own counters" : 'nothing learned yet';
   const sure = v.spread > 0 ? `, ±${Math.round(100 * v.spread)} %` : '';
-  const used = v.source === 'distrusted' ? "; its predictions are wrong, so its equals' rate is used" : '';
+  const used = word(v.source) === 'distrusted' ? "; its predictions are wrong, so its equals' rate is used" : '';
   return `learned from ${v.samples} pieces of busy time${sure}; predicted first tokens take ${v.prediction_ratio.toFixed(2)} of the actual time${used}`;
 }
 
@@ -74,7 +74,7 @@ function replicaRows(r, at) {
     const reported = state !== 'unhealthy' && l.kv_usage !== undefined && milliseconds(l.engine_age) < STALE;
     return el('tr', { class: state === 'unhealthy' ? 'dead' : '', 'data-key': `${id}/${k.rank}` },
       el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : '', r.labels?.role && !i ? el('span', { class: 'small' }, ' ' + r.labels.role) : ''),
-      i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn'), (l.conduct?.suspicions ?? []).map((s) => mark(s, 'warn'))),
+      i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn'), (l.conduct?.suspicions ?? []).map((s) => mark(word(s), 'warn'))),
       el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(milliseconds(k.feed_lag))}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
       el('td', { class: 'n' }, count(l.requests || 0), l.waiting ? el('span', { class: 'small' }, `, ${l.waiting} in prefill`) : ''),
       el('td', { class: 'n' }, milliseconds(l.backlog) ? units(ms(milliseconds(l.backlog))) : '–'),
@@ -137,7 +137,7 @@ export function decisionRow(d, policy, open) {
   const id = d.decision_id, pick = d.candidates[0], found = d.outcome?.cached_tokens, held = milliseconds(d.held);
   const overlap = pick ? tokens(pick) : 0;
   const miss = found < overlap - 64;
-  const notes = [d.reason !== 'cost' ? d.reason : '', d.policy !== policy ? d.policy : ''].filter(Boolean).join(', ');
+  const notes = [word(d.reason) !== 'cost' ? word(d.reason) : '', d.policy !== policy ? d.policy : ''].filter(Boolean).join(', ');
   return el('tr', { class: 'link' + (open === id ? ' open' : ''), 'data-key': id },
     el('td', {}, el('button', { class: 'row', type: 'button', 'aria-label': `${clock(d.time)}, ${d.replica_id || 'no replica'}: explain this decision` }, clock(d.time))),
     el('td', {}, el('span', { class: 'name', title: d.replica_id }, d.replica_id || '–'), d.rank ? ` rank ${d.rank}` : '', notes ? el('span', { class: 'small' }, ' ' + notes) : ''),

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/decision.proto.
  */
 export const file_kvpilot_v1_decision: GenFile = /*@__PURE__*/
-  fileDesc("ChlrdnBpbG90L3YxL2RlY2lzaW9uLnByb3RvEgprdnBpbG90LnYxIkYKB092ZXJsYXASEgoKZ3B1X3Rva2VucxgBIAEoDRISCgpjcHVfdG9rZW5zGAIgASgNEhMKC2Rpc2tfdG9rZW5zGAMgASgNIoAJCghEZWNpc2lvbhITCgtkZWNpc2lvbl9pZBgBIAEoCRIPCgdhdHRlbXB0GAIgASgNEhIKCnJlcXVlc3RfaWQYAyABKAkSKAoEdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFbW9kZWwYBSABKAkSDwoHYWRhcHRlchgGIAEoCRIOCgZwb2xpY3kYByABKAkSDgoGcmVhc29uGAggASgJEhIKCnJlcGxpY2FfaWQYCSABKAkSDAoEcmFuaxgKIAEoDRIVCg1wcm9tcHRfdG9rZW5zGAsgASgNEhEKCWVzdGltYXRlZBgMIAEoCBIeChZleHBlY3RlZF9vdXRwdXRfdG9rZW5zGA0gASgNEg8KB2RyeV9ydW4YDiABKAgSDgoGbWFyZ2luGA8gASgBEjAKBnBhcmFtcxgQIAMoCzIgLmt2cGlsb3QudjEuRGVjaXNpb24uUGFyYW1zRW50cnkSDAoEbG9hZBgRIAEoARINCgVvbWVnYRgSIAEoARInCgRoZWxkGBMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRvb2sYFCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFdHJpZXMYFSABKA0SKQoKY2FuZGlkYXRlcxgWIAMoCzIVLmt2cGlsb3QudjEuQ2FuZGlkYXRlEiQKB291dGNvbWUYFyABKAsyEy5rdnBpbG90LnYxLk91dGNvbWUSIgoGc2hhZG93GBggASgLMhIua3ZwaWxvdC52MS5TaGFkb3cSDAoEc2VlZBgZIAEoBhIQCgh0cmFjZV9pZBgaIAEoCRIPCgdzcGFuX2lkGBsgASgJEg4KBnRlbmFudBgeIAEoCRIRCglvYmplY3RpdmUYHyABKAkSLgoLdGFyZ2V0X3R0ZnQYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLdGFyZ2V0X3Rwb3QYISABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHa2V5bGVzcxgiIAEoCBIOCgZwaW5uZWQYIyABKAgSEAoIdG9vX2xvbmcYJCABKAgSFAoMcHJvbXB0X2NoYXJzGCUgASgNEg4KBmN1cnNvchgmIAEoDRIpCgZ3YWl0ZWQYJyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGc2NvcmVkGCggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmRlY2lkZWRfYnkYKSABKAkSEAoIYXNrZWRfYnkYKiABKAkSDQoFYWxvbmUYKyABKAkSDgoGb3RoZXJzGCwgASgNEhUKDXZldG9lZF9vdGhlcnMYLSABKA0SEQoJcmV0dXJuaW5nGC4gASgBGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFKBAgcEB1KBAgdEB5SCG92ZXJ0b29rUgdyZXN1bWVzIt0ICglDYW5kaWRhdGUSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEgwKBHZldG8YAyABKAkSJAoHb3ZlcmxhcBgEIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAUgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgGIAEoDRIPCgdzZXNzaW9uGAcgASgIEhAKCHJlcXVlc3RzGAggASgNEg8KB3dhaXRpbmcYCSABKA0SFQoNcXVldWVkX3Rva2VucxgKIAEoDRIVCg1kZWNvZGVfYmxvY2tzGAsgASgBEg4KBmJsb2NrcxgMIAEoDRIbCg5lbmdpbmVfd2FpdGluZxgNIAEoDUgAiAEBEhUKCGt2X3VzYWdlGA4gASgBSAGIAQESKgoHYmFja2xvZxgPIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIXCg91bmNhY2hlZF90b2tlbnMYECABKA0SKgoHcHJlZmlsbBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhInCgR0dGZ0GBIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEgwKBGNvc3QYEyABKAESKQoGc2lsZW50GBUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiQKBXNwZWVkGBYgASgLMhUua3ZwaWxvdC52MS5SYW5rU3BlZWQSEAoIc2xvd2Rvd24YFyABKAESKgoHcGxhbm5lZBgYIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglmdWxsX3N0ZXAYGSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZGVjb2RlGBogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCGNyb3dkaW5nGBsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRwb3QYHCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDAoEbGF0ZRgdIAEoARIaChJyZXR1cm5zX3Blcl9zZWNvbmQYHiABKAESKAoFc2F2ZWQYHyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKwoIcmVzaWR1YWwYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFY2hhcnMYISABKA0SEgoKaGVsZF9jaGFycxgiIAEoDRINCgVwbGFjZRgjIAEoDRInCgRkcmFnGCQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEigKB2NvbmR1Y3QYJSABKAsyFy5rdnBpbG90LnYxLlJhbmtDb25kdWN0QhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2VKBAgUEBVSCXlpZWxkc19tcyKOAQoLUmFua0NvbmR1Y3QSEgoKc3VzcGljaW9ucxgBIAMoCRIQCghzbG93bmVzcxgCIAEoARItCgp0b2tlbl90aW1lGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhMKC2VtcHR5X3NoYXJlGAQgASgBEhUKDW92ZXJsYXBfdHJ1c3QYBSABKAEi6gEKCVJhbmtTcGVlZBIZChF0b2tlbnNfcGVyX3NlY29uZBgBIAEoARITCgtiZW5kX3Rva2VucxgCIAEoARInCgRzdGVwGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCG92ZXJoZWFkGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnNwcmVhZBgFIAEoARIOCgZzb3VyY2UYBiABKAkSDAoEYnVzeRgHIAEoARIPCgdzYW1wbGVzGAggASgNEhgKEHByZWRpY3Rpb25fcmF0aW8YCSABKAEidQoGU2hhZG93Eg4KBnBvbGljeRgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SDgoGYWdyZWVzGAQgASgIEikKBnJlZ3JldBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiK7AwoHT3V0Y29tZRIcCgNlbmQYASABKA4yDy5rdnBpbG90LnYxLkVuZBISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SJwoEdHRmdBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfdHRmdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghkdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaCg1wcm9tcHRfdG9rZW5zGAcgASgNSACIAQESGgoNb3V0cHV0X3Rva2VucxgIIAEoDUgBiAEBEhoKDWNhY2hlZF90b2tlbnMYCSABKA1IAogBARIfChdwcmVkaWN0ZWRfY2FjaGVkX3Rva2VucxgKIAEoDRIiChVjb3VudGVkX291dHB1dF90b2tlbnMYCyABKA1IA4gBAUIQCg5fcHJvbXB0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0IQCg5fY2FjaGVkX3Rva2Vuc0IYChZfY291bnRlZF9vdXRwdXRfdG9rZW5zKoABCglGZWVkU3RhdGUSGgoWRkVFRF9TVEFURV9VTlNQRUNJRklFRBAAEhMKD0ZFRURfU1RBVEVfTk9ORRABEhMKD0ZFRURfU1RBVEVfQ09MRBACEhQKEEZFRURfU1RBVEVfRVhBQ1QQAxIXChNGRUVEX1NUQVRFX0RFR1JBREVEEAQq3QEKA0VuZBITCg9FTkRfVU5TUEVDSUZJRUQQABIRCg1FTkRfQ09NUExFVEVEEAESEAoMRU5EX0NBTkNFTEVEEAISEAoMRU5EX1JFSkVDVEVEEAMSDgoKRU5EX0ZBSUxFRBAEEg0KCUVORF9NT1ZFRBAFEg8KC0VORF9FWFBJUkVEEAYSDwoLRU5EX1JFTU9WRUQQBxIPCgtFTkRfUkVTVU1FRBAJEhAKDEVORF9VTlNFUlZFRBAKEhMKD0VORF9IQU5ERURfT1ZFUhALIgQICBAIKgtFTkRfWUlFTERFREI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChlrdnBpbG90L3YxL2RlY2lzaW9uLnByb3RvEgprdnBpbG90LnYxIkYKB092ZXJsYXASEgoKZ3B1X3Rva2VucxgBIAEoDRISCgpjcHVfdG9rZW5zGAIgASgNEhMKC2Rpc2tfdG9rZW5zGAMgASgNIqUJCghEZWNpc2lvbhITCgtkZWNpc2lvbl9pZBgBIAEoCRIPCgdhdHRlbXB0GAIgASgNEhIKCnJlcXVlc3RfaWQYAyABKAkSKAoEdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFbW9kZWwYBSABKAkSDwoHYWRhcHRlchgGIAEoCRIOCgZwb2xpY3kYByABKAkSKAoGcmVhc29uGAggASgOMhgua3ZwaWxvdC52MS5DaG9pY2VSZWFzb24SEgoKcmVwbGljYV9pZBgJIAEoCRIMCgRyYW5rGAogASgNEhUKDXByb21wdF90b2tlbnMYCyABKA0SEQoJZXN0aW1hdGVkGAwgASgIEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYDSABKA0SDwoHZHJ5X3J1bhgOIAEoCBIOCgZtYXJnaW4YDyABKAESMAoGcGFyYW1zGBAgAygLMiAua3ZwaWxvdC52MS5EZWNpc2lvbi5QYXJhbXNFbnRyeRIMCgRsb2FkGBEgASgBEg0KBW9tZWdhGBIgASgBEicKBGhlbGQYEyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJwoEdG9vaxgUIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhINCgV0cmllcxgVIAEoDRIpCgpjYW5kaWRhdGVzGBYgAygLMhUua3ZwaWxvdC52MS5DYW5kaWRhdGUSJAoHb3V0Y29tZRgXIAEoCzITLmt2cGlsb3QudjEuT3V0Y29tZRIiCgZzaGFkb3cYGCABKAsyEi5rdnBpbG90LnYxLlNoYWRvdxIMCgRzZWVkGBkgASgGEhAKCHRyYWNlX2lkGBogASgJEg8KB3NwYW5faWQYGyABKAkSDgoGdGVuYW50GBwgASgJEigKCW9iamVjdGl2ZRgdIAEoDjIVLmt2cGlsb3QudjEuT2JqZWN0aXZlEi4KC3RhcmdldF90dGZ0GB4gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi4KC3RhcmdldF90cG90GB8gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg8KB2tleWxlc3MYICABKAgSDgoGcGlubmVkGCEgASgIEhAKCHRvb19sb25nGCIgASgIEhQKDHByb21wdF9jaGFycxgjIAEoDRIOCgZjdXJzb3IYJCABKA0SKQoGd2FpdGVkGCUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBnNjb3JlZBgmIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhISCgpkZWNpZGVkX2J5GCcgASgJEhAKCGFza2VkX2J5GCggASgJEiAKBWFsb25lGCkgASgOMhEua3ZwaWxvdC52MS5BbG9uZRIOCgZvdGhlcnMYKiABKA0SFQoNdmV0b2VkX290aGVycxgrIAEoDRIRCglyZXR1cm5pbmcYLCABKAEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASLeCAoJQ2FuZGlkYXRlEhIKCnJlcGxpY2FfaWQYASABKAkSDAoEcmFuaxgCIAEoDRIeCgR2ZXRvGAMgASgOMhAua3ZwaWxvdC52MS5WZXRvEiQKB292ZXJsYXAYBCABKAsyEy5rdnBpbG90LnYxLk92ZXJsYXASIwoEZmVlZBgFIAEoDjIVLmt2cGlsb3QudjEuRmVlZFN0YXRlEhIKCmJsb2NrX3NpemUYBiABKA0SDwoHc2Vzc2lvbhgHIAEoCBIQCghyZXF1ZXN0cxgIIAEoDRIPCgd3YWl0aW5nGAkgASgNEhUKDXF1ZXVlZF90b2tlbnMYCiABKA0SFQoNZGVjb2RlX2Jsb2NrcxgLIAEoARIOCgZibG9ja3MYDCABKA0SGwoOZW5naW5lX3dhaXRpbmcYDSABKA1IAIgBARIVCghrdl91c2FnZRgOIAEoAUgBiAEBEioKB2JhY2tsb2cYDyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFwoPdW5jYWNoZWRfdG9rZW5zGBAgASgNEioKB3ByZWZpbGwYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJwoEdHRmdBgSIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIMCgRjb3N0GBMgASgBEikKBnNpbGVudBgUIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgVIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhAKCHNsb3dkb3duGBYgASgBEioKB3BsYW5uZWQYFyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLAoJZnVsbF9zdGVwGBggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgZIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghjcm93ZGluZxgaIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhInCgR0cG90GBsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEgwKBGxhdGUYHCABKAESGgoScmV0dXJuc19wZXJfc2Vjb25kGB0gASgBEigKBXNhdmVkGB4gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCHJlc2lkdWFsGB8gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg0KBWNoYXJzGCAgASgNEhIKCmhlbGRfY2hhcnMYISABKA0SDQoFcGxhY2UYIiABKA0SJwoEZHJhZxgjIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIoCgdjb25kdWN0GCQgASgLMhcua3ZwaWxvdC52MS5SYW5rQ29uZHVjdEIRCg9fZW5naW5lX3dhaXRpbmdCCwoJX2t2X3VzYWdlIqUBCgtSYW5rQ29uZHVjdBIpCgpzdXNwaWNpb25zGAEgAygOMhUua3ZwaWxvdC52MS5TdXNwaWNpb24SEAoIc2xvd25lc3MYAiABKAESLQoKdG9rZW5fdGltZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtlbXB0eV9zaGFyZRgEIAEoARIVCg1vdmVybGFwX3RydXN0GAUgASgBIoMCCglSYW5rU3BlZWQSGQoRdG9rZW5zX3Blcl9zZWNvbmQYASABKAESEwoLYmVuZF90b2tlbnMYAiABKAESJwoEc3RlcBgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghvdmVyaGVhZBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZzcHJlYWQYBSABKAESJwoGc291cmNlGAYgASgOMhcua3ZwaWxvdC52MS5TcGVlZFNvdXJjZRIMCgRidXN5GAcgASgBEg8KB3NhbXBsZXMYCCABKA0SGAoQcHJlZGljdGlvbl9yYXRpbxgJIAEoASJ1CgZTaGFkb3cSDgoGcG9saWN5GAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRIOCgZhZ3JlZXMYBCABKAgSKQoGcmVncmV0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIrsDCgdPdXRjb21lEhwKA2VuZBgBIAEoDjIPLmt2cGlsb3QudjEuRW5kEhIKCnJlcGxpY2FfaWQYAiABKAkSDAoEcmFuaxgDIAEoDRInCgR0dGZ0GAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEjEKDnByZWRpY3RlZF90dGZ0GAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCGR1cmF0aW9uGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhoKDXByb21wdF90b2tlbnMYByABKA1IAIgBARIaCg1vdXRwdXRfdG9rZW5zGAggASgNSAGIAQESGgoNY2FjaGVkX3Rva2VucxgJIAEoDUgCiAEBEh8KF3ByZWRpY3RlZF9jYWNoZWRfdG9rZW5zGAogASgNEiIKFWNvdW50ZWRfb3V0cHV0X3Rva2VucxgLIAEoDUgDiAEBQhAKDl9wcm9tcHRfdG9rZW5zQhAKDl9vdXRwdXRfdG9rZW5zQhAKDl9jYWNoZWRfdG9rZW5zQhgKFl9jb3VudGVkX291dHB1dF90b2tlbnMqgAEKCUZlZWRTdGF0ZRIaChZGRUVEX1NUQVRFX1VOU1BFQ0lGSUVEEAASEwoPRkVFRF9TVEFURV9OT05FEAESEwoPRkVFRF9TVEFURV9DT0xEEAISFAoQRkVFRF9TVEFURV9FWEFDVBADEhcKE0ZFRURfU1RBVEVfREVHUkFERUQQBCqRAgoMQ2hvaWNlUmVhc29uEh0KGUNIT0lDRV9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJDSE9JQ0VfUkVBU09OX0NPU1QQARIVChFDSE9JQ0VfUkVBU09OX1RJRRACEhYKEkNIT0lDRV9SRUFTT05fT05MWRADEhgKFENIT0lDRV9SRUFTT05fUElOTkVEEAQSFgoSQ0hPSUNFX1JFQVNPTl9ESUNFEAUSGAoUQ0hPSUNFX1JFQVNPTl9OT19LRVkQBhIbChdDSE9JQ0VfUkVBU09OX0lNQkFMQU5DRRAHEhoKFkNIT0lDRV9SRUFTT05fVE9PX0xPTkcQCBIWChJDSE9JQ0VfUkVBU09OX05PTkUQCSrsAQoEVmV0bxIUChBWRVRPX1VOU1BFQ0lGSUVEEAASDgoKVkVUT19TVEFURRABEg4KClZFVE9fTU9ERUwQAhIRCg1WRVRPX0VYQ0xVREVEEAMSDwoLVkVUT19ERU5JRUQQBBIUChBWRVRPX05PVF9BTExPV0VEEAUSDwoLVkVUT19QSU5ORUQQBhINCglWRVRPX1JBTksQBxIMCghWRVRPX0NBUBAIEhAKDFZFVE9fQ09OVEVYVBAJEhAKDFZFVE9fU1RBTExFRBAKEhEKDVZFVE9fRFJBSU5JTkcQCxIPCgtWRVRPX01FTU9SWRAMKmMKCU9iamVjdGl2ZRIZChVPQkpFQ1RJVkVfVU5TUEVDSUZJRUQQABISCg5PQkpFQ1RJVkVfVFRGVBABEhQKEE9CSkVDVElWRV9BTlNXRVIQAhIRCg1PQkpFQ1RJVkVfU0xPEAMqZwoJU3VzcGljaW9uEhkKFVNVU1BJQ0lPTl9VTlNQRUNJRklFRBAAEhIKDlNVU1BJQ0lPTl9TTE9XEAESEwoPU1VTUElDSU9OX0VNUFRZEAISFgoSU1VTUElDSU9OX1VOUFJPVkVOEAMqqgEKC1NwZWVkU291cmNlEhwKGFNQRUVEX1NPVVJDRV9VTlNQRUNJRklFRBAAEhYKElNQRUVEX1NPVVJDRV9QUklPUhABEhcKE1NQRUVEX1NPVVJDRV9FTkdJTkUQAhIVChFTUEVFRF9TT1VSQ0VfS0lORBADEhgKFFNQRUVEX1NPVVJDRV9MRUFSTkVEEAQSGwoXU1BFRURfU09VUkNFX0RJU1RSVVNURUQQBSpvCgVBbG9uZRIVChFBTE9ORV9VTlNQRUNJRklFRBAAEhAKDEFMT05FX1NJTEVOVBABEhYKEkFMT05FX1VOS05PV05fUkFOSxACEhQKEEFMT05FX05PX1JFUExJQ0EQAxIPCgtBTE9ORV9NT1ZFRBAEKsoBCgNFbmQSEwoPRU5EX1VOU1BFQ0lGSUVEEAASEQoNRU5EX0NPTVBMRVRFRBABEhAKDEVORF9DQU5DRUxFRBACEhAKDEVORF9SRUpFQ1RFRBADEg4KCkVORF9GQUlMRUQQBBINCglFTkRfTU9WRUQQBRIPCgtFTkRfRVhQSVJFRBAGEg8KC0VORF9SRU1PVkVEEAcSDwoLRU5EX1JFU1VNRUQQCBIQCgxFTkRfVU5TRVJWRUQQCRITCg9FTkRfSEFOREVEX09WRVIQCkI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Overlap is how much of a prompt's beginning one rank holds, in tokens.
@@ -105,12 +105,11 @@ export type Decision = Message<"kvpilot.v1.Decision"> & {
   policy: string;
 
   /**
-   * The reason of the choice, in one word: cost, tie, only, pinned, dice, no_key,
-   * imbalance, too_long (the prompt exceeds every context; the engine writes the error) or none.
+   * The reason of the choice.
    *
-   * @generated from field: string reason = 8;
+   * @generated from field: kvpilot.v1.ChoiceReason reason = 8;
    */
-  reason: string;
+  reason: ChoiceReason;
 
   /**
    * The chosen replica; empty when none could serve.
@@ -250,120 +249,120 @@ export type Decision = Message<"kvpilot.v1.Decision"> & {
   /**
    * The caller's tenant; empty when callers need no key.
    *
-   * @generated from field: string tenant = 30;
+   * @generated from field: string tenant = 28;
    */
   tenant: string;
 
   /**
-   * What predicted-ttft makes small: ttft, answer or slo. Empty for other policies.
+   * What predicted-ttft makes small.
    *
-   * @generated from field: string objective = 31;
+   * @generated from field: kvpilot.v1.Objective objective = 29;
    */
-  objective: string;
+  objective: Objective;
 
   /**
    * The time to the first token that the request must keep. Absent: no target.
    *
-   * @generated from field: google.protobuf.Duration target_ttft = 32;
+   * @generated from field: google.protobuf.Duration target_ttft = 30;
    */
   targetTtft?: Duration | undefined;
 
   /**
    * The mean time of each token after the first that the request must keep. Absent: no target.
    *
-   * @generated from field: google.protobuf.Duration target_tpot = 33;
+   * @generated from field: google.protobuf.Duration target_tpot = 31;
    */
   targetTpot?: Duration | undefined;
 
   /**
    * The key that the policy goes by was missing: no token ids were known, or, for consistent-hash, there is no session.
    *
-   * @generated from field: bool keyless = 34;
+   * @generated from field: bool keyless = 32;
    */
   keyless: boolean;
 
   /**
    * The request could go to one replica only: the caller named it, or it stores what the request continues.
    *
-   * @generated from field: bool pinned = 35;
+   * @generated from field: bool pinned = 33;
    */
   pinned: boolean;
 
   /**
    * The prompt exceeds every context; only the ranks with the longest are left.
    *
-   * @generated from field: bool too_long = 36;
+   * @generated from field: bool too_long = 34;
    */
   tooLong: boolean;
 
   /**
    * The length in characters of the text that the policy compares; 0 when it reads none.
    *
-   * @generated from field: uint32 prompt_chars = 37;
+   * @generated from field: uint32 prompt_chars = 35;
    */
   promptChars: number;
 
   /**
    * Round-robin's position.
    *
-   * @generated from field: uint32 cursor = 38;
+   * @generated from field: uint32 cursor = 36;
    */
   cursor: number;
 
   /**
    * The time since the request first asked, which counts against its targets.
    *
-   * @generated from field: google.protobuf.Duration waited = 39;
+   * @generated from field: google.protobuf.Duration waited = 37;
    */
   waited?: Duration | undefined;
 
   /**
    * The part of took that finding the overlaps took.
    *
-   * @generated from field: google.protobuf.Duration scored = 40;
+   * @generated from field: google.protobuf.Duration scored = 38;
    */
   scored?: Duration | undefined;
 
   /**
    * The id of the router that decided for the one that was asked; empty when that one decided itself.
    *
-   * @generated from field: string decided_by = 41;
+   * @generated from field: string decided_by = 39;
    */
   decidedBy: string;
 
   /**
    * The id of the router that asked for the decision; empty when a client did.
    *
-   * @generated from field: string asked_by = 42;
+   * @generated from field: string asked_by = 40;
    */
   askedBy: string;
 
   /**
-   * Why a router of a fleet decided without the others; empty when it did not.
+   * Why a router of a fleet decided without the others.
    *
-   * @generated from field: string alone = 43;
+   * @generated from field: kvpilot.v1.Alone alone = 41;
    */
-  alone: string;
+  alone: Alone;
 
   /**
    * Ranks that could serve and are not among the candidates. All were priced; where this router decided, none costs less than the
    * 32 cheapest.
    *
-   * @generated from field: uint32 others = 44;
+   * @generated from field: uint32 others = 42;
    */
   others: number;
 
   /**
    * Ranks that could not serve and are not among the candidates.
    *
-   * @generated from field: uint32 vetoed_others = 45;
+   * @generated from field: uint32 vetoed_others = 43;
    */
   vetoedOthers: number;
 
   /**
    * How likely the request's session was taken to send a next turn, from 0 to 1.
    *
-   * @generated from field: double returning = 46;
+   * @generated from field: double returning = 44;
    */
   returning: number;
 };
@@ -396,11 +395,11 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   rank: number;
 
   /**
-   * Why the rank could not be chosen, in one word; empty when it could.
+   * Why the rank could not be chosen.
    *
-   * @generated from field: string veto = 3;
+   * @generated from field: kvpilot.v1.Veto veto = 3;
    */
-  veto: string;
+  veto: Veto;
 
   /**
    * What the rank holds of the prompt.
@@ -517,119 +516,119 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   /**
    * How long the rank has been silent with requests in flight, where that is its veto (stalled).
    *
-   * @generated from field: google.protobuf.Duration silent = 21;
+   * @generated from field: google.protobuf.Duration silent = 20;
    */
   silent?: Duration | undefined;
 
   /**
    * How fast the rank was taken to be.
    *
-   * @generated from field: kvpilot.v1.RankSpeed speed = 22;
+   * @generated from field: kvpilot.v1.RankSpeed speed = 21;
    */
   speed?: RankSpeed | undefined;
 
   /**
    * The share by which the rank's decodes slow a prefill down.
    *
-   * @generated from field: double slowdown = 23;
+   * @generated from field: double slowdown = 22;
    */
   slowdown: number;
 
   /**
    * The predicted work of requests that wait in the router for this rank and go first.
    *
-   * @generated from field: google.protobuf.Duration planned = 24;
+   * @generated from field: google.protobuf.Duration planned = 23;
    */
   planned?: Duration | undefined;
 
   /**
    * The time of a step whose token budget is full of prefill.
    *
-   * @generated from field: google.protobuf.Duration full_step = 25;
+   * @generated from field: google.protobuf.Duration full_step = 24;
    */
   fullStep?: Duration | undefined;
 
   /**
    * How much longer than on an idle rank decoding would take here, weighted.
    *
-   * @generated from field: google.protobuf.Duration decode = 26;
+   * @generated from field: google.protobuf.Duration decode = 25;
    */
   decode?: Duration | undefined;
 
   /**
    * The predicted time until KV memory is free that is promised to others.
    *
-   * @generated from field: google.protobuf.Duration crowding = 27;
+   * @generated from field: google.protobuf.Duration crowding = 26;
    */
   crowding?: Duration | undefined;
 
   /**
    * The predicted time of each token after the first.
    *
-   * @generated from field: google.protobuf.Duration tpot = 28;
+   * @generated from field: google.protobuf.Duration tpot = 27;
    */
   tpot?: Duration | undefined;
 
   /**
    * The share by which the prediction misses a target, whichever it misses by more; 0 when both are kept.
    *
-   * @generated from field: double late = 29;
+   * @generated from field: double late = 28;
    */
   late: number;
 
   /**
    * Requests per second that lately came back to what the rank holds.
    *
-   * @generated from field: double returns_per_second = 30;
+   * @generated from field: double returns_per_second = 29;
    */
   returnsPerSecond: number;
 
   /**
    * The prefill time that each of them was spared.
    *
-   * @generated from field: google.protobuf.Duration saved = 31;
+   * @generated from field: google.protobuf.Duration saved = 30;
    */
   saved?: Duration | undefined;
 
   /**
    * How long one of them would find the rank prefilling for others, on average.
    *
-   * @generated from field: google.protobuf.Duration residual = 32;
+   * @generated from field: google.protobuf.Duration residual = 31;
    */
   residual?: Duration | undefined;
 
   /**
    * Leading characters of the prompt that the text tree knows for this replica (prefix-affinity).
    *
-   * @generated from field: uint32 chars = 33;
+   * @generated from field: uint32 chars = 32;
    */
   chars: number;
 
   /**
    * The size of the replica's text tree in characters (prefix-affinity).
    *
-   * @generated from field: uint32 held_chars = 34;
+   * @generated from field: uint32 held_chars = 33;
    */
   heldChars: number;
 
   /**
    * The rank's position on the hash ring for this request, 1 for the owner; 0 when it is not among its successors (consistent-hash).
    *
-   * @generated from field: uint32 place = 35;
+   * @generated from field: uint32 place = 34;
    */
   place: number;
 
   /**
    * What the conduct of the rank adds to its cost: its answers are slower than those of its equals, or empty (predicted-ttft).
    *
-   * @generated from field: google.protobuf.Duration drag = 36;
+   * @generated from field: google.protobuf.Duration drag = 35;
    */
   drag?: Duration | undefined;
 
   /**
    * How the rank has behaved of late. Absent while it behaves as its equals do.
    *
-   * @generated from field: kvpilot.v1.RankConduct conduct = 37;
+   * @generated from field: kvpilot.v1.RankConduct conduct = 36;
    */
   conduct?: RankConduct | undefined;
 };
@@ -648,12 +647,11 @@ export const CandidateSchema: GenMessage<Candidate> = /*@__PURE__*/
  */
 export type RankConduct = Message<"kvpilot.v1.RankConduct"> & {
   /**
-   * Why the rank is avoided: slow (its output tokens take much longer), empty (it gives empty answers where other replicas do not) or
-   * unproven (its answers do not show as cached what it claims to hold). Empty when it is not.
+   * Why the rank is avoided. Empty when it is not.
    *
-   * @generated from field: repeated string suspicions = 1;
+   * @generated from field: repeated kvpilot.v1.Suspicion suspicions = 1;
    */
-  suspicions: string[];
+  suspicions: Suspicion[];
 
   /**
    * The time of its output tokens divided by that of its equals under the same load; 0 when unknown.
@@ -733,12 +731,11 @@ export type RankSpeed = Message<"kvpilot.v1.RankSpeed"> & {
   spread: number;
 
   /**
-   * Where the rate comes from: prior (nothing was seen), engine (its own counters), kind (ranks of the same kind), learned, or
-   * distrusted (the median of the kind, because the rank's predictions have been wrong for a while).
+   * Where the rate comes from.
    *
-   * @generated from field: string source = 6;
+   * @generated from field: kvpilot.v1.SpeedSource source = 6;
    */
-  source: string;
+  source: SpeedSource;
 
   /**
    * The share of the rank's recent time that the prefill routed to it takes.
@@ -958,6 +955,378 @@ export const FeedStateSchema: GenEnum<FeedState> = /*@__PURE__*/
   enumDesc(file_kvpilot_v1_decision, 0);
 
 /**
+ * ChoiceReason is why a decision fell as it did.
+ *
+ * @generated from enum kvpilot.v1.ChoiceReason
+ */
+export enum ChoiceReason {
+  /**
+   * Not specified: not shown to this caller, or the reason of a router of another version.
+   *
+   * @generated from enum value: CHOICE_REASON_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The lowest cost under the policy.
+   *
+   * @generated from enum value: CHOICE_REASON_COST = 1;
+   */
+  COST = 1,
+
+  /**
+   * Several candidates cost the same; one was drawn.
+   *
+   * @generated from enum value: CHOICE_REASON_TIE = 2;
+   */
+  TIE = 2,
+
+  /**
+   * One candidate was left after the filters.
+   *
+   * @generated from enum value: CHOICE_REASON_ONLY = 3;
+   */
+  ONLY = 3,
+
+  /**
+   * The request could go to one replica only.
+   *
+   * @generated from enum value: CHOICE_REASON_PINNED = 4;
+   */
+  PINNED = 4,
+
+  /**
+   * The policy or the temperature drew it.
+   *
+   * @generated from enum value: CHOICE_REASON_DICE = 5;
+   */
+  DICE = 5,
+
+  /**
+   * The policy needs a key (ids, text, session) that the request lacks; load decided.
+   *
+   * @generated from enum value: CHOICE_REASON_NO_KEY = 6;
+   */
+  NO_KEY = 6,
+
+  /**
+   * The policy's guard against uneven load overrode affinity.
+   *
+   * @generated from enum value: CHOICE_REASON_IMBALANCE = 7;
+   */
+  IMBALANCE = 7,
+
+  /**
+   * The prompt exceeds every context; the engine with the longest writes the error.
+   *
+   * @generated from enum value: CHOICE_REASON_TOO_LONG = 8;
+   */
+  TOO_LONG = 8,
+
+  /**
+   * No candidate was left.
+   *
+   * @generated from enum value: CHOICE_REASON_NONE = 9;
+   */
+  NONE = 9,
+}
+
+/**
+ * Describes the enum kvpilot.v1.ChoiceReason.
+ */
+export const ChoiceReasonSchema: GenEnum<ChoiceReason> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_decision, 1);
+
+/**
+ * Veto is why a rank could not be chosen.
+ *
+ * @generated from enum kvpilot.v1.Veto
+ */
+export enum Veto {
+  /**
+   * It could.
+   *
+   * @generated from enum value: VETO_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * It is starting or unhealthy.
+   *
+   * @generated from enum value: VETO_STATE = 1;
+   */
+  STATE = 1,
+
+  /**
+   * It does not serve the model or the adapter.
+   *
+   * @generated from enum value: VETO_MODEL = 2;
+   */
+  MODEL = 2,
+
+  /**
+   * This request was tried there already, or its breaker is open.
+   *
+   * @generated from enum value: VETO_EXCLUDED = 3;
+   */
+  EXCLUDED = 3,
+
+  /**
+   * The request forbids it.
+   *
+   * @generated from enum value: VETO_DENIED = 4;
+   */
+  DENIED = 4,
+
+  /**
+   * The request allows others only.
+   *
+   * @generated from enum value: VETO_NOT_ALLOWED = 5;
+   */
+  NOT_ALLOWED = 5,
+
+  /**
+   * The request is pinned to another one.
+   *
+   * @generated from enum value: VETO_PINNED = 6;
+   */
+  PINNED = 6,
+
+  /**
+   * It is outside the request's bounds of ranks.
+   *
+   * @generated from enum value: VETO_RANK = 7;
+   */
+  RANK = 7,
+
+  /**
+   * It is at its limit of requests.
+   *
+   * @generated from enum value: VETO_CAP = 8;
+   */
+  CAP = 8,
+
+  /**
+   * The prompt exceeds its context.
+   *
+   * @generated from enum value: VETO_CONTEXT = 9;
+   */
+  CONTEXT = 9,
+
+  /**
+   * It has requests and makes no progress.
+   *
+   * @generated from enum value: VETO_STALLED = 10;
+   */
+  STALLED = 10,
+
+  /**
+   * An operator drains it, or its source is about to remove it.
+   *
+   * @generated from enum value: VETO_DRAINING = 11;
+   */
+  DRAINING = 11,
+
+  /**
+   * The programs that have their place there leave no memory for another one.
+   *
+   * @generated from enum value: VETO_MEMORY = 12;
+   */
+  MEMORY = 12,
+}
+
+/**
+ * Describes the enum kvpilot.v1.Veto.
+ */
+export const VetoSchema: GenEnum<Veto> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_decision, 2);
+
+/**
+ * Objective is what predicted-ttft makes small.
+ *
+ * @generated from enum kvpilot.v1.Objective
+ */
+export enum Objective {
+  /**
+   * Not specified: another policy chose.
+   *
+   * @generated from enum value: OBJECTIVE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The time to the first token.
+   *
+   * @generated from enum value: OBJECTIVE_TTFT = 1;
+   */
+  TTFT = 1,
+
+  /**
+   * The time of the whole answer.
+   *
+   * @generated from enum value: OBJECTIVE_ANSWER = 2;
+   */
+  ANSWER = 2,
+
+  /**
+   * What misses the targets of the request.
+   *
+   * @generated from enum value: OBJECTIVE_SLO = 3;
+   */
+  SLO = 3,
+}
+
+/**
+ * Describes the enum kvpilot.v1.Objective.
+ */
+export const ObjectiveSchema: GenEnum<Objective> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_decision, 3);
+
+/**
+ * Suspicion is why a rank is avoided.
+ *
+ * @generated from enum kvpilot.v1.Suspicion
+ */
+export enum Suspicion {
+  /**
+   * Not specified.
+   *
+   * @generated from enum value: SUSPICION_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * Its output tokens take much longer than those of its equals.
+   *
+   * @generated from enum value: SUSPICION_SLOW = 1;
+   */
+  SLOW = 1,
+
+  /**
+   * It gives empty answers where other replicas do not.
+   *
+   * @generated from enum value: SUSPICION_EMPTY = 2;
+   */
+  EMPTY = 2,
+
+  /**
+   * Its answers do not show as cached what it claims to hold.
+   *
+   * @generated from enum value: SUSPICION_UNPROVEN = 3;
+   */
+  UNPROVEN = 3,
+}
+
+/**
+ * Describes the enum kvpilot.v1.Suspicion.
+ */
+export const SuspicionSchema: GenEnum<Suspicion> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_decision, 4);
+
+/**
+ * SpeedSource is where the rate of a rank comes from.
+ *
+ * @generated from enum kvpilot.v1.SpeedSource
+ */
+export enum SpeedSource {
+  /**
+   * Not specified.
+   *
+   * @generated from enum value: SPEED_SOURCE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * A guess: nothing was seen.
+   *
+   * @generated from enum value: SPEED_SOURCE_PRIOR = 1;
+   */
+  PRIOR = 1,
+
+  /**
+   * The engine's own counters.
+   *
+   * @generated from enum value: SPEED_SOURCE_ENGINE = 2;
+   */
+  ENGINE = 2,
+
+  /**
+   * Ranks of the same kind.
+   *
+   * @generated from enum value: SPEED_SOURCE_KIND = 3;
+   */
+  KIND = 3,
+
+  /**
+   * Requests that it served.
+   *
+   * @generated from enum value: SPEED_SOURCE_LEARNED = 4;
+   */
+  LEARNED = 4,
+
+  /**
+   * The median of its kind, because the rank's predictions have been wrong for a while.
+   *
+   * @generated from enum value: SPEED_SOURCE_DISTRUSTED = 5;
+   */
+  DISTRUSTED = 5,
+}
+
+/**
+ * Describes the enum kvpilot.v1.SpeedSource.
+ */
+export const SpeedSourceSchema: GenEnum<SpeedSource> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_decision, 5);
+
+/**
+ * Alone is why a router of a fleet decided without the others.
+ *
+ * @generated from enum kvpilot.v1.Alone
+ */
+export enum Alone {
+  /**
+   * It did not.
+   *
+   * @generated from enum value: ALONE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The decider did not answer in time.
+   *
+   * @generated from enum value: ALONE_SILENT = 1;
+   */
+  SILENT = 1,
+
+  /**
+   * The decider chose a rank that this router does not know.
+   *
+   * @generated from enum value: ALONE_UNKNOWN_RANK = 2;
+   */
+  UNKNOWN_RANK = 2,
+
+  /**
+   * The decider knew of no replica that can serve.
+   *
+   * @generated from enum value: ALONE_NO_REPLICA = 3;
+   */
+  NO_REPLICA = 3,
+
+  /**
+   * The decider changed while it was asked.
+   *
+   * @generated from enum value: ALONE_MOVED = 4;
+   */
+  MOVED = 4,
+}
+
+/**
+ * Describes the enum kvpilot.v1.Alone.
+ */
+export const AloneSchema: GenEnum<Alone> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_decision, 6);
+
+/**
  * End is how a request left its replica.
  *
  * @generated from enum kvpilot.v1.End
@@ -1022,28 +1391,28 @@ export enum End {
   /**
    * The stream was cut off after its first byte and is resumed on another replica, as the next attempt.
    *
-   * @generated from enum value: END_RESUMED = 9;
+   * @generated from enum value: END_RESUMED = 8;
    */
-  RESUMED = 9,
+  RESUMED = 8,
 
   /**
    * No replica could take the request: it was answered with an error.
    *
-   * @generated from enum value: END_UNSERVED = 10;
+   * @generated from enum value: END_UNSERVED = 9;
    */
-  UNSERVED = 10,
+  UNSERVED = 9,
 
   /**
    * The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
    *
-   * @generated from enum value: END_HANDED_OVER = 11;
+   * @generated from enum value: END_HANDED_OVER = 10;
    */
-  HANDED_OVER = 11,
+  HANDED_OVER = 10,
 }
 
 /**
  * Describes the enum kvpilot.v1.End.
  */
 export const EndSchema: GenEnum<End> = /*@__PURE__*/
-  enumDesc(file_kvpilot_v1_decision, 1);
+  enumDesc(file_kvpilot_v1_decision, 7);
 

@@ -10,7 +10,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/prompt.proto.
  */
 export const file_kvpilot_v1_prompt: GenFile = /*@__PURE__*/
-  fileDesc("ChdrdnBpbG90L3YxL3Byb21wdC5wcm90bxIKa3ZwaWxvdC52MSIXCghUb2tlbklkcxILCgNpZHMYASADKAciUAoLUmVxdWVzdEJvZHkSDAoEanNvbhgBIAEoDBIgCgNhcGkYAiABKA4yEy5rdnBpbG90LnYxLkFwaUtpbmQSEQoJdHJ1bmNhdGVkGAMgASgIIsIBCg9Ub2tlbml6ZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoEdGV4dBgCIAEoCUgAEicKBGJvZHkYAyABKAsyFy5rdnBpbG90LnYxLlJlcXVlc3RCb2R5SAASJgoFdGV4dHMYBCABKAsyFS5rdnBpbG90LnYxLlRleHRCYXRjaEgAEh8KEmFkZF9zcGVjaWFsX3Rva2VucxgFIAEoCEgBiAEBQgcKBWlucHV0QhUKE19hZGRfc3BlY2lhbF90b2tlbnMiGgoJVGV4dEJhdGNoEg0KBXRleHRzGAEgAygJImcKEFRva2VuaXplUmVzcG9uc2USLAoJc2VxdWVuY2VzGAEgAygLMhkua3ZwaWxvdC52MS5Ub2tlblNlcXVlbmNlEhUKDW1heF9tb2RlbF9sZW4YAiABKA0SDgoGc291cmNlGAMgASgJIkcKDVRva2VuU2VxdWVuY2USJwoJdG9rZW5faWRzGAEgASgLMhQua3ZwaWxvdC52MS5Ub2tlbklkcxINCgVjb3VudBgCIAEoDSJLChFEZXRva2VuaXplUmVxdWVzdBINCgVtb2RlbBgBIAEoCRInCglzZXF1ZW5jZXMYAiADKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzIiMKEkRldG9rZW5pemVSZXNwb25zZRINCgV0ZXh0cxgBIAMoCSqLAQoHQXBpS2luZBIYChRBUElfS0lORF9VTlNQRUNJRklFRBAAEh0KGUFQSV9LSU5EX0NIQVRfQ09NUExFVElPTlMQARIYChRBUElfS0lORF9DT01QTEVUSU9OUxACEhYKEkFQSV9LSU5EX1JFU1BPTlNFUxADEhUKEUFQSV9LSU5EX01FU1NBR0VTEARCNVozZ2l0aHViLmNvbS9rdnBpbG90L2t2cGlsb3QvZ2VuL2t2cGlsb3QvdjE7a3ZwaWxvdHYxYgZwcm90bzM");
+  fileDesc("ChdrdnBpbG90L3YxL3Byb21wdC5wcm90bxIKa3ZwaWxvdC52MSIXCghUb2tlbklkcxILCgNpZHMYASADKAciUAoLUmVxdWVzdEJvZHkSDAoEanNvbhgBIAEoDBIgCgNhcGkYAiABKA4yEy5rdnBpbG90LnYxLkFwaUtpbmQSEQoJdHJ1bmNhdGVkGAMgASgIIsIBCg9Ub2tlbml6ZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSDgoEdGV4dBgCIAEoCUgAEicKBGJvZHkYAyABKAsyFy5rdnBpbG90LnYxLlJlcXVlc3RCb2R5SAASJgoFdGV4dHMYBCABKAsyFS5rdnBpbG90LnYxLlRleHRCYXRjaEgAEh8KEmFkZF9zcGVjaWFsX3Rva2VucxgFIAEoCEgBiAEBQgcKBWlucHV0QhUKE19hZGRfc3BlY2lhbF90b2tlbnMiGgoJVGV4dEJhdGNoEg0KBXRleHRzGAEgAygJIoABChBUb2tlbml6ZVJlc3BvbnNlEiwKCXNlcXVlbmNlcxgBIAMoCzIZLmt2cGlsb3QudjEuVG9rZW5TZXF1ZW5jZRIVCg1tYXhfbW9kZWxfbGVuGAIgASgNEicKBnNvdXJjZRgDIAEoDjIXLmt2cGlsb3QudjEuVG9rZW5Tb3VyY2UiRwoNVG9rZW5TZXF1ZW5jZRInCgl0b2tlbl9pZHMYASABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzEg0KBWNvdW50GAIgASgNIksKEURldG9rZW5pemVSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEicKCXNlcXVlbmNlcxgCIAMoCzIULmt2cGlsb3QudjEuVG9rZW5JZHMiIwoSRGV0b2tlbml6ZVJlc3BvbnNlEg0KBXRleHRzGAEgAygJKosBCgdBcGlLaW5kEhgKFEFQSV9LSU5EX1VOU1BFQ0lGSUVEEAASHQoZQVBJX0tJTkRfQ0hBVF9DT01QTEVUSU9OUxABEhgKFEFQSV9LSU5EX0NPTVBMRVRJT05TEAISFgoSQVBJX0tJTkRfUkVTUE9OU0VTEAMSFQoRQVBJX0tJTkRfTUVTU0FHRVMQBCqzAQoLVG9rZW5Tb3VyY2USHAoYVE9LRU5fU09VUkNFX1VOU1BFQ0lGSUVEEAASFQoRVE9LRU5fU09VUkNFX0JPRFkQARIcChhUT0tFTl9TT1VSQ0VfRVhBQ1RfQ0FDSEUQAhIdChlUT0tFTl9TT1VSQ0VfQ09OVkVSU0FUSU9OEAMSFwoTVE9LRU5fU09VUkNFX1JFTkRFUhAEEhkKFVRPS0VOX1NPVVJDRV9UT0tFTklaRRAFQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z");
 
 /**
  * TokenIds is a sequence of token ids. fixed32, because a packed varint list of 131,072 ids takes about five times as
@@ -170,11 +170,11 @@ export type TokenizeResponse = Message<"kvpilot.v1.TokenizeResponse"> & {
   maxModelLen: number;
 
   /**
-   * Where the ids came from: body, exact_cache, conversation, render or tokenize.
+   * Where the ids came from.
    *
-   * @generated from field: string source = 3;
+   * @generated from field: kvpilot.v1.TokenSource source = 3;
    */
-  source: string;
+  source: TokenSource;
 };
 
 /**
@@ -308,4 +308,59 @@ export enum ApiKind {
  */
 export const ApiKindSchema: GenEnum<ApiKind> = /*@__PURE__*/
   enumDesc(file_kvpilot_v1_prompt, 0);
+
+/**
+ * TokenSource is where token ids come from.
+ *
+ * @generated from enum kvpilot.v1.TokenSource
+ */
+export enum TokenSource {
+  /**
+   * Not specified.
+   *
+   * @generated from enum value: TOKEN_SOURCE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The request brought them.
+   *
+   * @generated from enum value: TOKEN_SOURCE_BODY = 1;
+   */
+  BODY = 1,
+
+  /**
+   * The router knew the whole prompt.
+   *
+   * @generated from enum value: TOKEN_SOURCE_EXACT_CACHE = 2;
+   */
+  EXACT_CACHE = 2,
+
+  /**
+   * The router knew the beginning of the conversation.
+   *
+   * @generated from enum value: TOKEN_SOURCE_CONVERSATION = 3;
+   */
+  CONVERSATION = 3,
+
+  /**
+   * A replica's render route.
+   *
+   * @generated from enum value: TOKEN_SOURCE_RENDER = 4;
+   */
+  RENDER = 4,
+
+  /**
+   * A replica's tokenize route.
+   *
+   * @generated from enum value: TOKEN_SOURCE_TOKENIZE = 5;
+   */
+  TOKENIZE = 5,
+}
+
+/**
+ * Describes the enum kvpilot.v1.TokenSource.
+ */
+export const TokenSourceSchema: GenEnum<TokenSource> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_prompt, 1);
 

@@ -8,7 +8,7 @@ import type { HttpBodySchema } from "../../google/api/httpbody_pb.js";
 import { file_google_api_httpbody } from "../../google/api/httpbody_pb.js";
 import type { Duration } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration } from "@bufbuild/protobuf/wkt";
-import type { Decision, End, FeedState, Overlap, RankConduct, RankSpeed } from "./decision_pb.js";
+import type { ChoiceReason, Decision, End, FeedState, Overlap, RankConduct, RankSpeed } from "./decision_pb.js";
 import { file_kvpilot_v1_decision } from "./decision_pb.js";
 import type { DetokenizeRequestSchema, DetokenizeResponseSchema, RequestBody, TokenIds, TokenizeRequestSchema, TokenizeResponseSchema } from "./prompt_pb.js";
 import { file_kvpilot_v1_prompt } from "./prompt_pb.js";
@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/routing.proto.
  */
 export const file_kvpilot_v1_routing: GenFile = /*@__PURE__*/
-  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgQIAEoCRIPCgdleHBsYWluGBEgASgIEhgKEHJldHVybl90b2tlbl9pZHMYEiABKAgSJAoHcmVwb3J0cxgTIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQipgYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIOCgZyZWFzb24YDCABKAkSFQoNcHJvbXB0X3Rva2VucxgNIAEoDRIaChJvdmVybGFwX2dwdV90b2tlbnMYDiABKA0SGgoSb3ZlcmxhcF9jcHVfdG9rZW5zGA8gASgNEhsKE292ZXJsYXBfZGlza190b2tlbnMYECABKA0SMQoOcHJlZGljdGVkX3R0ZnQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24STgoPcmVxdWVzdF9oZWFkZXJzGBIgAygLMjUua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2UuUmVxdWVzdEhlYWRlcnNFbnRyeRImCghkZWNpc2lvbhgTIAEoCzIULmt2cGlsb3QudjEuRGVjaXNpb24SJwoJdG9rZW5faWRzGBQgASgLMhQua3ZwaWxvdC52MS5Ub2tlbklkcxI9CgZsYWJlbHMYGCADKAsyLS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5MYWJlbHNFbnRyeRIiCgZlZmZlY3QYFSABKA4yEi5rdnBpbG90LnYxLkVmZmVjdBISCgpjYWNoZV9zYWx0GBYgASgJEg4KBnRlbmFudBgXIAEoCRo1ChNSZXF1ZXN0SGVhZGVyc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJMChZFeHBsYWluRGVjaXNpb25SZXF1ZXN0EhUKC2RlY2lzaW9uX2lkGAEgASgJSAASFAoKcmVxdWVzdF9pZBgCIAEoCUgAQgUKA2tleSJCChdFeHBsYWluRGVjaXNpb25SZXNwb25zZRInCglkZWNpc2lvbnMYASADKAsyFC5rdnBpbG90LnYxLkRlY2lzaW9uIuMBChRMaXN0RGVjaXNpb25zUmVxdWVzdBINCgVtb2RlbBgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEg0KBWxpbWl0GAMgASgNEhMKC29ubHlfY2hvc2VuGAQgASgIEg4KBnRlbmFudBgFIAEoCRIdCgRlbmRzGAYgAygOMg8ua3ZwaWxvdC52MS5FbmQSLgoLc2xvd2VyX3RoYW4YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoJcGFnZV9zaXplGAggASgNEhIKCnBhZ2VfdG9rZW4YCSABKAkibQoVTGlzdERlY2lzaW9uc1Jlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24SEgoKdW5hbnN3ZXJlZBgCIAMoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YAyABKAkiTwoVV2F0Y2hEZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgiTgoWV2F0Y2hEZWNpc2lvbnNSZXNwb25zZRImCghkZWNpc2lvbhgBIAEoCzIULmt2cGlsb3QudjEuRGVjaXNpb24SDAoEbG9zdBgCIAEoBCK3AQoTU2NvcmVPdmVybGFwUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIpCgl0b2tlbl9pZHMYAiABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzSAASDgoEdGV4dBgDIAEoCUgAEicKBGJvZHkYBCABKAsyFy5rdnBpbG90LnYxLlJlcXVlc3RCb2R5SAASDwoHYWRhcHRlchgFIAEoCRISCgpjYWNoZV9zYWx0GAYgASgJQggKBnByb21wdCJVChRTY29yZU92ZXJsYXBSZXNwb25zZRImCgVyYW5rcxgBIAMoCzIXLmt2cGlsb3QudjEuUmFua092ZXJsYXASFQoNcHJvbXB0X3Rva2VucxgCIAEoDSKOAQoLUmFua092ZXJsYXASEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEiQKB292ZXJsYXAYAyABKAsyEy5rdnBpbG90LnYxLk92ZXJsYXASIwoEZmVlZBgEIAEoDjIVLmt2cGlsb3QudjEuRmVlZFN0YXRlEhIKCmJsb2NrX3NpemUYBSABKA0iNAoPR2V0TG9hZHNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkiSwoQR2V0TG9hZHNSZXNwb25zZRIjCgVyYW5rcxgBIAMoCzIULmt2cGlsb3QudjEuUmFua0xvYWQSEgoKdW5hbnN3ZXJlZBgCIAMoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UiFQoTTGlzdFBvbGljaWVzUmVxdWVzdCI8ChRMaXN0UG9saWNpZXNSZXNwb25zZRIkCghwb2xpY2llcxgBIAMoCzISLmt2cGlsb3QudjEuUG9saWN5IpsBCgZQb2xpY3kSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZwYXJhbXMYAyADKAsyHi5rdnBpbG90LnYxLlBvbGljeS5QYXJhbXNFbnRyeRIPCgdkZWZhdWx0GAQgASgIGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEqRAoHUmVwb3J0cxIXChNSRVBPUlRTX1VOU1BFQ0lGSUVEEAASDwoLUkVQT1JUU19BTEwQARIPCgtSRVBPUlRTX0VORBACKl4KB0Jvb2tpbmcSFwoTQk9PS0lOR19VTlNQRUNJRklFRBAAEhMKD0JPT0tJTkdfUkVTRVJWRRABEhAKDEJPT0tJTkdfTk9ORRACEhMKD0JPT0tJTkdfRFJZX1JVThADMuQHCg5Sb3V0aW5nU2VydmljZRJFCghUb2tlbml6ZRIbLmt2cGlsb3QudjEuVG9rZW5pemVSZXF1ZXN0Ghwua3ZwaWxvdC52MS5Ub2tlbml6ZVJlc3BvbnNlEksKCkRldG9rZW5pemUSHS5rdnBpbG90LnYxLkRldG9rZW5pemVSZXF1ZXN0Gh4ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVzcG9uc2USVAoNQ2hvb3NlUmVwbGljYRIgLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlcXVlc3QaIS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZRJECglSb3V0ZUJvZHkSFC5nb29nbGUuYXBpLkh0dHBCb2R5GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USSwoRUmVwb3J0UmVzZXJ2YXRpb24SHS5rdnBpbG90LnYxLlJlc2VydmF0aW9uUmVwb3J0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJbChBUcmFja1Jlc2VydmF0aW9uEh0ua3ZwaWxvdC52MS5SZXNlcnZhdGlvblJlcG9ydBokLmt2cGlsb3QudjEuVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlKAEwARJaCg9FeHBsYWluRGVjaXNpb24SIi5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlcXVlc3QaIy5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlc3BvbnNlElQKDUxpc3REZWNpc2lvbnMSIC5rdnBpbG90LnYxLkxpc3REZWNpc2lvbnNSZXF1ZXN0GiEua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVzcG9uc2USWQoOV2F0Y2hEZWNpc2lvbnMSIS5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVxdWVzdBoiLmt2cGlsb3QudjEuV2F0Y2hEZWNpc2lvbnNSZXNwb25zZTABElEKDFNjb3JlT3ZlcmxhcBIfLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVxdWVzdBogLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVzcG9uc2USRQoIR2V0TG9hZHMSGy5rdnBpbG90LnYxLkdldExvYWRzUmVxdWVzdBocLmt2cGlsb3QudjEuR2V0TG9hZHNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
+  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgPIAEoCRIPCgdleHBsYWluGBAgASgIEhgKEHJldHVybl90b2tlbl9pZHMYESABKAgSJAoHcmVwb3J0cxgSIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQiwAYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIoCgZyZWFzb24YDCABKA4yGC5rdnBpbG90LnYxLkNob2ljZVJlYXNvbhIVCg1wcm9tcHRfdG9rZW5zGA0gASgNEhoKEm92ZXJsYXBfZ3B1X3Rva2VucxgOIAEoDRIaChJvdmVybGFwX2NwdV90b2tlbnMYDyABKA0SGwoTb3ZlcmxhcF9kaXNrX3Rva2VucxgQIAEoDRIxCg5wcmVkaWN0ZWRfdHRmdBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhJOCg9yZXF1ZXN0X2hlYWRlcnMYEiADKAsyNS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5SZXF1ZXN0SGVhZGVyc0VudHJ5EiYKCGRlY2lzaW9uGBMgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhInCgl0b2tlbl9pZHMYFCABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzEj0KBmxhYmVscxgVIAMoCzItLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlLkxhYmVsc0VudHJ5EiIKBmVmZmVjdBgWIAEoDjISLmt2cGlsb3QudjEuRWZmZWN0EhIKCmNhY2hlX3NhbHQYFyABKAkSDgoGdGVuYW50GBggASgJGjUKE1JlcXVlc3RIZWFkZXJzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkwKFkV4cGxhaW5EZWNpc2lvblJlcXVlc3QSFQoLZGVjaXNpb25faWQYASABKAlIABIUCgpyZXF1ZXN0X2lkGAIgASgJSABCBQoDa2V5IkIKF0V4cGxhaW5EZWNpc2lvblJlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24i1AEKFExpc3REZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgSDgoGdGVuYW50GAQgASgJEh0KBGVuZHMYBSADKA4yDy5rdnBpbG90LnYxLkVuZBIuCgtzbG93ZXJfdGhhbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCSJtChVMaXN0RGVjaXNpb25zUmVzcG9uc2USJwoJZGVjaXNpb25zGAEgAygLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSJPChVXYXRjaERlY2lzaW9uc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRITCgtvbmx5X2Nob3NlbhgDIAEoCCJOChZXYXRjaERlY2lzaW9uc1Jlc3BvbnNlEiYKCGRlY2lzaW9uGAEgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhIMCgRsb3N0GAIgASgEIrcBChNTY29yZU92ZXJsYXBSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIPCgdhZGFwdGVyGAUgASgJEhIKCmNhY2hlX3NhbHQYBiABKAlCCAoGcHJvbXB0IlUKFFNjb3JlT3ZlcmxhcFJlc3BvbnNlEiYKBXJhbmtzGAEgAygLMhcua3ZwaWxvdC52MS5SYW5rT3ZlcmxhcBIVCg1wcm9tcHRfdG9rZW5zGAIgASgNIo4BCgtSYW5rT3ZlcmxhcBISCgpyZXBsaWNhX2lkGAEgASgJEgwKBHJhbmsYAiABKA0SJAoHb3ZlcmxhcBgDIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgFIAEoDSJbCg9HZXRMb2Fkc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJkChBHZXRMb2Fkc1Jlc3BvbnNlEiMKBXJhbmtzGAEgAygLMhQua3ZwaWxvdC52MS5SYW5rTG9hZBISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UiFQoTTGlzdFBvbGljaWVzUmVxdWVzdCI8ChRMaXN0UG9saWNpZXNSZXNwb25zZRIkCghwb2xpY2llcxgBIAMoCzISLmt2cGlsb3QudjEuUG9saWN5IpsBCgZQb2xpY3kSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZwYXJhbXMYAyADKAsyHi5rdnBpbG90LnYxLlBvbGljeS5QYXJhbXNFbnRyeRIPCgdkZWZhdWx0GAQgASgIGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEqRAoHUmVwb3J0cxIXChNSRVBPUlRTX1VOU1BFQ0lGSUVEEAASDwoLUkVQT1JUU19BTEwQARIPCgtSRVBPUlRTX0VORBACKl4KB0Jvb2tpbmcSFwoTQk9PS0lOR19VTlNQRUNJRklFRBAAEhMKD0JPT0tJTkdfUkVTRVJWRRABEhAKDEJPT0tJTkdfTk9ORRACEhMKD0JPT0tJTkdfRFJZX1JVThADMuQHCg5Sb3V0aW5nU2VydmljZRJFCghUb2tlbml6ZRIbLmt2cGlsb3QudjEuVG9rZW5pemVSZXF1ZXN0Ghwua3ZwaWxvdC52MS5Ub2tlbml6ZVJlc3BvbnNlEksKCkRldG9rZW5pemUSHS5rdnBpbG90LnYxLkRldG9rZW5pemVSZXF1ZXN0Gh4ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVzcG9uc2USVAoNQ2hvb3NlUmVwbGljYRIgLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlcXVlc3QaIS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZRJECglSb3V0ZUJvZHkSFC5nb29nbGUuYXBpLkh0dHBCb2R5GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USSwoRUmVwb3J0UmVzZXJ2YXRpb24SHS5rdnBpbG90LnYxLlJlc2VydmF0aW9uUmVwb3J0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJbChBUcmFja1Jlc2VydmF0aW9uEh0ua3ZwaWxvdC52MS5SZXNlcnZhdGlvblJlcG9ydBokLmt2cGlsb3QudjEuVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlKAEwARJaCg9FeHBsYWluRGVjaXNpb24SIi5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlcXVlc3QaIy5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlc3BvbnNlElQKDUxpc3REZWNpc2lvbnMSIC5rdnBpbG90LnYxLkxpc3REZWNpc2lvbnNSZXF1ZXN0GiEua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVzcG9uc2USWQoOV2F0Y2hEZWNpc2lvbnMSIS5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVxdWVzdBoiLmt2cGlsb3QudjEuV2F0Y2hEZWNpc2lvbnNSZXNwb25zZTABElEKDFNjb3JlT3ZlcmxhcBIfLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVxdWVzdBogLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVzcG9uc2USRQoIR2V0TG9hZHMSGy5rdnBpbG90LnYxLkdldExvYWRzUmVxdWVzdBocLmt2cGlsb3QudjEuR2V0TG9hZHNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
 
 /**
  * Candidates narrows the choice. An empty message allows every replica of the pool.
@@ -217,7 +217,7 @@ export type ChooseReplicaRequest = Message<"kvpilot.v1.ChooseReplicaRequest"> & 
   /**
    * How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
    *
-   * @generated from field: google.protobuf.Duration lease = 15;
+   * @generated from field: google.protobuf.Duration lease = 14;
    */
   lease?: Duration | undefined;
 
@@ -225,28 +225,28 @@ export type ChooseReplicaRequest = Message<"kvpilot.v1.ChooseReplicaRequest"> & 
    * The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
    * the same request with the same id returns that booking and books nothing more.
    *
-   * @generated from field: string request_id = 16;
+   * @generated from field: string request_id = 15;
    */
   requestId: string;
 
   /**
    * Return the whole decision too.
    *
-   * @generated from field: bool explain = 17;
+   * @generated from field: bool explain = 16;
    */
   explain: boolean;
 
   /**
    * Return the prompt's token ids too, so that they are computed only once.
    *
-   * @generated from field: bool return_token_ids = 18;
+   * @generated from field: bool return_token_ids = 17;
    */
   returnTokenIds: boolean;
 
   /**
    * What the caller reports of the booking besides its end. RouteBody reads it from the header x-kvpilot-reports.
    *
-   * @generated from field: kvpilot.v1.Reports reports = 19;
+   * @generated from field: kvpilot.v1.Reports reports = 18;
    */
   reports: Reports;
 };
@@ -342,11 +342,11 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
   policy: string;
 
   /**
-   * The reason of the choice, in one word.
+   * The reason of the choice. Unspecified when the caller may not see it.
    *
-   * @generated from field: string reason = 12;
+   * @generated from field: kvpilot.v1.ChoiceReason reason = 12;
    */
-  reason: string;
+  reason: ChoiceReason;
 
   /**
    * Tokens in the prompt.
@@ -408,7 +408,7 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
    * The replica's labels: zone and node where its source knows them, engine and role where its pod names them, and those of
    * the settings.
    *
-   * @generated from field: map<string, string> labels = 24;
+   * @generated from field: map<string, string> labels = 21;
    */
   labels: { [key: string]: string };
 
@@ -416,7 +416,7 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
    * Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
    * restarts), unspecified when nothing was booked.
    *
-   * @generated from field: kvpilot.v1.Effect effect = 21;
+   * @generated from field: kvpilot.v1.Effect effect = 22;
    */
   effect: Effect;
 
@@ -424,7 +424,7 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
    * The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
    * prediction holds for that salt only. Empty: the body stays unchanged.
    *
-   * @generated from field: string cache_salt = 22;
+   * @generated from field: string cache_salt = 23;
    */
   cacheSalt: string;
 
@@ -432,7 +432,7 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
    * The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
    * tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
    *
-   * @generated from field: string tenant = 23;
+   * @generated from field: string tenant = 24;
    */
   tenant: string;
 };
@@ -523,51 +523,44 @@ export type ListDecisionsRequest = Message<"kvpilot.v1.ListDecisionsRequest"> & 
   replicaId: string;
 
   /**
-   * The largest number to return; 0 means 100. One answer has at most 100, whatever this is: page_token reads on.
-   *
-   * @generated from field: uint32 limit = 3;
-   */
-  limit: number;
-
-  /**
    * Leave out the candidates that were not chosen.
    *
-   * @generated from field: bool only_chosen = 4;
+   * @generated from field: bool only_chosen = 3;
    */
   onlyChosen: boolean;
 
   /**
    * Only of this tenant; empty means all that the caller may see.
    *
-   * @generated from field: string tenant = 5;
+   * @generated from field: string tenant = 4;
    */
   tenant: string;
 
   /**
    * Only those that ended in one of these ways; empty means all.
    *
-   * @generated from field: repeated kvpilot.v1.End ends = 6;
+   * @generated from field: repeated kvpilot.v1.End ends = 5;
    */
   ends: End[];
 
   /**
    * Only those whose first token took longer than this, or that have had none for so long. Absent means all.
    *
-   * @generated from field: google.protobuf.Duration slower_than = 7;
+   * @generated from field: google.protobuf.Duration slower_than = 6;
    */
   slowerThan?: Duration | undefined;
 
   /**
-   * The largest number of one answer; 0 means 100. At most 100. An answer of large decisions has fewer.
+   * The largest number of one answer. 0, and more than 100, mean 100. An answer of large decisions has fewer.
    *
-   * @generated from field: uint32 page_size = 8;
+   * @generated from field: uint32 page_size = 7;
    */
   pageSize: number;
 
   /**
    * The next_page_token of the answer before, with the same filters; empty for the newest decisions.
    *
-   * @generated from field: string page_token = 9;
+   * @generated from field: string page_token = 8;
    */
   pageToken: string;
 };
@@ -839,6 +832,20 @@ export type GetLoadsRequest = Message<"kvpilot.v1.GetLoadsRequest"> & {
    * @generated from field: string replica_id = 2;
    */
   replicaId: string;
+
+  /**
+   * The largest number of replicas in one answer. 0, and more than 500, mean 500.
+   *
+   * @generated from field: uint32 page_size = 3;
+   */
+  pageSize: number;
+
+  /**
+   * The next_page_token of the answer before, with the same filters; empty for the first replicas.
+   *
+   * @generated from field: string page_token = 4;
+   */
+  pageToken: string;
 };
 
 /**
@@ -868,6 +875,13 @@ export type GetLoadsResponse = Message<"kvpilot.v1.GetLoadsResponse"> & {
    * @generated from field: repeated string unanswered = 2;
    */
   unanswered: string[];
+
+  /**
+   * The page_token of the next replicas; empty when there are none.
+   *
+   * @generated from field: string next_page_token = 3;
+   */
+  nextPageToken: string;
 };
 
 /**
