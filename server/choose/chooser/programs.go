@@ -23,6 +23,7 @@ import (
 type memoryGate struct {
 	ledger *programs.Ledger
 	hold   *holdqueue.Line // first come, first served within a tenant
+	pace   memoryPace
 
 	visiting sync.Mutex
 	visited  atomic.Int64 // when the last visit was, on the chooser's scale
@@ -48,6 +49,8 @@ const (
 // memoryWait is a call's wait at the gate.
 type memoryWait struct {
 	mu sync.Mutex
+	// first is the wait as it was expected when it began.
+	first MemoryWait
 	// moved is set when it has left the gate for the hold queue or its outcome, gone when its caller left before; guarded by mu.
 	moved, gone bool
 }
@@ -115,7 +118,8 @@ type admission struct {
 	sessions *sessions
 	alarm    *alarm
 	log      *slog.Logger
-	waits    *atomic.Int64 // counts the requests that waited
+	// waits counts the requests that waited, unreachable those whose targets cannot be kept.
+	waits, unreachable *atomic.Int64
 }
 
 // arrive notes the call of a session in the ledger, and names it in s.
@@ -225,16 +229,23 @@ func (p *programCall) Ended(end *End) {
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
 func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.Time) error {
 	ln, req := w.line, w.req
-	w.memory, w.call = &memoryWait{}, s.program.call
+	before := ln.memory.hold.Len()
+	w.memory, w.call = &memoryWait{first: MemoryWait{Tokens: s.program.call.Tokens, Before: before, Expected: ln.memory.pace.expected(before)}}, s.program.call
+	wait := &w.memory.first
+	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
+		a.unreachable.Add(1)
+		return &Refused{Cause: causeTarget, RetryAfter: ln.memory.pace.retry(before), Memory: wait}
+	}
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
 		First: ln.memory.ledger.Awaited(w.call.Name),
 	}
-	if wait, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), memoryEach); err != nil {
-		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
+	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
+		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: wait}
 	}
+	ln.memory.pace.begin(a.clock.since(now))
 	a.waits.Add(1)
-	a.log.Debug("a program waits: its context fits in no rank's memory", "id", req.ID, "tenant", req.Tenant, "model", req.Model, "tokens", w.call.Tokens, "before", ln.memory.hold.Len()-1)
+	a.log.Debug("a program waits: "+wait.String(), "id", req.ID, "tenant", req.Tenant, "model", req.Model)
 	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
 	return nil
 }
@@ -284,7 +295,7 @@ func (a *admission) visitMemory(ln *line) {
 			if cause == "timeout" {
 				cause = causeMemory
 			}
-			w.end(nil, &Refused{Cause: cause, RetryAfter: memoryRetry})
+			w.end(nil, &Refused{Cause: cause, RetryAfter: g.pace.retry(g.hold.Len()), Memory: &w.memory.first})
 		}
 	}
 	var admitted []*waiter
@@ -303,6 +314,7 @@ func (a *admission) visitMemory(ln *line) {
 		return holdqueue.Release
 	})
 	a.booker.giveBack(s)
+	g.pace.admitted(len(admitted), g.hold.Len(), a.clock.since(now))
 	for _, w := range admitted {
 		a.move(w, now)
 	}
