@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -22,6 +23,7 @@ import (
 // memoryGate holds the calls of programs without a place while no rank has memory for them. It stands before the hold queue.
 type memoryGate struct {
 	ledger *programs.Ledger
+	chains *programs.Chains
 	hold   *holdqueue.Line // first come, first served within a tenant
 	pace   memoryPace
 
@@ -31,7 +33,7 @@ type memoryGate struct {
 }
 
 func newMemoryGate(queue *holdqueue.Queue) *memoryGate {
-	return &memoryGate{ledger: programs.New(), hold: queue.NewLine()}
+	return &memoryGate{ledger: programs.New(), chains: programs.NewChains(), hold: queue.NewLine()}
 }
 
 const (
@@ -125,24 +127,43 @@ type admission struct {
 // arrive notes the call of a session in the ledger, and names it in s.
 func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time) {
 	s.program.call = programs.Call{}
-	if req.Session == "" || !s.held || a.settings.horizon() == 0 {
+	if !s.held || a.settings.horizon() == 0 || len(s.d.Candidates) == 0 {
 		return
 	}
-	k := a.sessions.key(ln, req.Tenant, req.Session)
-	call := programs.Call{
-		Name: programs.Name(max(1, k.name)), Parent: a.parent(req, ln), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
+	var hashes []blockhash.Hash
+	if req.Session == "" {
+		hashes = req.hashesFor(&s.d.Candidates[0])
 	}
+	call := a.sessions.call(ln, req, hashes)
+	if call.Name == 0 {
+		return
+	}
+	call.Tokens += outputs(s.d.ExpectedOutput)
 	call.Program = ln.memory.ledger.Arrive(call, time.Duration(a.clock.since(now)), a.settings.horizon())
 	s.program.call = call
 }
 
-// parent is the session that started the request's: a subagent's name is that of its agent, a slash, and its own (openai.SessionFrom).
-func (a *admission) parent(req *Request, ln *line) programs.Name {
-	if i := strings.LastIndexByte(req.Session, '/'); i > 0 {
-		return programs.Name(max(1, a.sessions.key(ln, req.Tenant, req.Session[:i]).name))
+// call is a request's call in the ledger: of its session, or else of the program that its prompt continues. A Name of 0 is none.
+func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash) programs.Call {
+	call := programs.Call{Class: req.Tenant, Tokens: req.PromptTokens, Retry: req.Attempt > 0}
+	name := func(session string) programs.Name { return programs.Name(max(1, s.key(ln, req.Tenant, session).name)) }
+	switch {
+	case req.Session != "":
+		call.Name = name(req.Session)
+		// A subagent's name is that of its agent, a slash, and its own (openai.SessionFrom).
+		if i := strings.LastIndexByte(req.Session, '/'); i > 0 {
+			call.Parent = name(req.Session[:i])
+		}
+	case !req.Keyless && len(hashes) > 0:
+		found := ln.memory.chains.Find(uint64(name("")), hashes, req.PromptTokens, call.Retry)
+		call.Name, call.Parent = found.Name, found.Parent
+		call.Class += prompts
 	}
-	return 0
+	return call
 }
+
+// prompts marks the class of a tenant's calls without a session: they are not alike to those with one.
+const prompts = "\x00prompts"
 
 // admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
 func (a *admission) admit(s *evaluation, ln *line, now time.Time, visiting bool) bool {

@@ -345,3 +345,94 @@ func TestSubagentsGoFirst(t *testing.T) {
 		f.serve(c)
 	})
 }
+
+// prompt is a call without a session.
+func (f *fleet) prompt(number, n int) *chooser.Request {
+	req := f.request(number, n)
+	req.Tenant = "prompts"
+	return req
+}
+
+// Callers that name no session have programs, too: a prompt that continues the one before is the next call.
+func TestPromptsAreProgramsWithoutASession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		for turn := range 12 {
+			f.serve(f.choose(f.prompt(900, 1600+200*turn)))
+			time.Sleep(time.Second)
+		}
+		time.Sleep(10 * time.Minute) // its claim is gone
+		first := f.choose(f.prompt(1, 20000))
+		first.FirstToken()
+		_, errs, second := f.submit(f.prompt(2, 20000))
+		time.Sleep(5 * time.Second)
+		select {
+		case c := <-second:
+			t.Fatalf("a second program of two thirds of the memory is placed on rank %d", c.Slot)
+		case err := <-errs:
+			t.Fatal(err)
+		default:
+		}
+		f.serve(first)
+		time.Sleep(time.Second)
+		next := f.choose(f.prompt(1, 21000)) // its place is kept in the gap
+		next.FirstToken()
+		select {
+		case <-second:
+			t.Error("the second program takes the place of one that is in its gap")
+		default:
+		}
+		next.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 21000, OutputTokens: 10})
+		time.Sleep(20 * time.Minute)
+		select {
+		case c := <-second:
+			f.serve(c)
+		case err := <-errs:
+			t.Logf("the wait is bounded: %v", err)
+		default:
+			t.Error("the second program still waits")
+		}
+		f.empty()
+	})
+}
+
+// A router that becomes the decider counts the programs of the calls in flight that it is given.
+func TestAdoptedProgramsHoldTheirMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		there, here := newFleet(t, 1, nil), newFleet(t, 1, nil)
+		for _, f := range []*fleet{there, here} {
+			f.small()
+			f.know()
+			defer f.running(t.Context())()
+			f.teachPrograms()
+		}
+		req := there.session("one", 1, 20000)
+		original := there.choose(req)
+		mine := *req
+		mine.Replicas = here.replicas
+		c, err := here.chooser.Adopt(&mine, decided(original, req))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.FirstToken()
+		w, _, choices := here.submit(here.session("two", 2, 20000))
+		time.Sleep(3 * time.Second)
+		select {
+		case <-choices:
+			t.Fatal("a program begins on the memory of one that was handed over")
+		default:
+		}
+		here.serve(c)
+		time.Sleep(time.Second)
+		again := here.choose(here.session("one", 1, 21000)) // its next call comes here
+		again.FirstToken()
+		if !w.Leave() {
+			t.Error("the other program begins in the gap")
+		}
+		here.serve(again)
+		there.serve(original)
+	})
+}
