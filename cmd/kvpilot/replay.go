@@ -124,6 +124,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Var(secondsFlag{&f.Delays.TokenizeToken}, "tokenize-token-time", "additional time per prompt token")
 	flags.Float64SliceVar(&f.Speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
 	flags.Float64Var(&f.Beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
+	flags.BoolVar(&f.Nameless, "no-sessions", false, "requests name no session: programs are found by their prompts alone")
 	flags.BoolVar(&f.Answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
 	flags.IntVar(&f.Answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
 	flags.StringSliceVar(&f.turns, "turn", nil, "replica:seconds:speed: the replica, counted from 0, has another speed from then on; may be given again")

@@ -63,6 +63,8 @@ type Routing struct {
 	// Beginnings is the share of later turns of a conversation of which the router knows the turn
 	// before, Texts the share of requests of which it knows the text alone; the length is estimated then.
 	Beginnings, Texts float64
+	// Nameless requests say no session: programs are found by their prompts alone.
+	Nameless bool
 	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
 	PaceBias, EventLoss float64
 }

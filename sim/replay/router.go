@@ -98,6 +98,9 @@ func (r *router) arrive(call int) {
 		Caller:  chooser.Caller{Session: r.sim.trace.sessions[c.Session]},
 		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
 	}
+	if r.job.options.Nameless {
+		req.Session = ""
+	}
 	req.ExpectedOutput, req.OutputLimit = r.job.options.Answers.expected(c.Out)
 	k := r.knowledge(call)
 	req.PromptTokens, req.Estimated = k.tokens, k.estimated

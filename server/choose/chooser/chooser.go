@@ -93,7 +93,8 @@ func New(cfg Config, params Params) *Chooser {
 	}
 	c.holding = &holding{booker: c.booker, clock: now, settings: settings, alarm: c.alarm, held: &c.metrics.held}
 	c.admission = &admission{
-		holding: c.holding, booker: c.booker, clock: now, settings: settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log, waits: &c.metrics.memoryWaits,
+		holding: c.holding, booker: c.booker, clock: now, settings: settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log,
+		waits: &c.metrics.memoryWaits, unreachable: &c.metrics.unreachable,
 	}
 	c.watch = &watch{
 		engines: params.Engines, ranks: c.rankTable, settings: settings, clock: now, alarm: c.alarm, waiters: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,

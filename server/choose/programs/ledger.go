@@ -294,7 +294,7 @@ func (c *Place) End(tokens int, final, later bool, now time.Duration) {
 	l.gaps.push(gap{c.name, p, now})
 	switch {
 	case final && !p.busy():
-		if l.programs[c.name] == p {
+		if p.known = false; l.programs[c.name] == p {
 			delete(l.programs, c.name)
 		}
 	case a != nil && (p.busy() || !later && p.likelihood() >= likely):
