@@ -17,7 +17,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
-// wire is the stream of a gateway. Its messages are read ahead of their use by one, so that its end is noticed while a request waits.
+// ahead is how many messages are read ahead of their use, so that the stream's end is noticed while a request waits: of a body that has come whole,
+// some versions of Envoy send the last message twice.
+const ahead = 4
+
+// wire is the stream of a gateway.
 type wire struct {
 	stream extproc.ExternalProcessor_ProcessServer
 	in     chan *question
@@ -47,7 +51,7 @@ var errLeft = errors.New("the gateway ended the stream")
 var errAnswered = errors.New("the gateway answered before the request's end")
 
 func newExchange(s *Server, stream extproc.ExternalProcessor_ProcessServer) *exchange {
-	return &exchange{server: s, wire: wire{stream, make(chan *question)}}
+	return &exchange{server: s, wire: wire{stream, make(chan *question, ahead)}}
 }
 
 // read passes messages on until the stream ends, and then ends what waits for the gateway.
@@ -161,7 +165,7 @@ func (x *exchange) leave(ctx context.Context, s trace.Span) {
 	case x.answered && x.parts():
 		x.server.partings.add(h.Lasts(), &parting{h, s})
 		return
-	case x.whole, h.Complete():
+	case x.whole, h.Complete(), x.sight == router.SeesHead && x.begun: // the head of an answer in one piece comes with its end
 		h.End(ctx, nil)
 	default:
 		h.End(ctx, apierror.New(apierror.Cancelled, "the gateway ended the request before its answer was complete", context.Canceled))
@@ -171,7 +175,7 @@ func (x *exchange) leave(ctx context.Context, s trace.Span) {
 
 // parts reports whether the answer continues unseen.
 func (x *exchange) parts() bool {
-	return !x.whole && (x.sight == router.SeesNothing || x.sight == router.SeesHead && x.begun)
+	return !x.whole && (x.sight == router.SeesNothing || x.sight == router.SeesHead && x.begun && x.handoff.Streams())
 }
 
 // follow passes the answer on until the stream ends.
