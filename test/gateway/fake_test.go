@@ -93,7 +93,7 @@ type sent struct {
 	allowed []string
 	// elsewhere are endpoints, of which the gateway sends to one that it was not named.
 	elsewhere []string
-	trailers bool
+	trailers  bool
 }
 
 // got is what the client gets.
@@ -250,8 +250,15 @@ func (g *gateway) ask(stream extproc.ExternalProcessor_ProcessClient, s sent) (*
 	return out, g.direct(out, s)
 }
 
-// sendPieces sends the body; the last piece twice, as some versions of Envoy do.
+// sendPieces sends the body; the last piece twice, as some versions of Envoy do. The picker may have answered before.
 func (g *gateway) sendPieces(stream extproc.ExternalProcessor_ProcessClient, s sent) error {
+	if err := g.sendAll(stream, s); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+func (g *gateway) sendAll(stream extproc.ExternalProcessor_ProcessClient, s sent) error {
 	rest := s.body
 	for size := max(1, g.piece); len(rest) > size; rest = rest[size:] {
 		if err := stream.Send(requestBody(rest[:size], false)); err != nil {

@@ -89,9 +89,9 @@ lines:
 // eventually waits for what must become true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in 30 s: %s", what)
+			t.Fatalf("not in a minute: %s", what)
 		}
 	}
 }
@@ -143,26 +143,39 @@ func post(t testing.TB, url, body string) http.Header {
 	return resp.Header
 }
 
-// published is how many batches of events the replicas have sent.
-func published(t testing.TB, s *stack.Stack) (n float64) {
+// rankState is what a simulated replica says of a rank.
+type rankState struct {
+	Running   float64 `json:"running"`
+	Waiting   float64 `json:"waiting"`
+	NextEvent float64 `json:"next_event"`
+}
+
+// states are those of all ranks.
+func states(t testing.TB, s *stack.Stack) (all []rankState) {
 	t.Helper()
 	for _, at := range s.Replicas {
 		resp, err := http.Get(at + "/sim/state")
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close()
 		var state struct {
-			Ranks []struct {
-				NextEvent float64 `json:"next_event"`
-			} `json:"ranks"`
+			Ranks []rankState `json:"ranks"`
 		}
-		if err := json.NewDecoder(resp.Body).Decode(&state); err != nil {
+		err = json.NewDecoder(resp.Body).Decode(&state)
+		resp.Body.Close()
+		if err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range state.Ranks {
-			n += r.NextEvent
-		}
+		all = append(all, state.Ranks...)
+	}
+	return all
+}
+
+// published is how many batches of events the replicas have sent.
+func published(t testing.TB, s *stack.Stack) (n float64) {
+	t.Helper()
+	for _, r := range states(t, s) {
+		n += r.NextEvent
 	}
 	return n
 }
@@ -170,8 +183,8 @@ func published(t testing.TB, s *stack.Stack) (n float64) {
 // holding makes requests wait in the router as soon as a replica has work.
 func holding(c *config.Config) { c.Chooser.HoldAbove = time.Millisecond }
 
-// occupy books a long prompt that no replica works on, until it is freed.
-func occupy(t testing.TB, s *stack.Stack) (free func()) {
+// occupy books a long prompt that no replica works on, until it is freed. Its tokens are new ones, else they would pass for cached.
+func occupy(t testing.TB, s *stack.Stack, first int) (free func()) {
 	t.Helper()
 	call := func(path, body string) string {
 		resp, err := http.Post("http://"+s.HTTP+path, "application/json", strings.NewReader(body))
@@ -185,7 +198,7 @@ func occupy(t testing.TB, s *stack.Stack) (free func()) {
 		}
 		return string(text)
 	}
-	_, rest, _ := strings.Cut(call("/kvpilot/v1/choose", `{"model":"sim","lease":"3600s","token_ids":{"ids":[`+strings.Repeat("7,", 120_000)+`7]}}`), `"reservation_id":"`)
+	_, rest, _ := strings.Cut(call("/kvpilot/v1/choose", `{"model":"sim","lease":"3600s","reports":"REPORTS_ALL","token_ids":{"ids":[`+strings.Repeat(strconv.Itoa(first)+",", 120_000)+`7]}}`), `"reservation_id":"`)
 	booking, _, _ := strings.Cut(rest, `"`)
 	return func() { call("/kvpilot/v1/reservations/"+booking+":release", "{}") }
 }

@@ -114,7 +114,7 @@ func TestNothingStaysBookedWhereverTheGatewayLeaves(t *testing.T) {
 
 func TestARequestLeavesTheQueueWithItsGateway(t *testing.T) {
 	s := start(t, 1, holding)
-	free := occupy(t, s)
+	free := occupy(t, s, 7)
 	g := dial(t, s.EPP, false, plainDuplex)
 	for _, how := range []string{"closes", "resets"} {
 		ctx, reset := context.WithCancel(t.Context())
@@ -143,7 +143,7 @@ func TestARequestLeavesTheQueueWithItsGateway(t *testing.T) {
 
 func TestAQueuedRequestIsSentWhenItsTurnComes(t *testing.T) {
 	s := start(t, 1, holding)
-	free := occupy(t, s)
+	free := occupy(t, s, 7)
 	g := dial(t, s.EPP, false, plainDuplex)
 	done := make(chan error, 1)
 	go func() {
@@ -163,7 +163,7 @@ func TestAQueuedRequestIsSentWhenItsTurnComes(t *testing.T) {
 
 func TestRefusalsAreWordedForTheClient(t *testing.T) {
 	s := start(t, 1, holding, func(c *config.Config) { c.Chooser.Queue.MaxWait = 50 * time.Millisecond })
-	free := occupy(t, s)
+	free := occupy(t, s, 7)
 	g := dial(t, s.EPP, false, plainDuplex)
 	out, err := g.do(t.Context(), ask("no room", false))
 	if err != nil || out.status != 429 || out.header.Get("Retry-After") == "" || out.header.Get("X-Llm-D-Request-Dropped-Reason") != "rejected-ttl-expired" || !json.Valid([]byte(out.body)) {
@@ -382,15 +382,15 @@ func TestClientsDoNotSteerSidecars(t *testing.T) {
 	}
 }
 
-func TestAnswersThatAreNotSeen(t *testing.T) {
+func TestAnswersThatAreNotSeenKeepTheirBooking(t *testing.T) {
 	for _, response := range []string{extprocconfig.ResponseSkip, extprocconfig.ResponseHeaders} {
-		s := start(t, 1, func(c *config.Config) { c.EPP.Response = response })
+		s := startSlow(t, 1, func(c *config.Config) { c.EPP.Response = response })
 		g := dial(t, s.EPP, false, plainDuplex)
 		stream, err := g.client.Process(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := g.ask(stream, ask("x", true)); err != nil {
+		if _, err := g.ask(stream, long()); err != nil { // for some 40 s, as predicted
 			t.Fatal(err)
 		}
 		if response == extprocconfig.ResponseHeaders {
@@ -407,23 +407,21 @@ func TestAnswersThatAreNotSeen(t *testing.T) {
 		if n := metric(t, s, "kvpilot_load_reservations"); n != 1 {
 			t.Errorf("%s: %v bookings, want one until the predicted end", response, n)
 		}
-		settled(t, s)
+		s.Stop() // which does not wait for that
 	}
 }
 
-// A router that stops must not wait for the predicted ends of answers that it does not see.
-func TestStoppingReleasesAnswersThatAreNotSeen(t *testing.T) {
-	s := startSlow(t, 1, func(c *config.Config) { c.EPP.Response = extprocconfig.ResponseSkip })
+func TestBookingsOfAnswersThatAreNotSeenEndWhenPredicted(t *testing.T) {
+	s := start(t, 1, func(c *config.Config) { c.EPP.Response = extprocconfig.ResponseSkip })
 	g := dial(t, s.EPP, false, plainDuplex)
 	stream, err := g.client.Process(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.ask(stream, long()); err != nil {
+	if _, err := g.ask(stream, ask("x", true)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the stream has ended", func() bool { return metric(t, s, "kvpilot_epp_streams") == 0 })
-	s.Stop()
+	settled(t, s)
 }
 
 // What a gateway reports of the answer is what proxy mode would have seen.
