@@ -28,15 +28,18 @@ func (p *parting) end() {
 	p.span.End()
 }
 
+// ender is a request that ends by itself; *parting is one.
+type ender interface{ end() }
+
 // partings keep the bookings of answers that are not seen until their predicted end.
 type partings struct {
 	mu     sync.Mutex
-	closed bool                     // guarded by mu
-	open   map[*parting]*time.Timer // guarded by mu
+	closed bool                  // guarded by mu
+	open   map[ender]*time.Timer // guarded by mu
 }
 
 // add ends one when d has passed, or at close.
-func (p *partings) add(d time.Duration, one *parting) {
+func (p *partings) add(d time.Duration, one ender) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -44,13 +47,13 @@ func (p *partings) add(d time.Duration, one *parting) {
 		return
 	}
 	if p.open == nil {
-		p.open = map[*parting]*time.Timer{}
+		p.open = map[ender]*time.Timer{}
 	}
 	p.open[one] = time.AfterFunc(min(max(d, leastParting), mostParting), func() { p.over(one) })
 }
 
 // over ends one whose time has passed, unless close does.
-func (p *partings) over(one *parting) {
+func (p *partings) over(one ender) {
 	p.mu.Lock()
 	_, mine := p.open[one]
 	delete(p.open, one)
