@@ -48,6 +48,7 @@ var within = map[string][]string{
 	"peers/forward":       {"peers/identity", "peers/members"},
 	"route/router":        {"route/resume", "route/quota"},
 	"edge/gateway":        {"edge/guard", "edge/httpcall"},
+	"edge/extproc":        {"edge/guard", "edge/httpcall"},
 	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/httpcall"},
 }
 

@@ -82,6 +82,8 @@ func (rq *request) usePool(p *registry.Pool) {
 	switch {
 	case rq.upload != nil:
 		rq.upload.rename(p.Served)
+	case rq.call.Model != "":
+		rq.body = rq.parsed.Edit(openai.ModelEdit(p.Served))
 	case rq.parsed.Model != "":
 		rq.body = rq.parsed.WithModel(p.Served)
 	default:

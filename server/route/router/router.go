@@ -81,6 +81,7 @@ type Router struct {
 	stored   *stored
 	adapters *adapters
 	realtime *realtime
+	handoffs *handoffs
 }
 
 // New makes a Router.
@@ -123,6 +124,9 @@ func New(c Config, p Params) (*Router, error) {
 	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}
 	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
+	r.handoffs = &handoffs{
+		intake: r.intake, attempts: attempts, limits: r.limits, blame: r.blame, responses: responses, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight,
+	}
 	r.questions = &questions{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
 }
