@@ -287,6 +287,7 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 func (t *tries) continueAt(rq *request, point *resume.Point) {
 	t.point = point
 	a := &t.ask
+	a.Splittable = false
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
 	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
 	ns := rq.namespace()
