@@ -24,14 +24,14 @@ import (
 
 // demoFlags are the flags of kvpilot demo.
 type demoFlags struct {
-	replicas      []string
-	events        []string
-	replays       []string
-	count         int
-	routers       int
-	speed         float64
-	serve         bool
-	verbose       bool
+	replicas []string
+	events   []string
+	replays  []string
+	count    int
+	routers  int
+	speed    float64
+	serve    bool
+	verbose  bool
 	// disaggregated gives the simulated replicas a KV connector.
 	disaggregated bool
 	conversations int
