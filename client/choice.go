@@ -9,9 +9,9 @@ import (
 )
 
 // Choice is a decision and, when it was booked, the handle of its reservation. Send the request
-// to URL with RequestHeaders, and with CacheSalt in its body when that is not empty, and say how it fares: PrefillDone with the first token, Progress now
-// and then, Release at the end, whatever the end is. The load is believed to be there until
-// then, or until the lease expires without a report.
+// to URL with RequestHeaders, and with CacheSalt in its body when that is not empty, and report its progress: PrefillDone with the
+// first token, Progress now and then, Release at the end, with its reason. The router counts the load until then, or until the lease
+// expires without a report.
 //
 // Reports are idempotent and may be repeated. A Choice is safe for concurrent use. On a choice
 // that was not booked (a dry run) they do nothing.
@@ -20,12 +20,9 @@ type Choice struct {
 	send reporter
 }
 
-// reporter carries lifecycle reports: call by call, or over a stream.
+// reporter carries reports: call by call, or over a stream.
 type reporter interface {
-	prefillDone(context.Context, *kvpilotv1.ReportPrefillCompletedRequest) error
-	progress(context.Context, *kvpilotv1.ReportDecodeProgressRequest) error
-	renew(context.Context, *kvpilotv1.RenewReservationRequest) error
-	release(context.Context, *kvpilotv1.ReleaseReservationRequest) error
+	report(context.Context, *kvpilotv1.ReservationReport) error
 }
 
 // Choose asks for a replica and books the load there, unless req says otherwise.
@@ -49,38 +46,23 @@ func (ch *Choice) Booked() bool { return ch.GetReservationId() != "" }
 
 // PrefillDone reports that the first token was produced.
 func (ch *Choice) PrefillDone(ctx context.Context) error {
-	if !ch.Booked() {
-		return nil
-	}
-	return ch.send.prefillDone(ctx, &kvpilotv1.ReportPrefillCompletedRequest{
-		ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt()),
-	})
+	return ch.report(ctx, &kvpilotv1.ReservationReport{Event: &kvpilotv1.ReservationReport_FirstToken{FirstToken: &kvpilotv1.FirstTokenReport{}}})
 }
 
 // Progress reports how many tokens were produced since the start, and renews the lease.
 func (ch *Choice) Progress(ctx context.Context, outputTokens uint32) error {
-	if !ch.Booked() {
-		return nil
-	}
-	return ch.send.progress(ctx, &kvpilotv1.ReportDecodeProgressRequest{
-		ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt()), OutputTokens: outputTokens,
+	return ch.report(ctx, &kvpilotv1.ReservationReport{
+		Event: &kvpilotv1.ReservationReport_Progress{Progress: &kvpilotv1.ProgressReport{OutputTokens: outputTokens}},
 	})
 }
 
 // Renew extends the lease of a request that still waits for its first token.
 func (ch *Choice) Renew(ctx context.Context) error {
-	if !ch.Booked() {
-		return nil
-	}
-	return ch.send.renew(ctx, &kvpilotv1.RenewReservationRequest{
-		ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt()),
-	})
+	return ch.report(ctx, &kvpilotv1.ReservationReport{Event: &kvpilotv1.ReservationReport_Renew{Renew: &kvpilotv1.RenewalReport{}}})
 }
 
-// Result is how a request ended. The zero value: it was answered, and no more is known.
+// Result is the part of a request's end that only its caller has seen. The zero value: nothing more is known than the reason.
 type Result struct {
-	// End is how it left its replica; unspecified counts as completed.
-	End kvpilotv1.End
 	// OutputTokens were produced; zero keeps what Progress reported last.
 	OutputTokens uint32
 	// CachedTokens of the prompt were found in the cache, by the engine's own word; nil when it
@@ -91,18 +73,21 @@ type Result struct {
 }
 
 // Release ends the reservation. Only the first release counts.
-func (ch *Choice) Release(ctx context.Context, r Result) error {
+func (ch *Choice) Release(ctx context.Context, reason kvpilotv1.ReleaseReason, r Result) error {
+	release := &kvpilotv1.ReleaseReport{Reason: reason, ServedBy: r.ServedBy, CachedTokens: r.CachedTokens}
+	if r.OutputTokens > 0 {
+		release.OutputTokens = &r.OutputTokens
+	}
+	return ch.report(ctx, &kvpilotv1.ReservationReport{Event: &kvpilotv1.ReservationReport_Release{Release: release}})
+}
+
+// report sends what the choice reports of its reservation.
+func (ch *Choice) report(ctx context.Context, r *kvpilotv1.ReservationReport) error {
 	if !ch.Booked() {
 		return nil
 	}
-	req := &kvpilotv1.ReleaseReservationRequest{
-		ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt()),
-		End: r.End, ServedBy: r.ServedBy, CachedTokens: r.CachedTokens,
-	}
-	if r.OutputTokens > 0 {
-		req.OutputTokens = &r.OutputTokens
-	}
-	return ch.send.release(ctx, req)
+	r.ReservationId, r.Attempt = ch.GetReservationId(), proto.Uint32(ch.GetAttempt())
+	return ch.send.report(ctx, r)
 }
 
 // unary reports call by call.
@@ -110,22 +95,7 @@ type unary struct {
 	rpc kvpilotv1.RoutingServiceClient
 }
 
-func (u unary) prefillDone(ctx context.Context, r *kvpilotv1.ReportPrefillCompletedRequest) error {
-	_, err := u.rpc.ReportPrefillCompleted(ctx, r)
-	return err
-}
-
-func (u unary) progress(ctx context.Context, r *kvpilotv1.ReportDecodeProgressRequest) error {
-	_, err := u.rpc.ReportDecodeProgress(ctx, r)
-	return err
-}
-
-func (u unary) renew(ctx context.Context, r *kvpilotv1.RenewReservationRequest) error {
-	_, err := u.rpc.RenewReservation(ctx, r)
-	return err
-}
-
-func (u unary) release(ctx context.Context, r *kvpilotv1.ReleaseReservationRequest) error {
-	_, err := u.rpc.ReleaseReservation(ctx, r)
+func (u unary) report(ctx context.Context, r *kvpilotv1.ReservationReport) error {
+	_, err := u.rpc.ReportReservation(ctx, r)
 	return err
 }

@@ -61,10 +61,7 @@ const retries = `{
   "name": [
    {"service": "kvpilot.v1.RoutingService", "method": "Tokenize"},
    {"service": "kvpilot.v1.RoutingService", "method": "Detokenize"},
-   {"service": "kvpilot.v1.RoutingService", "method": "ReportPrefillCompleted"},
-   {"service": "kvpilot.v1.RoutingService", "method": "ReportDecodeProgress"},
-   {"service": "kvpilot.v1.RoutingService", "method": "ReleaseReservation"},
-   {"service": "kvpilot.v1.RoutingService", "method": "RenewReservation"},
+   {"service": "kvpilot.v1.RoutingService", "method": "ReportReservation"},
    {"service": "kvpilot.v1.RoutingService", "method": "ExplainDecision"},
    {"service": "kvpilot.v1.RoutingService", "method": "ListDecisions"},
    {"service": "kvpilot.v1.RoutingService", "method": "ScoreOverlap"},
@@ -74,6 +71,7 @@ const retries = `{
    {"service": "kvpilot.v1.ReplicaService", "method": "Get"},
    {"service": "kvpilot.v1.ReplicaService", "method": "Register"},
    {"service": "kvpilot.v1.ReplicaService", "method": "Drain"},
+   {"service": "kvpilot.v1.ReplicaService", "method": "Undrain"},
    {"service": "kvpilot.v1.InferenceService", "method": "ListModels"},
    {"service": "kvpilot.v1.InferenceService", "method": "GetModel"}
   ],

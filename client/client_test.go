@@ -86,28 +86,25 @@ func (r *router) ChooseReplica(_ context.Context, req *kvpilotv1.ChooseReplicaRe
 		return nil, s.Err()
 	}
 	resp := &kvpilotv1.ChooseReplicaResponse{ReplicaId: "r1", Url: "http://r1:8000", DecisionId: "d1"}
-	if !req.GetDryRun() {
+	if req.GetBooking() != kvpilotv1.Booking_BOOKING_DRY_RUN {
 		resp.ReservationId = "res1"
 	}
 	return resp, nil
 }
 
-func (r *router) ReportPrefillCompleted(_ context.Context, req *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
-	r.report("prefill:" + req.GetReservationId())
+func (r *router) ReportReservation(_ context.Context, req *kvpilotv1.ReservationReport) (*kvpilotv1.Reservation, error) {
+	switch e := req.GetEvent().(type) {
+	case *kvpilotv1.ReservationReport_FirstToken:
+		r.report("prefill:" + req.GetReservationId())
+	case *kvpilotv1.ReservationReport_Progress:
+		r.report("progress:" + req.GetReservationId())
+	case *kvpilotv1.ReservationReport_Release:
+		r.report(e.Release.GetReason().String() + ":" + req.GetReservationId())
+	}
 	return &kvpilotv1.Reservation{}, nil
 }
 
-func (r *router) ReportDecodeProgress(_ context.Context, req *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
-	r.report("progress:" + req.GetReservationId())
-	return &kvpilotv1.Reservation{}, nil
-}
-
-func (r *router) ReleaseReservation(_ context.Context, req *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
-	r.report("release:" + req.GetReservationId())
-	return &kvpilotv1.Reservation{}, nil
-}
-
-func (r *router) TrackReservation(s grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+func (r *router) TrackReservation(s grpc.BidiStreamingServer[kvpilotv1.ReservationReport, kvpilotv1.TrackReservationResponse]) error {
 	defer r.report("end")
 	for {
 		req, err := s.Recv()
@@ -121,7 +118,7 @@ func (r *router) TrackReservation(s grpc.BidiStreamingServer[kvpilotv1.TrackRese
 		switch {
 		case req.GetBind() != nil:
 			r.report("bind")
-		case req.GetPrefillCompleted() != nil:
+		case req.GetFirstToken() != nil:
 			r.report("prefill")
 		case req.GetRelease() != nil:
 			r.report("release")
@@ -226,19 +223,19 @@ func TestAChoiceReportsItsLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range []error{ch.PrefillDone(t.Context()), ch.Progress(t.Context(), 7), ch.Release(t.Context(), client.Result{})} {
+	for _, err := range []error{ch.PrefillDone(t.Context()), ch.Progress(t.Context(), 7), ch.Release(t.Context(), kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED, client.Result{})} {
 		if err != nil {
 			t.Error(err)
 		}
 	}
-	if got, want := r.told(), "prefill:res1 progress:res1 release:res1"; got != want {
+	if got, want := r.told(), "prefill:res1 progress:res1 RELEASE_REASON_COMPLETED:res1"; got != want {
 		t.Errorf("reported %q, want %q", got, want)
 	}
-	dry, err := c.Choose(t.Context(), &kvpilotv1.ChooseReplicaRequest{DryRun: true})
+	dry, err := c.Choose(t.Context(), &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN})
 	if err != nil || dry.Booked() {
 		t.Fatalf("dry run: %v, booked %v", err, dry.Booked())
 	}
-	if err := dry.Release(t.Context(), client.Result{}); err != nil || strings.Count(r.told(), "release") != 1 {
+	if err := dry.Release(t.Context(), kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED, client.Result{}); err != nil || strings.Count(r.told(), "RELEASE") != 1 {
 		t.Errorf("a dry run was released: %v, %s", err, r.told())
 	}
 }
@@ -278,7 +275,7 @@ func TestTrackerTiesChoicesToItsStream(t *testing.T) {
 	if err := ch.Progress(t.Context(), 3); !errors.As(err, &bad) || bad.Reason != kvpilotv1.ErrorReason_ERROR_REASON_RESERVATION_ENDED {
 		t.Errorf("a refused report gives %v", err)
 	}
-	if err := ch.Release(t.Context(), client.Result{}); err != nil {
+	if err := ch.Release(t.Context(), kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED, client.Result{}); err != nil {
 		t.Error(err)
 	}
 	if err := tr.Close(); err != nil {

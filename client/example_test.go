@@ -41,7 +41,8 @@ func ExampleClient_ChooseForBody() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer choice.Release(ctx, client.Result{}) // whatever happens
+	reason := kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED // until the answer is whole
+	defer func() { _ = choice.Release(ctx, reason, client.Result{}) }()
 	fmt.Println("send it to", choice.GetUrl())
 	if err := choice.PrefillDone(ctx); err != nil { // with the first byte
 		log.Print(err)
@@ -49,6 +50,7 @@ func ExampleClient_ChooseForBody() {
 	if err := choice.Progress(ctx, 128); err != nil { // now and then
 		log.Print(err)
 	}
+	reason = kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED
 	// Output: send it to http://r1:8000
 }
 
@@ -67,7 +69,7 @@ func ExampleClient_Track() {
 		log.Fatal(err)
 	}
 	fmt.Println(choice.GetReplicaId())
-	if err := choice.Release(ctx, client.Result{OutputTokens: 128}); err != nil {
+	if err := choice.Release(ctx, kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED, client.Result{OutputTokens: 128}); err != nil {
 		log.Print(err)
 	}
 	// Output: r1

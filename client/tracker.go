@@ -72,8 +72,10 @@ func (t *Tracker) Choose(ctx context.Context, req *kvpilotv1.ChooseReplicaReques
 	if err != nil || !ch.Booked() {
 		return ch, err
 	}
-	bind := &kvpilotv1.BindReservation{ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt())}
-	err = t.report(ctx, &kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: bind}})
+	err = t.report(ctx, &kvpilotv1.ReservationReport{
+		ReservationId: ch.GetReservationId(), Attempt: proto.Uint32(ch.GetAttempt()),
+		Event: &kvpilotv1.ReservationReport_Bind{Bind: &kvpilotv1.BindReport{}},
+	})
 	if err != nil {
 		return ch, fmt.Errorf("bind the reservation to the stream: %w", err)
 	}
@@ -105,7 +107,7 @@ func (t *Tracker) receive() {
 }
 
 // report sends one report and waits for its answer.
-func (t *Tracker) report(ctx context.Context, req *kvpilotv1.TrackReservationRequest) error {
+func (t *Tracker) report(ctx context.Context, req *kvpilotv1.ReservationReport) error {
 	answer := make(chan *kvpilotv1.TrackReservationResponse, 1)
 	t.sendMu.Lock()
 	t.mu.Lock()
@@ -156,19 +158,3 @@ type ReportError struct {
 
 // Error implements error.
 func (e *ReportError) Error() string { return e.Message }
-
-func (t *Tracker) prefillDone(ctx context.Context, r *kvpilotv1.ReportPrefillCompletedRequest) error {
-	return t.report(ctx, &kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_PrefillCompleted{PrefillCompleted: r}})
-}
-
-func (t *Tracker) progress(ctx context.Context, r *kvpilotv1.ReportDecodeProgressRequest) error {
-	return t.report(ctx, &kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_DecodeProgress{DecodeProgress: r}})
-}
-
-func (t *Tracker) renew(ctx context.Context, r *kvpilotv1.RenewReservationRequest) error {
-	return t.report(ctx, &kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Renew{Renew: r}})
-}
-
-func (t *Tracker) release(ctx context.Context, r *kvpilotv1.ReleaseReservationRequest) error {
-	return t.report(ctx, &kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Release{Release: r}})
-}

@@ -51,10 +51,15 @@ var within = map[string][]string{
 	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/httpcall"},
 }
 
-// genUsers may import the generated contract; engineContract is vLLM's and kvevents' alone.
-var genUsers = []string{"", "domain/apierror", "peers/decide", "peers/facts", "peers/fleet", "peers/members", "peers/link", "peers/warm", "peers/forward", "peers/grants", "edge/grpcapi", "edge/gateway", "edge/admin"}
+// genUsers may import each generated contract: the public one, the wire between routers, and vLLM's.
+var genUsers = map[string][]string{
+	"gen/kvpilot/v1":   {"", "domain/apierror", "peers/forward", "edge/grpcapi", "edge/gateway", "edge/admin"},
+	"gen/openapi":      {"", "edge/gateway"},
+	peerContract:       {"peers/decide", "peers/facts", "peers/fleet", "peers/members", "peers/link", "peers/warm", "peers/forward", "peers/grants"},
+	"gen/vllm/control": {"fleet/kvevents"},
+}
 
-const engineContract = "gen/vllm/control"
+const peerContract = "gen/kvpilot/peer/v1"
 
 func TestImportsPointDown(t *testing.T) {
 	eachFile(t, ".", func(t *testing.T, file string, src []byte) {
@@ -72,8 +77,8 @@ func TestImportsPointDown(t *testing.T) {
 			if !ours {
 				continue
 			}
-			if strings.HasPrefix(rest, "gen/") && !slices.Contains(genUsers, pkg) && (rest != engineContract || pkg != "fleet/kvevents") {
-				t.Errorf("%s imports %s: only %q may see the generated contract", file, imp, genUsers)
+			if strings.HasPrefix(rest, "gen/") && !slices.Contains(genUsers[rest], pkg) {
+				t.Errorf("%s imports %s: only %q may", file, imp, genUsers[rest])
 			}
 			if rest == "server" {
 				t.Errorf("%s imports the composition root", file)
@@ -94,6 +99,17 @@ func TestImportsPointDown(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Clients and commands speak the public contract.
+func TestOnlyRoutersUseTheirWire(t *testing.T) {
+	for _, root := range []string{"../client", "../cmd", "../internal"} {
+		eachFile(t, root, func(t *testing.T, file string, src []byte) {
+			if slices.Contains(imports(t, file, src), module+peerContract) {
+				t.Errorf("%s imports %s", file, peerContract)
+			}
+		})
+	}
 }
 
 func TestTheProductDoesNotImportTheLaboratory(t *testing.T) {

@@ -30,8 +30,8 @@ type Observer struct {
 
 // ObserverParams is what the process passes in addition to the Config.
 type ObserverParams struct {
-	// Lookup finds the variables of the environment that settings name.
-	Lookup func(name string) (value string, ok bool)
+	// Env has the variables of the environment that settings name.
+	Env registry.Environment
 	// Watcher is informed of stored blocks; nil: none is.
 	Watcher ranks.Watcher
 }
@@ -46,7 +46,7 @@ func NewObserver(ctx context.Context, c config.Config, p ObserverParams) (*Obser
 		return nil, err
 	}
 	o := &Observer{telemetry: t}
-	if o.parts, err = newParts(c, t, p.Lookup, p.Watcher); err != nil {
+	if o.parts, err = newParts(c, t, p.Env, p.Watcher); err != nil {
 		return nil, err
 	}
 	o.Registry, o.Index, o.Events, o.Stats = o.parts.ranks.Registry, o.parts.ranks.Index, o.parts.ranks.Events, o.parts.ranks.Stats

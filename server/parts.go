@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
@@ -50,14 +51,14 @@ type parts struct {
 }
 
 // newParts builds the parts, lower ones first. watcher may be nil.
-func newParts(c config.Config, t *telemetry.Telemetry, lookup func(string) (string, bool), watcher ranks.Watcher) (*parts, error) {
+func newParts(c config.Config, t *telemetry.Telemetry, env registry.Environment, watcher ranks.Watcher) (*parts, error) {
 	p := &parts{scope: t.Scope(), log: t.Log(), history: history.New()}
 	p.ranks = ranks.New(
 		ranks.Config{Registry: c.Registry, Index: c.KVIndex, Events: c.KVEvents, Stats: c.EngineStats, Load: c.Load},
-		ranks.Params{Lookup: lookup, Watcher: watcher, Scope: p.scope},
+		ranks.Params{Env: env, Watcher: watcher, Scope: p.scope},
 	)
 	p.buildChoice(c, t)
-	p.pins = pins.New(c.Upstream.Pins, nil)
+	p.pins = pins.New(c.Upstream.Pins)
 	if err := p.buildFleet(c, t); err != nil {
 		return nil, err
 	}
@@ -73,7 +74,7 @@ func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name)
 
 func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
 	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Lines: lines{}, Scope: p.scope.Part("decisionlog")})
-	p.breaker = breaker.New(c.Upstream.Breaker, nil)
+	p.breaker = breaker.New(c.Upstream.Breaker)
 	p.breaker.Meter(t.Meters(), p.ranks.IDs)
 	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
@@ -108,7 +109,7 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
-	p.retries = retry.NewBudget(c.Upstream.Retry, nil)
+	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
 	var decider router.Decider = p.chooser
@@ -121,7 +122,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
 		Limits:   p.limiter,
 		Bodies:   openai.NewMemory(rememberedBodies),
-		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Believe: p.ranks.Believe, Count: p.history,
+		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Guesses: p.ranks, Count: p.history,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
 	})
 	return err

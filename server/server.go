@@ -112,7 +112,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	traces := &history.Traces{}
 	tp := telemetry.Params{LogTo: p.LogTo, Version: p.Version, Instance: fmt.Sprintf("%s/%d", host, os.Getpid()), Env: p.Env}
 	if c.Admin.Console {
-		tp.Shown = traces.Add
+		tp.Display = traces
 	}
 	t, err := telemetry.New(ctx, c.Telemetry, tp)
 	if err != nil {
@@ -120,7 +120,7 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 	}
 	s := &Server{config: c, params: p, telemetry: t}
 	c, lowered := c.WithinMemory(p.Memory)
-	if s.parts, err = newParts(c, t, p.lookup(), nil); err != nil {
+	if s.parts, err = newParts(c, t, p.environment(), nil); err != nil {
 		return nil, err
 	}
 	if len(lowered) > 0 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/reload"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
@@ -18,12 +19,12 @@ import (
 // see the same, so after two to four seconds.
 const lookEvery = 2 * time.Second
 
-// lookup finds the variables of the environment that settings name.
-func (p Params) lookup() func(string) (string, bool) {
+// environment has the variables that settings name; nil without a source of settings.
+func (p Params) environment() registry.Environment {
 	if p.Source == nil {
 		return nil
 	}
-	return p.Source.Lookup
+	return p.Source
 }
 
 // newSettings makes the keeper of the settings.

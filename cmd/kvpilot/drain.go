@@ -64,27 +64,34 @@ func newDrainCommand(env []string, out io.Writer) *cobra.Command {
 // newUndrainCommand takes a drained replica back into use.
 func newUndrainCommand(env []string, out io.Writer) *cobra.Command {
 	cmd := &cobra.Command{Use: "undrain REPLICA", Short: "Send requests to a drained replica again", Args: exactly("a replica's id, as `kvpilot replicas` lists it")}
-	r := query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.DrainResponse, error) {
-		now, err := r.drain(ctx, c, &kvpilotv1.DrainRequest{ReplicaId: args[0], Undo: true})
-		return &kvpilotv1.DrainResponse{Replica: now}, err
-	}, func(a *kvpilotv1.DrainResponse) error { return showDrain(out, a.GetReplica()) })
+	r := query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.UndrainResponse, error) {
+		ctx, cancel := context.WithTimeout(ctx, r.timeout)
+		defer cancel()
+		now, err := c.Replicas().Undrain(ctx, &kvpilotv1.UndrainRequest{ReplicaId: args[0]})
+		return now, r.drainError(err)
+	}, func(a *kvpilotv1.UndrainResponse) error { return showDrain(out, a.GetReplica()) })
 	complete(cmd, "", replicaNames, r)
 	return cmd
 }
 
-// drain asks the router once, and explains its refusals in the words of the command line.
+// drain asks the router once.
 func (r *remote) drain(ctx context.Context, c *client.Client, in *kvpilotv1.DrainRequest) (*kvpilotv1.Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	answer, err := c.Replicas().Drain(ctx, in)
+	return answer.GetReplica(), r.drainError(err)
+}
+
+// drainError explains a refusal in the words of the command line.
+func (r *remote) drainError(err error) error {
 	switch status.Code(err) {
 	case codes.NotFound:
-		err = fmt.Errorf("%s: %s; kvpilot replicas lists them", r.address, status.Convert(err).Message())
+		return fmt.Errorf("%s: %s; kvpilot replicas lists them", r.address, status.Convert(err).Message())
 	case codes.AlreadyExists:
-		err = fmt.Errorf("%s: %s (--force)", r.address, status.Convert(err).Message())
+		return fmt.Errorf("%s: %s (--force)", r.address, status.Convert(err).Message())
 	default: // the status says it
 	}
-	return answer.GetReplica(), err
+	return err
 }
 
 // awaitDrained reports how many requests are left of a replica until there is none.

@@ -110,7 +110,7 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 
 // question is what the flags ask.
 func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, error) {
-	q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, DryRun: true, Explain: true}
+	q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}
 	if f.policy != "" {
 		q.Policy = &kvpilotv1.PolicyOverride{Name: f.policy}
 	}
@@ -146,8 +146,6 @@ func (f *chooseFlags) hint(ctx context.Context, c *client.Client, err error) err
 	}
 	return err
 }
-
-func milliseconds(ms float64) string { return latency(time.Duration(ms * float64(time.Millisecond))) }
 
 // latency writes a time with three digits, in milliseconds below ten seconds: one unit down a
 // column reads better than several.
@@ -199,11 +197,11 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 		if s.GetAgrees() {
 			facts = append(facts, fmt.Sprintf("the shadow %s agreed", s.GetPolicy()))
 		} else {
-			facts = append(facts, fmt.Sprintf("the shadow %s would have chosen %s, for a first token %s later", s.GetPolicy(), plain(s.GetReplicaId()), milliseconds(s.GetRegretMs())))
+			facts = append(facts, fmt.Sprintf("the shadow %s would have chosen %s, for a first token %s later", s.GetPolicy(), plain(s.GetReplicaId()), latency(s.GetRegret().AsDuration())))
 		}
 	}
-	if best, later := fastest(d); later >= 0.01 {
-		facts = append(facts, fmt.Sprintf("regret %s: %s was predicted to be faster", milliseconds(later), plain(best)))
+	if best, later := fastest(d); later >= 10*time.Microsecond {
+		facts = append(facts, fmt.Sprintf("regret %s: %s was predicted to be faster", latency(later), plain(best)))
 	}
 	if id := d.GetTraceId(); id != "" {
 		facts = append(facts, "trace "+id)
@@ -241,8 +239,8 @@ func printConduct(out io.Writer, d *kvpilotv1.Decision) {
 				facts = append(facts, plain(s))
 			}
 		}
-		if ms := c.GetDragMs(); ms > 0 {
-			facts = append(facts, "which adds "+milliseconds(ms)+" to its cost")
+		if drag := c.GetDrag().AsDuration(); drag > 0 {
+			facts = append(facts, "which adds "+latency(drag)+" to its cost")
 		}
 		fmt.Fprintf(out, "\n%s/%d is avoided: %s\n", plain(c.GetReplicaId()), c.GetRank(), strings.Join(facts, ", "))
 	}
@@ -271,22 +269,22 @@ func wrapped(facts []string, wide int) string {
 	return b.String()
 }
 
-// fastest is the candidate that was predicted to be the first with a token, and by how many
-// milliseconds it would have been earlier than the served one.
-func fastest(d *kvpilotv1.Decision) (id string, earlier float64) {
+// fastest is the candidate that was predicted to be the first with a token, and by how
+// much it would have been earlier than the served one.
+func fastest(d *kvpilotv1.Decision) (id string, earlier time.Duration) {
 	var served, best *kvpilotv1.Candidate
 	for _, c := range d.GetCandidates() {
 		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
 			served = c
 		}
-		if c.GetVeto() == "" && c.GetTtftMs() > 0 && (best == nil || c.GetTtftMs() < best.GetTtftMs()) {
+		if c.GetVeto() == "" && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
 			best = c
 		}
 	}
-	if served == nil || best == nil || served.GetTtftMs() <= 0 {
+	if served == nil || best == nil || served.GetTtft() == nil {
 		return "", 0
 	}
-	return best.GetReplicaId(), served.GetTtftMs() - best.GetTtftMs()
+	return best.GetReplicaId(), served.GetTtft().AsDuration() - best.GetTtft().AsDuration()
 }
 
 func candidateGrid(d *kvpilotv1.Decision) *grid {
@@ -311,7 +309,7 @@ func candidateGrid(d *kvpilotv1.Decision) *grid {
 		}
 		o := c.GetOverlap()
 		g.add(mark, fmt.Sprintf("%s/%d", c.GetReplicaId(), c.GetRank()), fmt.Sprint(o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens()), fmt.Sprint(c.GetUncachedTokens()),
-			milliseconds(c.GetBacklogMs()), milliseconds(c.GetPrefillMs()), milliseconds(c.GetTtftMs()), fmt.Sprint(c.GetRequests()), cost, word(c.GetFeed(), "FEED_STATE_"))
+			latency(c.GetBacklog().AsDuration()), latency(c.GetPrefill().AsDuration()), latency(c.GetTtft().AsDuration()), fmt.Sprint(c.GetRequests()), cost, word(c.GetFeed(), "FEED_STATE_"))
 	}
 	return g
 }

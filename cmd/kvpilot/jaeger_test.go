@@ -241,12 +241,12 @@ func linkedInJaeger(t *testing.T, f *fleet, query string) {
 		t.Fatal(err)
 	}
 	ended, header := newTrace(2)
-	if err := choice.Release(client.WithHeaders(t.Context(), "traceparent", header), client.Result{}); err != nil {
+	if err := choice.Release(client.WithHeaders(t.Context(), "traceparent", header), kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED, client.Result{}); err != nil {
 		t.Fatal(err)
 	}
 	f.eventually("the release leads to the decision", func() bool {
 		target, ok := readTrace(t, query, decided)["kvpilot.choose"]
-		for _, r := range readTrace(t, query, ended)["kvpilot.v1.RoutingService/ReleaseReservation"].References {
+		for _, r := range readTrace(t, query, ended)["kvpilot.v1.RoutingService/ReportReservation"].References {
 			if ok && r.Type == "FOLLOWS_FROM" && r.TraceID == decided && r.SpanID == target.ID {
 				return true
 			}

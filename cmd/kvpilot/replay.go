@@ -92,7 +92,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Float64SliceVar(&f.Rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
 	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by sessions at once instead: by how many times the fleet's memory their contexts take, separated by commas")
 	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
-	flags.StringVar(&f.policies, "policies", "all", "policies, separated by commas, or all")
+	flags.StringVar(&f.policies, "policies", "all", "policies, separated by commas; all are kvpilot's own, others are the rules of other routers: llm-d-1.0, dynamo-1.6, aibrix-0.8")
 	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
 	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.Seeds, "seeds", 3, "runs per policy")
@@ -208,11 +208,14 @@ func (f *replayFlags) complete() ([]float64, error) {
 	if f.Profile.Name == "" {
 		return nil, fmt.Errorf("unknown profile %q; known are %v", f.profile, names)
 	}
-	if f.policies == "all" {
-		f.Policies = decision.Policies()
-	} else {
-		for _, p := range strings.Split(f.policies, ",") {
-			f.Policies = append(f.Policies, decision.Policy(strings.TrimSpace(p)))
+	for _, p := range strings.Split(f.policies, ",") {
+		switch p = strings.TrimSpace(p); p {
+		case "all":
+			f.Policies = append(f.Policies, decision.Policies()...)
+		case "others":
+			f.Policies = append(f.Policies, replay.Rivals()...)
+		default:
+			f.Policies = append(f.Policies, decision.Policy(p))
 		}
 	}
 	var loads []float64

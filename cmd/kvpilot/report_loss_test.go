@@ -27,7 +27,7 @@ func TestLostReportsOfACallerLeaveNothing(t *testing.T) {
 	}
 	report := func(r reservation, tokens int) string {
 		t.Helper()
-		a := f.post("/kvpilot/v1/reservations/"+r.ReservationID+":decodeProgress", fmt.Sprintf(`{"output_tokens":%d}`, tokens))
+		a := f.post("/kvpilot/v1/reservations/"+r.ReservationID+":report", fmt.Sprintf(`{"progress":{"output_tokens":%d}}`, tokens))
 		var body struct{ Effect string }
 		if err := json.Unmarshal(a.body, &body); err != nil || a.status != http.StatusOK {
 			t.Fatalf("%d tokens: %d %s %v", tokens, a.status, a.body, err)
@@ -68,7 +68,7 @@ func TestLostReportsOfACallerLeaveNothing(t *testing.T) {
 			t.Errorf("%v reports counted as %s, want %v", got, outcome, want)
 		}
 	}
-	f.post("/kvpilot/v1/reservations/"+whole.ReservationID+":release", `{}`)
+	f.post("/kvpilot/v1/reservations/"+whole.ReservationID+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`)
 	f.eventually("the lease ends the reservation whose release was lost", func() bool {
 		return blocks() == [2]float64{} && f.metric("kvpilot_load_ended_total", `reason="expired"`) == 1
 	})

@@ -187,7 +187,7 @@ func TestChooseReplicaTwiceBooksOnce(t *testing.T) {
 	if _, a := ask(`{"model":"sim","text":"another prompt","request_id":"mine"}`); a.status != 409 {
 		t.Errorf("another request by a name in use: %d %s", a.status, a.body)
 	}
-	f.post("/kvpilot/v1/reservations/"+first.ReservationID+":release", `{}`)
+	f.post("/kvpilot/v1/reservations/"+first.ReservationID+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`)
 	if next, a := ask(body); next.ReservationID == first.ReservationID || next.Effect != "EFFECT_APPLIED" {
 		t.Errorf("after the end: %s", a.body)
 	}
@@ -253,13 +253,13 @@ func TestNoKeyIsToldCountedAndLoggedOnce(t *testing.T) {
 	}
 	for _, policy := range []string{"predicted-ttft", "overlap-load", "weighted-scorers", "prefix-affinity"} {
 		for range 2 {
-			if got := reason("/v1/route:choose", `{"model":"sim","messages":[]}`, "X-Kvpilot-Policy", policy, "X-Kvpilot-Reserve", "false"); got != "no_key" {
+			if got := reason("/v1/route:choose", `{"model":"sim","messages":[]}`, "X-Kvpilot-Policy", policy, "X-Kvpilot-Booking", "none"); got != "no_key" {
 				t.Errorf("%s without a prompt: reason %q", policy, got)
 			}
 		}
 	}
 	for range 2 {
-		if got := reason("/v1/route:choose", `{"model":"sim","mess`, "X-Body-Truncated", "20/900", "X-Kvpilot-Reserve", "false"); got != "no_key" {
+		if got := reason("/v1/route:choose", `{"model":"sim","mess`, "X-Body-Truncated", "20/900", "X-Kvpilot-Booking", "none"); got != "no_key" {
 			t.Errorf("an unusable beginning: reason %q", got)
 		}
 		if got := reason("/v1/completions", `{"model":"sim","prompt":"x","max_tokens":1}`, "X-Kvpilot-Policy", "consistent-hash"); got != "no_key" {
@@ -287,7 +287,7 @@ func TestAdapterNarrowsTheChoice(t *testing.T) {
 		}
 	}})
 	for range 6 {
-		a := f.post("/kvpilot/v1/choose", `{"model":"sim","adapter":"tuned","text":"x","reserve":false}`)
+		a := f.post("/kvpilot/v1/choose", `{"model":"sim","adapter":"tuned","text":"x","booking":"BOOKING_NONE"}`)
 		var c struct {
 			ReplicaID string `json:"replica_id"`
 			Model     string `json:"model"`
@@ -411,7 +411,7 @@ func TestServedByReachesTheOutcome(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := map[string]string{"r0": "r1", "r1": "r0"}[c.ReplicaID]
-	f.post("/kvpilot/v1/reservations/"+c.ReservationID+":release", `{"served_by":"`+other+`"}`)
+	f.post("/kvpilot/v1/reservations/"+c.ReservationID+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED","served_by":"`+other+`"}}`)
 	f.eventually("the outcome names the replica that served", func() bool {
 		return f.decision(c.ReservationID).Outcome.ReplicaID == other
 	})

@@ -52,7 +52,7 @@ func TestPredictionsOfSaltedPromptsAreExact(t *testing.T) {
 			if predicted, cached := ask("b"); predicted != 0 || cached != 0 {
 				t.Errorf("another tenant: predicted %d, cached %d", predicted, cached)
 			}
-			choose := postTo(t, "http://"+f.http+"/v1/route:choose", c.body, "Authorization", "Bearer key-of-a-", "X-Kvpilot-Reserve", "false")
+			choose := postTo(t, "http://"+f.http+"/v1/route:choose", c.body, "Authorization", "Bearer key-of-a-", "X-Kvpilot-Booking", "none")
 			var choice struct {
 				Salt    string `json:"cache_salt"`
 				Overlap int    `json:"overlap_gpu_tokens"`

@@ -349,11 +349,11 @@ func recentGrid(list []*kvpilotv1.Decision) *grid {
 		{head: "FIRST TOKEN", right: true}, {head: "END"}, {head: "DECISION", spare: 2},
 	}}
 	for _, d := range list {
-		overlap, predicted := uint32(0), 0.0
+		overlap, predicted := uint32(0), time.Duration(0)
 		for _, c := range d.GetCandidates() {
 			if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() {
 				o := c.GetOverlap()
-				overlap, predicted = o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens(), c.GetTtftMs()
+				overlap, predicted = o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens(), c.GetTtft().AsDuration()
 			}
 		}
 		first, end := "–", "running"
@@ -366,7 +366,7 @@ func recentGrid(list []*kvpilotv1.Decision) *grid {
 				first = latency(t)
 			}
 		}
-		g.add(d.GetTime().AsTime().Local().Format(time.TimeOnly), d.GetModel(), or(d.GetReplicaId(), "–"), fmt.Sprint(d.GetPromptTokens()), fmt.Sprint(overlap), milliseconds(predicted), first, end, d.GetDecisionId())
+		g.add(d.GetTime().AsTime().Local().Format(time.TimeOnly), d.GetModel(), or(d.GetReplicaId(), "–"), fmt.Sprint(d.GetPromptTokens()), fmt.Sprint(overlap), latency(predicted), first, end, d.GetDecisionId())
 	}
 	return g
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
@@ -354,28 +355,24 @@ func TestReportsLeadToTheDecision(t *testing.T) {
 	}
 	decided, reservation := choose()
 	second, other := choose()
-	reports := map[string]string{} // trace by RPC
+	traces := map[string]string{} // by report
 	call := func(name string, do func(context.Context) error) {
 		id, ctx := in()
 		if err := do(ctx); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		reports[name] = id
+		traces[name] = id
 	}
-	call("ReportPrefillCompleted", func(ctx context.Context) error {
-		_, err := rpc.ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: reservation})
-		return err
-	})
-	call("ReportDecodeProgress", func(ctx context.Context) error {
-		_, err := rpc.ReportDecodeProgress(ctx, &kvpilotv1.ReportDecodeProgressRequest{ReservationId: reservation, OutputTokens: 3})
-		return err
-	})
-	call("RenewReservation", func(ctx context.Context) error {
-		_, err := rpc.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: reservation})
-		return err
-	})
-	call("ReleaseReservation", func(ctx context.Context) error {
-		_, err := rpc.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: reservation})
+	for name, report := range map[string]*kvpilotv1.ReservationReport{
+		"first_token": reports.FirstToken(reservation), "progress": reports.Progress(reservation, 3), "renew": reports.Renew(reservation),
+	} {
+		call(name, func(ctx context.Context) error {
+			_, err := rpc.ReportReservation(ctx, report)
+			return err
+		})
+	}
+	call("release", func(ctx context.Context) error {
+		_, err := rpc.ReportReservation(ctx, reports.Completed(reservation))
 		return err
 	})
 	call("TrackReservation", func(ctx context.Context) error {
@@ -384,7 +381,7 @@ func TestReportsLeadToTheDecision(t *testing.T) {
 			return err
 		}
 		for range 3 {
-			if err := stream.Send(&kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Renew{Renew: &kvpilotv1.RenewReservationRequest{ReservationId: other}}}); err != nil {
+			if err := stream.Send(reports.Renew(other)); err != nil {
 				return err
 			}
 			if _, err := stream.Recv(); err != nil {
@@ -400,13 +397,16 @@ func TestReportsLeadToTheDecision(t *testing.T) {
 		}
 		return err
 	})
-	for name, id := range reports {
-		to := decided
+	for name, id := range traces {
+		to, rpc := decided, "ReportReservation"
 		if name == "TrackReservation" {
-			to = second
+			to, rpc = second, name
 		}
 		target := f.traceOf(c, to).named("kvpilot.choose")[0]
-		s := f.traceOf(c, id).named("kvpilot.v1.RoutingService/" + name)[0]
+		s := f.traceOf(c, id).named("kvpilot.v1.RoutingService/" + rpc)[0]
+		if got := attributes(s.GetAttributes())["kvpilot.reservation.report"]; rpc != name && got != name {
+			t.Errorf("the span of %s names the report %q", name, got)
+		}
 		if links := s.GetLinks(); len(links) != 1 || hex.EncodeToString(links[0].GetTraceId()) != to || string(links[0].GetSpanId()) != string(target.GetSpanId()) {
 			t.Errorf("%s is linked to %v, want span %x of %s", name, links, target.GetSpanId(), to)
 		}

@@ -144,10 +144,10 @@ local function post(path, body, owner)
 end
 
 -- report sends a report on a booking to kvpilot, asynchronously.
-local function report(reservation, what, body)
+local function report(reservation, body)
   local owner = owners[reservation]
   core.register_task(function()
-    post("/kvpilot/v1/reservations/" .. reservation .. ":" .. what, body, owner)
+    post("/kvpilot/v1/reservations/" .. reservation .. ":report", body, owner)
   end)
 end
 
@@ -174,9 +174,9 @@ core.register_task(function()
       for reservation, pieces in pairs(bookings) do
         n = n + 1
         if pieces > 0 then
-          lines[n] = string.format('{"decode_progress":{"reservation_id":"%s","output_tokens":%d}}', reservation, pieces)
+          lines[n] = string.format('{"reservation_id":"%s","progress":{"output_tokens":%d}}', reservation, pieces)
         else
-          lines[n] = string.format('{"renew":{"reservation_id":"%s"}}', reservation)
+          lines[n] = string.format('{"reservation_id":"%s","renew":{}}', reservation)
         end
         if n == most then
           flush()
@@ -229,7 +229,7 @@ function Life:http_payload(txn, msg)
   end
   live[reservation] = live[reservation] + 1
   if live[reservation] == 1 then
-    report(reservation, "prefillCompleted", "{}")
+    report(reservation, '{"first_token":{}}')
   end
 end
 
@@ -252,18 +252,18 @@ function Life:release(txn)
     return
   end
   live[reservation] = nil
-  local how = "END_FAILED" -- the replica ended an answer that is not whole
+  local how = "FAILED" -- the replica ended an answer that is not whole
   local status = txn:get_var("txn.kvpilot_status") or 0
   if status >= 500 then
-    how = "END_FAILED"
+    how = "FAILED"
   elseif status >= 400 then
-    how = "END_REJECTED"
+    how = "REJECTED"
   elseif self.complete then
-    how = "END_COMPLETED"
+    how = "COMPLETED"
   elseif self.left then
-    how = "END_CANCELED"
+    how = "CANCELED"
   end
-  report(reservation, "release", '{"end":"' .. how .. '"}')
+  report(reservation, '{"release":{"reason":"RELEASE_REASON_' .. how .. '"}}')
   owners[reservation] = nil
 end
 

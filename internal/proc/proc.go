@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -167,18 +168,22 @@ func (p *Process) seeLog() string {
 	return "; see " + p.Log
 }
 
-// FreePorts returns TCP ports of the loopback on which nothing listens.
+// FreePorts returns TCP ports of the loopback on which nothing listens. They lie below those that a system hands out by itself, so that
+// no other process that asks for any port gets one of them before its user listens.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	var ports []int
-	for range n {
-		l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	for range 100 * (n + 1) {
+		if len(ports) == n {
+			return ports, nil
+		}
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
 		if err != nil {
-			return nil, err
+			continue // taken
 		}
 		defer l.Close() // held until all are known, so that they differ
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
-	return ports, nil
+	return nil, fmt.Errorf("no %d free ports of the loopback", n)
 }
 
 // FreeAddresses returns addresses of the loopback on which nothing listens.

@@ -78,7 +78,7 @@ func record(ctx context.Context, w *world) error {
 	defer conn.Close()
 	routing := kvpilotv1.NewRoutingServiceClient(conn)
 	for n := range 1000 {
-		if _, err := routing.ChooseReplica(as(ctx, attackerKey), &kvpilotv1.ChooseReplicaRequest{Model: "sim", DryRun: true, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: fmt.Sprint("list me ", n)}}); err != nil {
+		if _, err := routing.ChooseReplica(as(ctx, attackerKey), &kvpilotv1.ChooseReplicaRequest{Model: "sim", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: fmt.Sprint("list me ", n)}}); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 )
 
 const (
@@ -46,7 +47,7 @@ func rejectedEnds(ctx context.Context, w *world) error {
 			return
 		}
 		w.found.add("granted", int(got.GetPromptTokens()))
-		_, err = routing.ReleaseReservation(as(ctx, attackerKey), &kvpilotv1.ReleaseReservationRequest{ReservationId: got.GetReservationId(), End: kvpilotv1.End_END_REJECTED})
+		_, err = routing.ReportReservation(as(ctx, attackerKey), reports.Release(got.GetReservationId(), kvpilotv1.ReleaseReason_RELEASE_REASON_REJECTED))
 		if err != nil && ctx.Err() == nil {
 			w.found.add("not released", 1)
 		}
@@ -115,8 +116,8 @@ func lateReports(ctx context.Context, w *world) error {
 		}
 		time.Sleep(150 * time.Millisecond) // the lie
 		id := got.GetReservationId()
-		_, first := routing.ReportPrefillCompleted(as(ctx, attackerKey), &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id})
-		_, last := routing.ReleaseReservation(as(ctx, attackerKey), &kvpilotv1.ReleaseReservationRequest{ReservationId: id})
+		_, first := routing.ReportReservation(as(ctx, attackerKey), reports.FirstToken(id))
+		_, last := routing.ReportReservation(as(ctx, attackerKey), reports.Completed(id))
 		if first != nil || last != nil {
 			w.found.add("not reported", 1)
 			return

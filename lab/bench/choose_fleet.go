@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -42,10 +42,10 @@ func (n nowhere) Serving(string, string) []*replica.Replica { return n.bed.repli
 func (n nowhere) RankOf(slot replica.Slot) (replica.Rank, bool) {
 	return replica.Rank{Replica: n.bed.replicas[slot].ID}, true
 }
-func (nowhere) Broken() []replica.ID                                 { return nil }
-func (nowhere) Ability() kvpilotv1.Ability                           { return kvpilotv1.Ability_ABILITY_ABLE }
-func (nowhere) SendEvent(decide.ID, *kvpilotv1.FrontendEvent)        {}
-func (nowhere) SendReply(_ decide.ID, reply *kvpilotv1.DeciderReply) { _, _ = proto.Marshal(reply) }
+func (nowhere) Broken() []replica.ID                              { return nil }
+func (nowhere) Ability() peerv1.Ability                           { return peerv1.Ability_ABILITY_ABLE }
+func (nowhere) SendEvent(decide.ID, *peerv1.FrontendEvent)        {}
+func (nowhere) SendReply(_ decide.ID, reply *peerv1.DeciderReply) { _, _ = proto.Marshal(reply) }
 
 // runFleet measures what the decider of a pool spends on a peer's request: to read its messages, choose, book, answer and release.
 // What the peer spends, and the connection, is not in it.
@@ -131,7 +131,7 @@ func (bed *fleetBed) handle(peer int, d time.Duration) (int, error) {
 		}
 		began := time.Now()
 		for i, msg := range messages {
-			ev := &kvpilotv1.FrontendEvent{}
+			ev := &peerv1.FrontendEvent{}
 			if err := proto.Unmarshal(msg, ev); err != nil {
 				return 0, err
 			}
@@ -155,16 +155,16 @@ func (bed *fleetBed) messages(prefix string, number, flight uint64) ([][]byte, e
 	for i, h := range hashes {
 		keys[i] = uint64(h)
 	}
-	events := []*kvpilotv1.FrontendEvent{
-		{Event: &kvpilotv1.FrontendEvent_Ask{Ask: &kvpilotv1.Ask{
+	events := []*peerv1.FrontendEvent{
+		{Event: &peerv1.FrontendEvent_Ask{Ask: &peerv1.Ask{
 			Number: number, Id: prefix + strconv.FormatUint(number, 10), Model: "m", PromptTokens: uint32(len(tokens)), ExpectedOutput: 256, Unstreamed: true, NoQueue: true,
-			Keys: []*kvpilotv1.BlockKeys{{BlockSize: chooseBlock, Keys: keys}},
+			Keys: []*peerv1.BlockKeys{{BlockSize: chooseBlock, Keys: keys}},
 		}}},
-		{Event: &kvpilotv1.FrontendEvent_Begin{Begin: number}},
-		{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: number}},
+		{Event: &peerv1.FrontendEvent_Begin{Begin: number}},
+		{Event: &peerv1.FrontendEvent_FirstToken{FirstToken: number}},
 	}
 	if number > flight {
-		events = append(events, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: &kvpilotv1.RequestEnd{Number: number - flight, End: kvpilotv1.End_END_COMPLETED}}})
+		events = append(events, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_End{End: &peerv1.RequestEnd{Number: number - flight, End: peerv1.End_END_COMPLETED}}})
 	}
 	list := make([][]byte, len(events))
 	for i, ev := range events {
@@ -180,6 +180,6 @@ func (bed *fleetBed) messages(prefix string, number, flight uint64) ([][]byte, e
 // end releases what the peer has in flight.
 func (bed *fleetBed) end(from decide.ID, last uint64) {
 	for n := uint64(1); n <= last; n++ {
-		bed.decider.Event(from, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: n}})
+		bed.decider.Event(from, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Drop{Drop: n}})
 	}
 }

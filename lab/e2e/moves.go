@@ -39,7 +39,7 @@ func (r *disturbances) checkMoves(ctx context.Context) (string, error) {
 			}
 		}
 		streams += len(outcomes)
-		if _, err := r.router.api.Replicas().Drain(ctx, &kvpilotv1.DrainRequest{ReplicaId: leaving.id, Undo: true}); err != nil {
+		if _, err := r.router.api.Replicas().Undrain(ctx, &kvpilotv1.UndrainRequest{ReplicaId: leaving.id}); err != nil {
 			return "", err
 		}
 		if err := r.router.waitExact(ctx, len(r.engines), time.Minute); err != nil {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 )
@@ -38,7 +38,7 @@ func (v *service) join() {
 		for _, other := range v.routers {
 			if other != r {
 				r.member.decider.Up(other.member.id)
-				r.member.frontend.Up(other.member.id, kvpilotv1.Ability_ABILITY_ABLE)
+				r.member.frontend.Up(other.member.id, peerv1.Ability_ABILITY_ABLE)
 			}
 		}
 		v.sim.after(lookEach, func() { v.look(r) })
@@ -58,18 +58,18 @@ func (w way) RankOf(slot replica.Slot) (replica.Rank, bool) {
 	return replica.Rank{Replica: w.from.replicas[slot].ID}, true
 }
 func (w way) Broken() []replica.ID             { return nil }
-func (w way) Ability() kvpilotv1.Ability       { return kvpilotv1.Ability_ABILITY_ABLE }
-func (w way) Now() time.Time                   { return w.from.now() }
+func (w way) Ability() peerv1.Ability          { return peerv1.Ability_ABILITY_ABLE }
+func (w way) Now() time.Time                   { return w.from.Now() }
 func (w way) After(d time.Duration, do func()) { w.from.sim.after(d.Seconds(), do) }
 
-func (w way) SendEvent(to decide.ID, ev *kvpilotv1.FrontendEvent) {
+func (w way) SendEvent(to decide.ID, ev *peerv1.FrontendEvent) {
 	w.from.sim.after(w.late, func() {
 		w.byID[to].member.decider.Event(w.from.member.id, ev)
 		w.byID[to].plan()
 	})
 }
 
-func (w way) SendReply(to decide.ID, reply *kvpilotv1.DeciderReply) {
+func (w way) SendReply(to decide.ID, reply *peerv1.DeciderReply) {
 	w.from.sim.after(w.late, func() { w.byID[to].member.frontend.Reply(w.from.member.id, reply) })
 }
 

@@ -43,7 +43,7 @@ func (r *router) poll(e int) {
 	r.sim.after(r.sim.delays.Send, func() {
 		s := r.sim.engines[e].stats(r.sim)
 		r.sim.after(r.sim.delays.Receive, func() {
-			s.At = r.now()
+			s.At = r.Now()
 			g.stats = g.senders.See(s, r.inFlight(e), r.gauges.settings.Stale)
 			wait := r.gauges.settings.Interval.Seconds()
 			r.sim.after(wait*(0.9+0.2*r.gauges.dice.Float64()), func() { r.poll(e) })
@@ -51,7 +51,7 @@ func (r *router) poll(e int) {
 	})
 }
 
-func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.now()).InFlight }
+func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.Now()).InFlight }
 
 // Report implements chooser.Reports.
 func (r *router) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
@@ -69,5 +69,5 @@ func (e *engine) stats(s *sim) enginestats.Stats {
 	}
 }
 
-// now is the moment of virtual time.
-func (r *router) now() time.Time { return r.epoch.Add(time.Duration(r.sim.now * float64(time.Second))) }
+// Now is the moment of virtual time.
+func (r *router) Now() time.Time { return r.epoch.Add(time.Duration(r.sim.now * float64(time.Second))) }

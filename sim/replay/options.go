@@ -68,6 +68,7 @@ type Routing struct {
 
 // Rules are the policies and their parameters.
 type Rules struct {
+	// The policies are the product's and Rivals'; the latter have a single router, and of the delays they know those of ids alone.
 	Policies []decision.Policy
 	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
 	Objective decision.Objective
@@ -143,8 +144,8 @@ func (o *Options) check() error {
 		}
 	}
 	for _, p := range o.Policies {
-		if !p.Known() {
-			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v", p, decision.Policies()))
+		if !knownPolicy(p) {
+			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), Rivals()))
 		}
 	}
 	return errors.Join(errs...)

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -68,6 +69,13 @@ func (j *job) play() (Numbers, error) {
 	s.turn(o.Turns, &o.Profile)
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
+	}
+	if slices.Contains(Rivals(), j.policy) {
+		s.router = newRival(s, j)
+		if !s.run(j.most) {
+			return Numbers{Mean: j.most, Abandoned: true}, nil
+		}
+		return s.numbers(o.Goal), nil
 	}
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy

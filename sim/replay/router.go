@@ -63,13 +63,13 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 	}
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
-	r.book = load.New(bcfg, load.Params{Now: r.now})
+	r.book = load.New(bcfg, load.Params{Clock: r})
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxBytes = 1 << 40
 	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))
 	r.index = kvindex.New(icfg, kvindex.Params{})
 	r.chooser = chooser.New(cfg, chooser.Params{
-		Index: r.index, Book: r.book, Reports: r, Record: r, Now: r.now, Seed: 1 + j.seed<<20 + uint64(number)<<40,
+		Index: r.index, Book: r.book, Reports: r, Record: r, Seed: 1 + j.seed<<20 + uint64(number)<<40,
 		PaceBias: j.options.PaceBias, Shares: j.shares,
 	})
 	for i, e := range s.engines {

@@ -47,7 +47,7 @@ func testSeveralRouters(t *testing.T, fleet Fleet) {
 			t.Errorf("router %d had %d of 600 calls", r.number, n)
 		}
 		for e := range s.engines {
-			if l := r.book.View(replica.Slot(e), r.now()); l.InFlight != 0 || l.PrefillTokens != 0 {
+			if l := r.book.View(replica.Slot(e), r.Now()); l.InFlight != 0 || l.PrefillTokens != 0 {
 				t.Errorf("router %d is left with %+v on engine %d", r.number, l, e)
 			}
 			if got := r.gauges.ranks[e].stats; got.OutputTokens == 0 {

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/genproto/googleapis/api/httpbody"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/test/stack"
@@ -135,7 +136,7 @@ func TestCompressedMessagesAreRefused(t *testing.T) {
 		"live": func(ctx context.Context) error {
 			out, err := kvpilotv1.NewRoutingServiceClient(conn).TrackReservation(ctx, zip)
 			if err == nil {
-				err = out.Send(&kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Renew{Renew: &kvpilotv1.RenewReservationRequest{ReservationId: string(long[:100])}}})
+				err = out.Send(reports.Renew(string(long[:100])))
 			}
 			if err == nil || errors.Is(err, io.EOF) {
 				_, err = out.Recv()

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -64,21 +63,6 @@ func (p *process) stop() {
 	_ = p.cmd.Wait()
 }
 
-// freePorts returns ports that nobody listens on.
-func freePorts(t *testing.T, n int) []int {
-	t.Helper()
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports
-}
-
 // fleet is a router before simulated replicas, every one a process of its own.
 type fleet struct {
 	t        *testing.T
@@ -88,6 +72,9 @@ type fleet struct {
 	admin    string
 }
 
+// simulated are the addresses of HTTP, events and replays that a simulated replica prints.
+var simulated = regexp.MustCompile(`(http://\S+)  model .*, events (tcp://\S+), replays (tcp://\S+)\n`)
+
 var serving = regexp.MustCompile(`msg=serving http=(\S+) grpc=\S+ admin=(\S+)`)
 
 func startFleet(t *testing.T, replicas int, settings ...string) *fleet {
@@ -95,10 +82,12 @@ func startFleet(t *testing.T, replicas int, settings ...string) *fleet {
 	f := &fleet{t: t}
 	config := "registry:\n  probe: {interval: 250ms, max_interval: 1s}\n  replicas:\n"
 	for i := range replicas {
-		p := freePorts(t, 3)
-		f.replicas = append(f.replicas, start(t, "sim", "--port", fmt.Sprint(p[0]), "--events-port", fmt.Sprint(p[1]), "--replay-port", fmt.Sprint(p[2]),
-			"--speed", "4", "--blocks", "1500", "--max-model-len", "16384", "--model", "demo-70b"))
-		config += fmt.Sprintf("    - id: gpu-%c\n      url: http://127.0.0.1:%d\n      events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}\n", 'a'+i, p[0], p[1], p[2])
+		sim := start(t, "sim", "--port", "0", "--events-port", "0", "--replay-port", "0",
+			"--speed", "4", "--blocks", "1500", "--max-model-len", "16384", "--model", "demo-70b")
+		f.replicas = append(f.replicas, sim)
+		var at []string
+		f.eventually("the simulated replica says its addresses", func() bool { at = simulated.FindStringSubmatch(sim.text()); return at != nil })
+		config += fmt.Sprintf("    - id: gpu-%c\n      url: %s\n      events: {endpoint: %q, replay: %q}\n", 'a'+i, at[1], at[2], at[3])
 	}
 	if replicas == 0 {
 		config += "    []\n"

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -63,7 +64,7 @@ func (s *scene) answer(r *http.Request) any {
 		return obj{"decisions": []obj{s.full}}
 	case path == "traces":
 		return obj{"traces": []obj{}}
-	case path == "history" && r.URL.Query().Get("step_seconds") == "15":
+	case path == "history" && r.URL.Query().Get("step") == "15s":
 		return obj{"steps": s.hour}
 	case path == "history":
 		return obj{"steps": s.steps}
@@ -114,14 +115,14 @@ func fine(id string, n int) obj {
 }
 
 func rank(n int) obj {
-	return obj{"rank": 0, "feed": "FEED_STATE_EXACT", "feed_error": "", "feed_lag_ms": .4, "gaps": "0", "resets": "0", "known_blocks": 21000 + 37*n}
+	return obj{"rank": 0, "feed": "FEED_STATE_EXACT", "feed_error": "", "feed_lag": "0.0004s", "gaps": "0", "resets": "0", "known_blocks": 21000 + 37*n}
 }
 
 // loadOf is a rank's load.
 func loadOf(id string, rank, n int) obj {
 	return obj{
-		"replica_id": id, "rank": rank, "requests": n % 7, "waiting": n % 2, "backlog_ms": n % 5 * 31, "kv_usage": float64(n%10) / 10, "engine_age": "0.4s",
-		"speed": obj{"tokens_per_second": 9400 + 31*n, "step_ms": 21.5, "source": "learned", "spread": .04, "samples": 40, "prediction_ratio": 1.02, "busy": float64(n%8) / 9},
+		"replica_id": id, "rank": rank, "requests": n % 7, "waiting": n % 2, "backlog": span(float64(n % 5 * 31)), "kv_usage": float64(n%10) / 10, "engine_age": "0.4s",
+		"speed": obj{"tokens_per_second": 9400 + 31*n, "step": "0.0215s", "source": "learned", "spread": .04, "samples": 40, "prediction_ratio": 1.02, "busy": float64(n%8) / 9},
 	}
 }
 
@@ -140,7 +141,7 @@ func calm(replicas ...obj) *scene {
 		"version": "v0.9.0", "uptime": "7300.25s", "not_ready": "", "policy": "predicted-ttft", "shadow_policy": "", "booked": 182, "held": 0,
 		"index":  obj{"blocks": "1345200", "max_blocks": "4194304", "bytes": "100663296", "cut": false},
 		"parity": []obj{{"model": "demo-70b", "state": "proven", "detail": ""}},
-		"minute": obj{"time": time.Now(), "requests": 740, "failed": 0, "attempts": 765, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "4400000", "cached_tokens": "3500000", "counted_tokens": "0", "ttft_p50_ms": 138, "ttft_p99_ms": 1840, "seconds": 60},
+		"minute": obj{"time": time.Now(), "requests": 740, "failed": 0, "attempts": 765, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "4400000", "cached_tokens": "3500000", "counted_tokens": "0", "ttft_p50": span(138), "ttft_p99": span(1840), "counted": "60s"},
 	}
 	return s
 }
@@ -153,22 +154,25 @@ func step(at int64, seconds int) obj {
 		failed = seconds
 	}
 	return obj{
-		"time": time.Unix(at, 0).UTC(), "seconds": seconds, "requests": seconds * int(2+8*max(0, wave)), "failed": failed, "unserved": obj{}, "prompt_tokens": "6000",
-		"cached_tokens": fmt.Sprint(int(3000 + 1300*wave)), "ttft_p50_ms": 90 + 40*wave, "ttft_p99_ms": 700 + 900*wave*wave, "shadow_regret_ms": 0,
-		"tpot_p50_ms": 21 + 3*wave, "tpot_p99_ms": 34 + 9*wave, "held": failed, "held_max_ms": 120 * max(0, wave-1),
+		"time": time.Unix(at, 0).UTC(), "counted": span(1000 * float64(seconds)), "requests": seconds * int(2+8*max(0, wave)), "failed": failed, "unserved": obj{}, "prompt_tokens": "6000",
+		"cached_tokens": fmt.Sprint(int(3000 + 1300*wave)), "ttft_p50": span(90 + 40*wave), "ttft_p99": span(700 + 900*wave*wave), "shadow_regret": span(0),
+		"tpot_p50": span(21 + 3*wave), "tpot_p99": span(34 + 9*wave), "held": failed, "held_max": span(120 * max(0, wave-1)),
 	}
 }
 
 func request(i int, id string) obj {
 	d := obj{
 		"decision_id": fmt.Sprintf("%024d", i), "request_id": "r", "time": time.Now(), "model": "demo-70b", "policy": "predicted-ttft", "reason": "cost", "replica_id": id, "rank": 0, "prompt_tokens": 6400,
-		"held": "0s", "dry_run": false, "candidates": []obj{{"replica_id": id, "rank": 0, "overlap": overlap(250*i, 0), "ttft_ms": 140}},
+		"held": "0s", "dry_run": false, "candidates": []obj{{"replica_id": id, "rank": 0, "overlap": overlap(250*i, 0), "ttft": span(140)}},
 	}
 	if end := []string{"COMPLETED", "COMPLETED", "COMPLETED", "CANCELED", "FAILED", "MOVED", ""}[i%7]; end != "" {
 		d["outcome"] = obj{"end": "END_" + end, "ttft": "0.151s", "cached_tokens": 250 * i}
 	}
 	return d
 }
+
+// span is so many milliseconds as a duration of the contract.
+func span(ms float64) string { return strconv.FormatFloat(ms/1000, 'f', -1, 64) + "s" }
 
 func overlap(gpu, cpu int) obj { return obj{"gpu_tokens": gpu, "cpu_tokens": cpu, "disk_tokens": 0} }
 
@@ -188,13 +192,13 @@ func candidates(n int) obj {
 	for i := range n {
 		list = append(list, obj{
 			"replica_id": fmt.Sprintf("vllm-70b-%d", i), "rank": 0, "veto": "", "feed": "FEED_STATE_EXACT", "overlap": overlap(i%5*1200, i%2*300), "uncached_tokens": 6400 - i%5*1200, "requests": i % 9,
-			"backlog_ms": float64(i%4) * 100, "prefill_ms": 100 + float64(i%3)*50, "ttft_ms": 100 + float64(i%4)*100 + float64(i%3)*50, "cost": 100 + (i+n-3)%n,
+			"backlog": span(float64(i%4) * 100), "prefill": span(100 + float64(i%3)*50), "ttft": span(100 + float64(i%4)*100 + float64(i%3)*50), "cost": 100 + (i+n-3)%n,
 		})
 	}
 	return obj{
 		"decision_id": "8c3b6092650dd5056524d45e", "attempt": 0, "request_id": "at-night", "time": time.Now(), "model": "demo-70b", "policy": "predicted-ttft", "reason": "cost", "prompt_tokens": 6400, "margin": 420, "load": .61, "omega": 2,
 		"took": "0.000041s", "held": "0.120s", "trace_id": strings.Repeat("ab", 16), "replica_id": fmt.Sprintf("vllm-70b-%d", min(3, n-1)), "rank": 0, "candidates": list,
-		"shadow":  obj{"policy": "round-robin", "replica_id": "vllm-70b-7", "regret_ms": 400, "agrees": false},
+		"shadow":  obj{"policy": "round-robin", "replica_id": "vllm-70b-7", "regret": span(400), "agrees": false},
 		"outcome": obj{"end": "END_COMPLETED", "ttft": "0.180s", "predicted_ttft": "0.150s", "cached_tokens": 3600, "predicted_cached_tokens": 3600},
 	}
 }
@@ -246,7 +250,7 @@ func TestNamesThatHurt(t *testing.T) {
 		all = append(all, r)
 		d := request(i, id)
 		maps.Copy(d, obj{"model": []string{long, "模型"}[i%2], "policy": "prefix-affinity", "reason": "fallback", "prompt_tokens": 131072,
-			"candidates": []obj{{"replica_id": id, "rank": 0, "overlap": overlap(131056, 0), "ttft_ms": 123456}}, "outcome": obj{"end": "END_ENGINE_REFUSED", "ttft": "98.765s", "cached_tokens": 0}})
+			"candidates": []obj{{"replica_id": id, "rank": 0, "overlap": overlap(131056, 0), "ttft": span(123456)}}, "outcome": obj{"end": "END_ENGINE_REFUSED", "ttft": "98.765s", "cached_tokens": 0}})
 		recent = append(recent, d)
 	}
 	maps.Copy(all[1], obj{"state": "REPLICA_STATE_UNHEALTHY", "last_error": strings.Repeat("a long story of what went wrong; ", 60)})
@@ -328,7 +332,7 @@ func TestARouterThatRefusesForAWhile(t *testing.T) {
 // Attempts that were retried and bookings that another router took are no failed requests.
 func TestWhatWasTriedAgainHasNotFailed(t *testing.T) {
 	s := calm(fine("gpu-a", 1))
-	s.set("minute", obj{"time": time.Now(), "requests": 175, "failed": 0, "attempts": 200, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "0", "cached_tokens": "0", "counted_tokens": "0", "ttft_p50_ms": 0, "ttft_p99_ms": 0, "seconds": 60})
+	s.set("minute", obj{"time": time.Now(), "requests": 175, "failed": 0, "attempts": 200, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "0", "cached_tokens": "0", "counted_tokens": "0", "ttft_p50": span(0), "ttft_p99": span(0), "counted": "60s"})
 	b := s.begin(t)
 	tile := func(name string) string {
 		return `[...document.querySelectorAll('#tiles .tile')].find((t) => t.innerText.includes('` + name + `'))`
@@ -349,7 +353,7 @@ func TestAnOverloadedRouter(t *testing.T) {
 			s.steps[i]["unserved"] = obj{"OVERLOADED": 20}
 		}
 	}
-	s.set("minute", obj{"time": time.Now(), "requests": 40, "failed": 0, "attempts": 40, "retries": 0, "hand_overs": 0, "unserved": obj{"OVERLOADED": 1200, "NO_REPLICA": 3}, "prompt_tokens": "0", "cached_tokens": "0", "counted_tokens": "0", "ttft_p50_ms": 0, "ttft_p99_ms": 0, "seconds": 60})
+	s.set("minute", obj{"time": time.Now(), "requests": 40, "failed": 0, "attempts": 40, "retries": 0, "hand_overs": 0, "unserved": obj{"OVERLOADED": 1200, "NO_REPLICA": 3}, "prompt_tokens": "0", "cached_tokens": "0", "counted_tokens": "0", "ttft_p50": span(0), "ttft_p99": span(0), "counted": "60s"})
 	b := s.begin(t)
 	b.until("the header says what limits", `['refused in the last minute', 'the queue is full', 'chooser.queue'].every((w) => document.getElementById('status').textContent.includes(w)) && document.getElementById('status').className === 'mind'`)
 	b.until("failed lies above all, and both can be seen", `(() => { const lines = [...document.querySelectorAll('#figure-rate path.line')]; return lines.length > 1 && lines.at(-1).classList.contains('failed') && getComputedStyle(lines.at(-1)).strokeDasharray !== 'none'; })()`)

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"math/big"
+	mathrand "math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -257,22 +258,26 @@ func eventually(t *testing.T, what string, done func() error) {
 	t.Fatalf("%s: %v", what, err)
 }
 
+// freeAddress returns an address of the loopback that nothing listens on. Its port lies below those that a system hands out by itself,
+// so that no other process that asks for any port gets it before the pod does.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 200 {
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+mathrand.IntN(20_000))); err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free port")
+	return ""
 }
+
+var simulated = regexp.MustCompile(`(http://\S+)  model `)
 
 // startEngine starts a simulated engine and returns its URL.
 func startEngine(t *testing.T) string {
 	t.Helper()
-	address := freeAddress(t)
-	_, port, _ := net.SplitHostPort(address)
-	command := exec.Command(program(t), "sim", "--port", port, "--no-events")
+	command := exec.Command(program(t), "sim", "--port", "0", "--no-events")
 	log := &syncBuffer{}
 	command.Stdout, command.Stderr = log, log
 	if err := command.Start(); err != nil {
@@ -282,14 +287,14 @@ func startEngine(t *testing.T) string {
 		command.Process.Kill() //nolint:errcheck // it may have ended
 		command.Wait()         //nolint:errcheck // killed
 	})
-	eventually(t, "the engine answers", func() error {
-		c, err := net.Dial("tcp", address)
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, log)
+	var at []string
+	eventually(t, "the engine says its address", func() error {
+		if at = simulated.FindStringSubmatch(log.String()); at == nil {
+			return fmt.Errorf("it says %q", log)
 		}
-		return c.Close()
+		return nil
 	})
-	return "http://" + address
+	return at[1]
 }
 
 // syncBuffer is a buffer that a process may write to while a test reads it.

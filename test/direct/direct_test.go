@@ -396,7 +396,7 @@ func testHeld(t *testing.T, p proxy) {
 	}()
 	waitFor(t, "the second request is held", func() bool { return metric(t, s, "kvpilot_chooser_held_total") >= 2 })
 	time.Sleep(5 * time.Second) // HAProxy's limit for scripts is 4 s
-	if resp, body := post(t, "http://"+s.HTTP+"/kvpilot/v1/reservations/"+booking+":release", "{}"); resp.StatusCode != http.StatusOK {
+	if resp, body := post(t, "http://"+s.HTTP+"/kvpilot/v1/reservations/"+booking+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`); resp.StatusCode != http.StatusOK {
 		t.Errorf("the release: %d %s", resp.StatusCode, body)
 	}
 	select {

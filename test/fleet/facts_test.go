@@ -57,7 +57,13 @@ func TestADrainOutlivesTheRouterThatMadeIt(t *testing.T) {
 	first, second := list.GetReplicas()[0].GetReplicaId(), list.GetReplicas()[1].GetReplicaId()
 	drain := func(r *stack.Stack, id string, undo bool) {
 		t.Helper()
-		if _, err := replicasOf(t, r).Drain(t.Context(), &kvpilotv1.DrainRequest{ReplicaId: id, Undo: undo, Force: true, Reason: "new driver"}); err != nil {
+		var err error
+		if undo {
+			_, err = replicasOf(t, r).Undrain(t.Context(), &kvpilotv1.UndrainRequest{ReplicaId: id})
+		} else {
+			_, err = replicasOf(t, r).Drain(t.Context(), &kvpilotv1.DrainRequest{ReplicaId: id, Force: true, Reason: "new driver"})
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

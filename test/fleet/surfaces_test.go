@@ -16,7 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
@@ -69,7 +71,7 @@ func loads(ctx context.Context, t *testing.T, list []surface) (same bool, reques
 			t.Fatalf("loads of router %d: %v, %v", i, out, err)
 		}
 		for _, l := range out.GetRanks() {
-			l.EngineAge, l.CountedBy, l.BacklogMs, l.QueuedTokens, l.Speed = nil, "", 0, 0, nil // they change with time
+			l.EngineAge, l.CountedBy, l.Backlog, l.QueuedTokens, l.Speed = nil, "", nil, 0, nil // they change with time
 		}
 		if first == nil {
 			first = out
@@ -124,11 +126,11 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 			t.Errorf("router %s booked %s", self[i], id)
 		}
 		untilLoads(ctx, t, list, 1, 1)
-		if _, err := list[(i+1)%3].ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id}); err != nil {
+		if _, err := list[(i+1)%3].ReportReservation(ctx, reports.FirstToken(id)); err != nil {
 			t.Error(err)
 		}
 		untilLoads(ctx, t, list, 1, 0)
-		if _, err := list[(i+2)%3].ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id}); err != nil {
+		if _, err := list[(i+2)%3].ReportReservation(ctx, reports.Completed(id)); err != nil {
 			t.Error(err)
 		}
 		untilLoads(ctx, t, list, 0, 0)
@@ -139,7 +141,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 	streaming, leave := context.WithCancel(ctx)
 	stream, err := list[2].TrackReservation(streaming)
 	if err == nil {
-		err = stream.Send(&kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}})
+		err = stream.Send(reports.Bind(id))
 	}
 	if err == nil {
 		_, err = stream.Recv()
@@ -182,7 +184,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 	// Dry runs are the decider's, which knows what is booked.
 	id = reserve(ctx, t, list[(decider+1)%3])
 	for i, s := range list {
-		out, err := s.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim", DryRun: true, Explain: true})
+		out, err := s.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true})
 		if err != nil || !strings.HasPrefix(out.GetDecisionId(), self[decider]) {
 			t.Errorf("a dry run at %d: %v, %v", i, out.GetDecisionId(), err)
 		}
@@ -196,7 +198,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 	routers[gone].Stop()
 	left := slices.Delete(slices.Clone(list), gone, gone+1)
 	eventually(t, "the reservation is unknown", func() bool {
-		_, err := left[0].RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
+		_, err := left[0].ReportReservation(ctx, reports.Renew(id))
 		return status.Code(err) == codes.NotFound
 	})
 	untilLoads(ctx, t, left, 0, 0)
@@ -237,7 +239,7 @@ func TestOneQuestionAtEachRouterBooksOnce(t *testing.T) {
 		if _, err := list[n%3].ChooseReplica(ctx, in); status.Code(err) != codes.AlreadyExists {
 			t.Errorf("another question of that name: %v", err)
 		}
-		if _, err := list[n%3].ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: out[0].GetReservationId()}); err != nil {
+		if _, err := list[n%3].ReportReservation(ctx, reports.Completed(out[0].GetReservationId())); err != nil {
 			t.Error(err)
 		}
 		untilLoads(ctx, t, list, 0, 0)
@@ -256,12 +258,16 @@ func TestTenantsAreApartAtEachRouter(t *testing.T) {
 	as := func(who string) context.Context {
 		return metadata.AppendToOutgoingContext(t.Context(), "x-api-key", who+"-key-0001")
 	}
+	passed, err := proto.Marshal(&peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin"}, By: "key"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range list {
 		id, other := reserve(as("team"), t, list[i]), list[1-i]
-		forged := metadata.AppendToOutgoingContext(as("rivals"), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
+		forged := metadata.AppendToOutgoingContext(as("rivals"), "kvpilot-caller-bin", string(passed))
 		for _, ctx := range []context.Context{as("rivals"), forged} {
 			for _, s := range list {
-				if _, err := s.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id}); status.Code(err) != codes.NotFound {
+				if _, err := s.ReportReservation(ctx, reports.Completed(id)); status.Code(err) != codes.NotFound {
 					t.Errorf("another tenant releases: %v", err)
 				}
 				if _, err := s.ExplainDecision(ctx, &kvpilotv1.ExplainDecisionRequest{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: id}}); status.Code(err) != codes.NotFound {
@@ -279,7 +285,7 @@ func TestTenantsAreApartAtEachRouter(t *testing.T) {
 		if out, err := other.ListDecisions(as("ops"), &kvpilotv1.ListDecisionsRequest{}); err != nil || len(out.GetDecisions()) != i+1 {
 			t.Errorf("an operator lists: %v, %v", out, err)
 		}
-		if _, err := other.ReleaseReservation(as("team"), &kvpilotv1.ReleaseReservationRequest{ReservationId: id}); err != nil {
+		if _, err := other.ReportReservation(as("team"), reports.Completed(id)); err != nil {
 			t.Error(err)
 		}
 	}

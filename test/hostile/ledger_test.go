@@ -114,7 +114,7 @@ func (c *crowd) rpc(ctx context.Context, tenant string) {
 	for ctx.Err() == nil {
 		began := time.Now()
 		within, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer key-of-"+tenant), 20*time.Second)
-		_, err := routing.ChooseReplica(within, &kvpilotv1.ChooseReplicaRequest{Model: "sim", DryRun: true, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "hello"}})
+		_, err := routing.ChooseReplica(within, &kvpilotv1.ChooseReplicaRequest{Model: "sim", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "hello"}})
 		cancel()
 		problem := ""
 		if err != nil {
@@ -262,7 +262,7 @@ func decide(t *testing.T, p *process, n int) {
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer key-of-attacker")
 	routing := kvpilotv1.NewRoutingServiceClient(dials(t, p.GRPC, 1)[0])
 	for range n {
-		if _, err := routing.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim", DryRun: true, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "hello"}}); err != nil {
+		if _, err := routing.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Model: "sim", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "hello"}}); err != nil {
 			t.Fatal(err)
 		}
 	}

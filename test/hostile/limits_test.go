@@ -64,7 +64,7 @@ func TestRejectedReleasesAreCharged(t *testing.T) {
 			t.Fatalf("no prompt in %s", text)
 		}
 		booked += tokens + 1
-		if resp, text := as(t, s, "greedy", "/kvpilot/v1/reservations/"+id+":release", `{"end":"END_REJECTED"}`); resp.StatusCode != http.StatusOK {
+		if resp, text := as(t, s, "greedy", "/kvpilot/v1/reservations/"+id+":report", `{"release":{"reason":"RELEASE_REASON_REJECTED"}}`); resp.StatusCode != http.StatusOK {
 			t.Fatalf("release: %d %s", resp.StatusCode, text)
 		}
 	}

@@ -132,7 +132,7 @@ func TestGRPCMessagesWithoutAKeyTakeNoMemory(t *testing.T) {
 // Item 1: callers that may call are bounded too.
 func TestGRPCMessagesOfCallersAreBounded(t *testing.T) {
 	text := strings.Repeat("a", 60<<20)
-	choose := marshal(t, &kvpilotv1.ChooseReplicaRequest{DryRun: true, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: text}})
+	choose := marshal(t, &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: text}})
 	chat := marshal(t, &httpbody.HttpBody{Data: []byte(`{"model":"sim","messages":[{"role":"user","content":"` + text + `"}]}`)})
 	label := []byte("\x2a\x04\x0a\x00\x12\x00") // an entry of a map in field 5
 	for name, attack := range map[string]struct {

@@ -139,7 +139,7 @@ func TestStreamsThatNobodyReadsEnd(t *testing.T) {
 func TestAnswersThatNobodyReadsEnd(t *testing.T) {
 	s := stack.Start(t, stack.Options{Configure: func(c *config.Config) { c.Gateway.StallTimeout = stall }})
 	for range 400 { // something to list
-		if code, answer := exchange(t, s.HTTP, strings.Replace(post(`{"model":"sim","text":"a","dry_run":true}`), "/v1/chat/completions", "/kvpilot/v1/choose", 1)); code != http.StatusOK {
+		if code, answer := exchange(t, s.HTTP, strings.Replace(post(`{"model":"sim","text":"a","booking":"BOOKING_DRY_RUN"}`), "/v1/chat/completions", "/kvpilot/v1/choose", 1)); code != http.StatusOK {
 			t.Fatalf("%d %s", code, answer)
 		}
 	}

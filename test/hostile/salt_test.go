@@ -155,7 +155,7 @@ func TestOverlapIsNotTold(t *testing.T) {
 			if err := json.Unmarshal(text, &choice); err != nil {
 				t.Fatal(err)
 			}
-			for _, field := range []string{"overlapGpuTokens", "overlap_gpu_tokens", "predictedTtftMs", "predicted_ttft_ms", "reason", "decision"} {
+			for _, field := range []string{"overlapGpuTokens", "overlap_gpu_tokens", "predictedTtft", "predicted_ttft", "reason", "decision"} {
 				if v := choice[field]; v != nil && v != 0.0 && v != "" {
 					t.Errorf("%s tells %s: %v", route, field, v)
 					told++

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
@@ -165,7 +166,7 @@ func TestOtherTenantsThingsAreUnknown(t *testing.T) {
 	if got := askWith(t, s.HTTP, victimKey, "POST", "/v1/responses", `{"model":"sim","input":"go on","max_output_tokens":2,"previous_response_id":"`+own.response+`"}`); got.status != 200 {
 		t.Errorf("the owner continues: %d %s", got.status, got.body)
 	}
-	if got := askWith(t, s.HTTP, victimKey, "POST", "/kvpilot/v1/reservations/"+own.reservation+":release", "{}"); got.status != 200 || !strings.Contains(got.body, "EFFECT_APPLIED") {
+	if got := askWith(t, s.HTTP, victimKey, "POST", "/kvpilot/v1/reservations/"+own.reservation+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`); got.status != 200 || !strings.Contains(got.body, "EFFECT_APPLIED") {
 		t.Errorf("the owner releases: %d %s", got.status, got.body)
 	}
 	before := n.tries
@@ -194,10 +195,10 @@ func attackREST(n *counter, s *stack.Stack, own belongings) {
 				askWith(t, s.HTTP, key, "GET", strings.Replace(path, "ID", nothing, 1), "").masked(nothing))
 		}
 		n.hidden("the list", askWith(t, s.HTTP, key, "GET", "/kvpilot/v1/decisions?limit=1000", "").body, own.decision, victimID)
-		for _, verb := range []string{"release", "renew", "prefillCompleted", "decodeProgress"} {
-			for _, body := range []string{`{}`, `{"attempt":0}`, `{"attempt":1}`, `{"output_tokens":5}`, `{"tenant":"victim"}`} {
-				path := "/kvpilot/v1/reservations/ID:" + verb
-				n.same(verb+" "+body, askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", own.reservation, 1), body, "X-Kvpilot-Tenant", "victim").masked(own.reservation),
+		for _, event := range []string{`"release":{"reason":"RELEASE_REASON_FAILED"}`, `"renew":{}`, `"first_token":{}`, `"progress":{"output_tokens":5}`} {
+			for _, more := range []string{``, `"attempt":0,`, `"attempt":1,`, `"tenant":"victim",`} {
+				path, body := "/kvpilot/v1/reservations/ID:report", "{"+more+event+"}"
+				n.same(body, askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", own.reservation, 1), body, "X-Kvpilot-Tenant", "victim").masked(own.reservation),
 					askWith(t, s.HTTP, key, "POST", strings.Replace(path, "ID", nothing, 1), body, "X-Kvpilot-Tenant", "victim").masked(nothing))
 			}
 		}
@@ -213,7 +214,7 @@ func reuseName(n *counter, s *stack.Stack, own belongings) {
 		t.Errorf("the victim's request id gives %d %s", got.status, got.body)
 	} else {
 		n.tries++
-		askWith(t, s.HTTP, attackerKey, "POST", "/kvpilot/v1/reservations/"+got.field(t, "reservation_id")+":release", "{}")
+		askWith(t, s.HTTP, attackerKey, "POST", "/kvpilot/v1/reservations/"+got.field(t, "reservation_id")+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`)
 	}
 }
 
@@ -241,18 +242,12 @@ func attackOverGRPC(n *counter, s *stack.Stack, own belongings) {
 		"ExplainDecision": func(id string) (proto.Message, error) {
 			return api.ExplainDecision(ctx, &kvpilotv1.ExplainDecisionRequest{Key: &kvpilotv1.ExplainDecisionRequest_DecisionId{DecisionId: id}})
 		},
-		"ReleaseReservation": func(id string) (proto.Message, error) {
-			return api.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, End: kvpilotv1.End_END_FAILED})
+		"a release": func(id string) (proto.Message, error) {
+			return api.ReportReservation(ctx, reports.Release(id, kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED))
 		},
-		"RenewReservation": func(id string) (proto.Message, error) {
-			return api.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
-		},
-		"ReportPrefillCompleted": func(id string) (proto.Message, error) {
-			return api.ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id})
-		},
-		"ReportDecodeProgress": func(id string) (proto.Message, error) {
-			return api.ReportDecodeProgress(ctx, &kvpilotv1.ReportDecodeProgressRequest{ReservationId: id, OutputTokens: 9})
-		},
+		"a renewal":     func(id string) (proto.Message, error) { return api.ReportReservation(ctx, reports.Renew(id)) },
+		"a first token": func(id string) (proto.Message, error) { return api.ReportReservation(ctx, reports.FirstToken(id)) },
+		"progress":      func(id string) (proto.Message, error) { return api.ReportReservation(ctx, reports.Progress(id, 9)) },
 	} {
 		m, err := call(own.reservation)
 		m2, err2 := call(nothing)
@@ -267,7 +262,7 @@ func attackOverGRPC(n *counter, s *stack.Stack, own belongings) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{victimKey, attackerKey} { // the first is not seen, the second ends the wait
-		askWith(t, s.HTTP, key, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","dry_run":true,"request_id":"by-`+key+`"}`)
+		askWith(t, s.HTTP, key, "POST", "/kvpilot/v1/choose", `{"model":"sim","text":"secret plan","booking":"BOOKING_DRY_RUN","request_id":"by-`+key+`"}`)
 	}
 	seen, err := watch.Recv()
 	if err != nil {
@@ -287,9 +282,9 @@ func attackTrack(ctx context.Context, n *counter, api kvpilotv1.RoutingServiceCl
 		n.t.Fatal(err)
 	}
 	for i, id := range []string{own.reservation, "0123456789abcdef01234567"} {
-		for _, report := range []*kvpilotv1.TrackReservationRequest{
-			{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}},
-			{Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: id}}},
+		for _, report := range []*kvpilotv1.ReservationReport{
+			reports.Bind(id),
+			reports.Completed(id),
 		} {
 			report.Sequence = uint64(i)
 			if err := stream.Send(report); err != nil {
@@ -407,7 +402,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 	for _, a := range []struct{ at, method, path, body string }{
 		{s.HTTP, "POST", "/kvpilot/v1/replicas", `{"replica_id":"evil","url":"http://127.0.0.1:1"}`},
 		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":drain", `{}`},
-		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":drain", `{"undo":true}`},
+		{s.HTTP, "POST", "/kvpilot/v1/replicas/" + id + ":undrain", `{}`},
 		{s.HTTP, "DELETE", "/kvpilot/v1/replicas/" + id, ``},
 		{s.HTTP, "POST", "/v1/load_lora_adapter", `{"lora_name":"x","lora_path":"/x"}`},
 		{s.HTTP, "POST", "/v1/unload_lora_adapter", `{"lora_name":"x"}`},
@@ -421,7 +416,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 		{s.Admin, "GET", "/kvpilot/v1/loads", ``},
 		{s.Admin, "GET", "/kvpilot/v1/decisions", ``},
 		{s.Admin, "GET", "/kvpilot/v1/decisions/x", ``},
-		{s.Admin, "POST", "/kvpilot/v1/choose", `{"dry_run":true}`},
+		{s.Admin, "POST", "/kvpilot/v1/choose", `{"booking":"BOOKING_DRY_RUN"}`},
 		{s.HTTP, "GET", "/kvpilot/v1/status", ``},
 		{s.HTTP, "GET", "/kvpilot/v1/history", ``},
 		{s.HTTP, "GET", "/kvpilot/v1/traces", ``},
@@ -440,7 +435,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 			t.Errorf("an observer's %s: %d", path, got.status)
 		}
 	}
-	for body, want := range map[string]int{`{"text":"x","dry_run":true}`: 200, `{"text":"x"}`: 403} {
+	for body, want := range map[string]int{`{"text":"x","booking":"BOOKING_DRY_RUN"}`: 200, `{"text":"x"}`: 403} {
 		if got := askWith(t, s.Admin, observerKey, "POST", "/kvpilot/v1/choose", body); got.status != want {
 			t.Errorf("an observer chooses with %s: %d %s", body, got.status, got.body)
 		}
@@ -452,7 +447,7 @@ func TestKeysWithoutRolesMoveNothing(t *testing.T) {
 	}
 	for _, key := range []string{"", observerKey, attackerKey, adminKey} {
 		want := map[string]int{"": http.StatusUnauthorized, adminKey: http.StatusOK}[key]
-		if got := askWith(t, s.Admin, key, "POST", "/kvpilot/v1/replicas/"+id+":drain", `{"undo":true}`); got.status != cmp.Or(want, http.StatusForbidden) {
+		if got := askWith(t, s.Admin, key, "POST", "/kvpilot/v1/replicas/"+id+":undrain", `{}`); got.status != cmp.Or(want, http.StatusForbidden) {
 			t.Errorf("a drain at the admin address with the key %q: %d %s", key, got.status, got.body)
 		}
 	}

@@ -105,14 +105,14 @@ func TestTheAdminAddressKnowsNoOtherOrigin(t *testing.T) {
 		}
 	}
 	for _, how := range [][2]string{{"cross-site", "application/json"}, {"", "application/json"}, {"cross-site", "text/plain"}} {
-		if resp := page(t, "POST", s.Admin, "/kvpilot/v1/choose", "", evil, how[0], how[1], `{"text":"a","dry_run":true}`); resp.StatusCode != http.StatusForbidden {
+		if resp := page(t, "POST", s.Admin, "/kvpilot/v1/choose", "", evil, how[0], how[1], `{"text":"a","booking":"BOOKING_DRY_RUN"}`); resp.StatusCode != http.StatusForbidden {
 			t.Errorf("a dry run by a page of another origin, %q: %d", how, resp.StatusCode)
 		}
 	}
 	if resp := page(t, "OPTIONS", s.Admin, "/kvpilot/v1/choose", "", evil, "cross-site", "", ""); resp.StatusCode < 400 || resp.Header.Get("Access-Control-Allow-Origin") != "" {
 		t.Errorf("a preflight: %d %v", resp.StatusCode, resp.Header)
 	}
-	if resp := page(t, "POST", s.Admin, "/kvpilot/v1/choose", "", "http://"+s.Admin, "same-origin", "application/json", `{"text":"a","dry_run":true}`); resp.StatusCode != http.StatusOK {
+	if resp := page(t, "POST", s.Admin, "/kvpilot/v1/choose", "", "http://"+s.Admin, "same-origin", "application/json", `{"text":"a","booking":"BOOKING_DRY_RUN"}`); resp.StatusCode != http.StatusOK {
 		t.Errorf("the console's own dry run: %d", resp.StatusCode)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
@@ -165,10 +166,10 @@ func tokenize(t *testing.T, r *replica.Replica) error {
 }
 
 // probe runs a registry before the engine until it is ready, or says why it is not.
-func probe(t *testing.T, c registry.Config, lookup func(string) (string, bool)) (*replica.Replica, string) {
+func probe(t *testing.T, c registry.Config, env registry.Environment) (*replica.Replica, string) {
 	t.Helper()
 	c.Probe.Interval, c.Probe.MaxInterval = 20*time.Millisecond, 20*time.Millisecond
-	r := registry.New(c, registry.Params{Lookup: lookup})
+	r := registry.New(c, registry.Params{Env: env})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
@@ -260,7 +261,7 @@ func TestKeysAndCertificatesComeFromReplicaPoolOrAll(t *testing.T) {
 	if err := writeFile(file, " from-file\n"); err != nil {
 		t.Fatal(err)
 	}
-	lookup := func(name string) (string, bool) { return "from-env", name == "POOL_KEY" }
+	env := config.Source{Env: []string{"POOL_KEY=from-env"}}
 	base := registry.DefaultConfig()
 	base.Access = registry.Access{APIKeyFile: file, TLS: tlspeer.Config{CAFile: ours.File}}
 	base.Pools = map[string]registry.Access{
@@ -279,7 +280,7 @@ func TestKeysAndCertificatesComeFromReplicaPoolOrAll(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			conf := base
 			conf.Replicas = []registry.Spec{c.spec}
-			rep, why := probe(t, conf, lookup)
+			rep, why := probe(t, conf, env)
 			if why != "" || rep.APIKey.Reveal() != c.key {
 				t.Errorf("key %q, want %q; trouble: %s", rep.APIKey.Reveal(), c.key, why)
 			}
@@ -302,7 +303,7 @@ func TestKeysAndCertificatesComeFromReplicaPoolOrAll(t *testing.T) {
 			conf.Access, conf.Replicas = c.Access, c.Replicas
 			err := conf.Validate()
 			if err == nil {
-				r := registry.New(conf, registry.Params{Lookup: lookup})
+				r := registry.New(conf, registry.Params{Env: env})
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 				defer cancel()
 				err = r.Run(ctx)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -61,19 +62,22 @@ func start(t *testing.T, args ...string) *process {
 	return p
 }
 
-// freePorts returns ports that nobody listens on.
-func freePorts(t *testing.T, n int) []int {
+// freePorts returns ports of the loopback that nothing listens on. They lie below those that a system hands out by itself, so that no
+// other process that asks for any port gets one of them before the router does.
+func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
-	var ports []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	for range 200 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
 		if err != nil {
-			t.Fatal(err)
+			continue
 		}
-		defer l.Close()
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		defer l.Close() // held until all are known, so that they differ
+		if ports = append(ports, l.Addr().(*net.TCPAddr).Port); len(ports) == n {
+			return ports
+		}
 	}
-	return ports
+	t.Fatalf("no %d free ports", n)
+	return nil
 }
 
 // fleet is two routers that decide as one before simulated replicas, every one a process of its own.
@@ -83,15 +87,19 @@ type fleet struct {
 
 type router struct{ http, admin string } // addresses
 
+// simulated are the addresses of HTTP, events and replays that a simulated replica prints.
+var simulated = regexp.MustCompile(`(http://\S+)  model .*, events (tcp://\S+), replays (tcp://\S+)\n`)
+
 var serving = regexp.MustCompile(`msg=serving http=(\S+) grpc=\S+ admin=(\S+)`)
 
 func startFleet(t *testing.T, replicas int, settings ...string) *fleet {
 	t.Helper()
 	config := "tenants: {default: {tokens_per_minute: 100000000}}\nregistry:\n  probe: {interval: 250ms, max_interval: 1s}\n  replicas:\n"
 	for i := range replicas {
-		p := freePorts(t, 3)
-		start(t, "sim", "--port", fmt.Sprint(p[0]), "--events-port", fmt.Sprint(p[1]), "--replay-port", fmt.Sprint(p[2]), "--speed", "20", "--model", "m")
-		config += fmt.Sprintf("    - id: gpu-%c\n      url: http://127.0.0.1:%d\n      events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}\n", 'a'+i, p[0], p[1], p[2])
+		sim := start(t, "sim", "--port", "0", "--events-port", "0", "--replay-port", "0", "--speed", "20", "--model", "m")
+		var at []string
+		eventually(t, "the simulated replica says its addresses", func() bool { at = simulated.FindStringSubmatch(sim.text()); return at != nil })
+		config += fmt.Sprintf("    - id: gpu-%c\n      url: %s\n      events: {endpoint: %q, replay: %q}\n", 'a'+i, at[1], at[2], at[3])
 	}
 	file := filepath.Join(t.TempDir(), "kvpilot.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {

@@ -37,7 +37,7 @@ func main() {
 const intro = `# API reference
 
 Generated from [proto/](../proto) by ` + "`make docs`" + `; do not edit. [api.md](api.md) explains how the parts work together, what errors look like and how a
-message is written as JSON. Fields that peers of a fleet use among themselves (peer.proto, member.proto) are not here.
+message is written as JSON. The wire between the routers of a fleet (kvpilot.peer.v1) is not here: [fleet.md](fleet.md).
 
 `
 
@@ -53,9 +53,7 @@ func reference(raw []byte) ([]byte, error) {
 	}
 	var ours []protoreflect.FileDescriptor
 	files.RangeFilesByPackage("kvpilot.v1", func(f protoreflect.FileDescriptor) bool {
-		if name := f.Path(); !strings.HasSuffix(name, "/peer.proto") && !strings.HasSuffix(name, "/member.proto") {
-			ours = append(ours, f)
-		}
+		ours = append(ours, f)
 		return true
 	})
 	if len(ours) == 0 {

@@ -12,7 +12,7 @@ import pytest
 from conftest import CHAT, MESSAGES, REST, ROUTER, closed_port, in_flight
 
 import kvpilot
-from kvpilot.v1 import decision_pb2, replica_pb2
+from kvpilot.v1 import decision_pb2, replica_pb2, routing_pb2
 
 
 def outcome(client: kvpilot.Client, decision_id: str) -> decision_pb2.Outcome:
@@ -41,7 +41,7 @@ def test_exception_releases_as_failed(client: kvpilot.Client) -> None:
 
 
 def test_dry_run_books_nothing(client: kvpilot.Client) -> None:
-    with client.choose(model="sim", token_ids=[1, 2, 3], dry_run=True) as choice:
+    with client.choose(model="sim", token_ids=[1, 2, 3], booking=routing_pb2.BOOKING_DRY_RUN) as choice:
         assert not choice.booked and in_flight() == 0
         choice.prefill_done()
 

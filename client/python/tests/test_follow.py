@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 from conftest import CHAT, LONG, ROUTER, closed_port, eventually, in_flight, outcome
+from google.protobuf import duration_pb2
 from test_wire import Router, serve
 
 import kvpilot
@@ -179,11 +180,11 @@ def test_failures_of_reader_and_replica(client: kvpilot.Client, faults: Faults) 
         assert outcome(client, request_id=request_id).end == d.END_FAILED
 
 
-BOOKED = routing_pb2.ChooseReplicaResponse(replica_id="r", reservation_id="b", lease_ms=90)
+BOOKED = routing_pb2.ChooseReplicaResponse(replica_id="r", reservation_id="b", lease=duration_pb2.Duration(nanos=90_000_000))
 
 
 def renewals(router: Router) -> int:
-    return sum(isinstance(r, reservation_pb2.RenewReservationRequest) for r in router.reports)
+    return sum(r.HasField("renew") for r in router.reports)
 
 
 def test_the_lease_is_renewed_while_the_replica_is_waited_for() -> None:
@@ -196,8 +197,8 @@ def test_the_lease_is_renewed_while_the_replica_is_waited_for() -> None:
     with serve(router) as port, kvpilot.Client(f"127.0.0.1:{port}") as c:
         with c._choose_for(PATH, b"{}", {}, None) as choice:
             assert list(choice.follow(slow())) == ["a"]
-    ended = router.reports[-1]
-    assert isinstance(ended, reservation_pb2.ReleaseReservationRequest) and ended.end == d.END_COMPLETED
+    ended = router.reports[-1].release
+    assert ended.reason == reservation_pb2.RELEASE_REASON_COMPLETED
     assert ended.output_tokens == 1
 
     async def aslow() -> AsyncIterator[str]:
@@ -212,7 +213,7 @@ def test_the_lease_is_renewed_while_the_replica_is_waited_for() -> None:
     router.reports.clear()
     with serve(router) as port:
         asyncio.run(asyncio.wait_for(run(port), 20))
-    assert router.reports[-1].end == d.END_COMPLETED
+    assert router.reports[-1].release.reason == reservation_pb2.RELEASE_REASON_COMPLETED
 
 
 def test_the_lease_ends_what_is_left_lying(client: kvpilot.Client) -> None:
@@ -233,7 +234,7 @@ def test_a_tracker_carries_the_reports_of_many_choices_and_its_end_releases_them
     for t in threads:
         t.join()
     choices[0].outcome(output_tokens=9)
-    choices[0].release()
+    choices[0].release(reservation_pb2.RELEASE_REASON_COMPLETED)
     assert outcome(client, decision_id=choices[0].response.decision_id).output_tokens == 9
     with pytest.raises(kvpilot.ConflictError) as ended:
         choices[0].progress(10)
@@ -361,7 +362,7 @@ def test_asyncio_a_canceled_choose_books_nothing(client: kvpilot.Client) -> None
                     task.cancel()
                 for choice in await asyncio.gather(*tasks, return_exceptions=True):
                     if isinstance(choice, kvpilot.AsyncChoice):
-                        await choice.release()
+                        await choice.release(reservation_pb2.RELEASE_REASON_COMPLETED)
 
     asyncio.run(run())
     eventually("a canceled choose left its booking", lambda: in_flight() == 0)
@@ -374,7 +375,7 @@ def test_asyncio_tracker(client: kvpilot.Client) -> None:
                 choices = await asyncio.gather(*(tracker.choose(model="sim", text="a") for _ in range(8)))
                 assert in_flight() == 8
                 await asyncio.gather(*(choice.progress(2) for choice in choices))
-                await choices[0].release()
+                await choices[0].release(reservation_pb2.RELEASE_REASON_COMPLETED)
                 with pytest.raises(kvpilot.ConflictError):
                     await choices[0].renew()
                 assert in_flight() == 7 and not tracker.closed

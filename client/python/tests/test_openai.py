@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 from conftest import CHAT, MESSAGES, REST, ROUTER, closed_port, eventually, in_flight, outcome
+from google.protobuf import duration_pb2
 from test_wire import Router, serve
 
 import kvpilot
@@ -130,9 +131,9 @@ def test_a_replica_that_breaks_or_is_busy(client: kvpilot.Client, sdk: openai.Op
 
 def test_an_unreachable_replica_is_replaced(replicas: list[str]) -> None:
     gone = routing_pb2.ChooseReplicaResponse(
-        url=f"http://{closed_port()}", replica_id="gone", reservation_id="1", lease_ms=60_000, model="sim")
+        url=f"http://{closed_port()}", replica_id="gone", reservation_id="1", lease=duration_pb2.Duration(seconds=60), model="sim")
     here = routing_pb2.ChooseReplicaResponse(
-        url=replicas[0], replica_id="here", reservation_id="2", lease_ms=60_000, model="sim", request_headers={"x-test": "1"})
+        url=replicas[0], replica_id="here", reservation_id="2", lease=duration_pb2.Duration(seconds=60), model="sim", request_headers={"x-test": "1"})
     router = Router(0, gone, here)
     with serve(router) as port, kvpilot.Client(f"127.0.0.1:{port}", api_key="secret") as c:
         with sync_openai(c, base_url=BASE, max_retries=0, lease=30) as sdk:
@@ -143,8 +144,8 @@ def test_an_unreachable_replica_is_replaced(replicas: list[str]) -> None:
     assert first["x-kvpilot-deny"] == "other" and second["x-kvpilot-deny"] == "other,gone"
     assert second["x-kvpilot-path"] == PATH and second["x-kvpilot-reports"] == "end" and second["x-kvpilot-lease-ms"] == "30000"
     assert second["authorization"] == "Bearer secret"
-    released = {r.reservation_id: r.end for r in router.reports if isinstance(r, reservation_pb2.ReleaseReservationRequest)}
-    assert released == {"1": d.END_FAILED, "2": d.END_COMPLETED}
+    released = {r.reservation_id: r.release.reason for r in router.reports if r.HasField("release")}
+    assert released == {"1": reservation_pb2.RELEASE_REASON_FAILED, "2": reservation_pb2.RELEASE_REASON_COMPLETED}
 
 
 def test_without_a_way_to_choose_or_to_reach_the_router_answers(replicas: list[str]) -> None:
@@ -156,7 +157,8 @@ def test_without_a_way_to_choose_or_to_reach_the_router_answers(replicas: list[s
     router = Router(0, *gone)
     with serve(router) as port, kvpilot.Client(f"127.0.0.1:{port}") as c, sync_openai(c, base_url=BASE, max_retries=0) as sdk:
         assert sdk.chat.completions.with_raw_response.create(**CHAT).headers["x-kvpilot-overhead-us"]
-    assert [r.end for r in router.reports if isinstance(r, reservation_pb2.ReleaseReservationRequest)] == [d.END_FAILED] * 3
+    reasons = [r.release.reason for r in router.reports if r.HasField("release")]
+    assert reasons == [reservation_pb2.RELEASE_REASON_FAILED] * 3
     with kvpilot.Client(closed_port()) as nobody:
         with sync_openai(nobody, base_url=f"http://{closed_port()}/v1", max_retries=0) as sdk:
             with pytest.raises(openai.APIConnectionError):

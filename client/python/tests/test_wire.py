@@ -47,15 +47,13 @@ class Router(routing_pb2_grpc.RoutingServiceServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "no replica")
         return self.chosen.pop(0)
 
-    def report(self, request: Any, context: Any) -> reservation_pb2.Reservation:
+    def ReportReservation(self, request: Any, context: Any) -> reservation_pb2.Reservation:
         self.reports.append(request)
         return reservation_pb2.Reservation(reservation_id=request.reservation_id)
 
-    ReportPrefillCompleted = ReportDecodeProgress = RenewReservation = ReleaseReservation = report
-
     def TrackReservation(self, requests: Any, context: Any) -> Iterator[reservation_pb2.TrackReservationResponse]:
         for request in requests:
-            self.reports.append(getattr(request, request.WhichOneof("report")))
+            self.reports.append(request)
             yield reservation_pb2.TrackReservationResponse(sequence=request.sequence)
 
     def ExplainDecision(self, request: Any, context: Any) -> None:

@@ -1,16 +1,11 @@
 import type { MessageInitShape } from "@bufbuild/protobuf";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
 import type { JsonBody } from "./bodies.js";
 import { endOf } from "./errors.js";
 import { type Followed, type FollowOptions, followed, reportTimeoutMs } from "./follow.js";
-import { End } from "./gen/kvpilot/v1/decision_pb.js";
 import type { RequestBodySchema } from "./gen/kvpilot/v1/prompt_pb.js";
-import type {
-  ReleaseReservationRequestSchema,
-  RenewReservationRequestSchema,
-  ReportDecodeProgressRequestSchema,
-  ReportPrefillCompletedRequestSchema,
-} from "./gen/kvpilot/v1/reservation_pb.js";
-import { type ChooseReplicaRequestSchema, type ChooseReplicaResponse, Reports } from "./gen/kvpilot/v1/routing_pb.js";
+import { ReleaseReason, type ReservationReportSchema } from "./gen/kvpilot/v1/reservation_pb.js";
+import { Booking, type ChooseReplicaRequestSchema, type ChooseReplicaResponse, Reports } from "./gen/kvpilot/v1/routing_pb.js";
 import type { Reading } from "./reading.js";
 
 /** The deadline and the headers of one call, and a signal that cancels it. */
@@ -52,8 +47,8 @@ export type ChooseRequest = Prompt & {
   /** How long the booking lives without a report. */
   leaseMs?: number;
   requestId?: string;
-  /** Decide and explain, but book nothing. */
-  dryRun?: boolean;
+  /** What is booked; the load, when absent. */
+  booking?: Booking;
   /** Add the whole decision to the response. */
   explain?: boolean;
   /** Add the prompt's token ids to the response. */
@@ -62,10 +57,8 @@ export type ChooseRequest = Prompt & {
   reportsAll?: boolean;
 };
 
-/** How a request ended; an empty object: it was answered, and no more is known. */
+/** The part of a request's end that only its caller has seen; an empty object: nothing more is known than the reason. */
 export interface Result {
-  /** COMPLETED when absent. */
-  end?: End;
   /** Absent: as progress reported last. */
   outputTokens?: number;
   /** Tokens of the prompt that the engine says it had cached. The router compares it with its prediction. */
@@ -74,12 +67,12 @@ export interface Result {
   servedBy?: string;
 }
 
-/** Reporter carries lifecycle reports: call by call, or over a stream. */
+/** A report about a reservation. */
+export type Report = MessageInitShape<typeof ReservationReportSchema>;
+
+/** Reporter carries reports: call by call, or over a stream. */
 export interface Reporter {
-  prefillDone(report: MessageInitShape<typeof ReportPrefillCompletedRequestSchema>, options?: CallOptions): Promise<void>;
-  progress(report: MessageInitShape<typeof ReportDecodeProgressRequestSchema>, options?: CallOptions): Promise<void>;
-  renew(report: MessageInitShape<typeof RenewReservationRequestSchema>, options?: CallOptions): Promise<void>;
-  release(report: MessageInitShape<typeof ReleaseReservationRequestSchema>, options?: CallOptions): Promise<void>;
+  report(report: Report, options?: CallOptions): Promise<void>;
 }
 
 /**
@@ -91,7 +84,7 @@ export interface Reporter {
  */
 export class Choice {
   private released = false;
-  private result: Result = {};
+  private result: Result & { reason?: ReleaseReason } = {};
   private leaving: Promise<void> | undefined;
   private reading: Reading | undefined; // of the stream that is followed
 
@@ -119,8 +112,11 @@ export class Choice {
     return this.response.requestHeaders;
   }
 
-  private get key(): { reservationId: string; attempt: number } {
-    return { reservationId: this.response.reservationId, attempt: this.response.attempt };
+  private async report(event: NonNullable<Report["event"]>, options?: CallOptions): Promise<void> {
+    if (this.booked) {
+      const { reservationId, attempt } = this.response;
+      await this.reporter.report({ reservationId, attempt, event }, options);
+    }
   }
 
   /** The body as the replica must get it: its own name of the model, and the cache_salt of the prediction. */
@@ -138,38 +134,32 @@ export class Choice {
   }
 
   /** Reports the first token. */
-  async prefillDone(options?: CallOptions): Promise<void> {
-    if (this.booked) {
-      await this.reporter.prefillDone(this.key, options);
-    }
+  prefillDone(options?: CallOptions): Promise<void> {
+    return this.report({ case: "firstToken", value: {} }, options);
   }
 
   /** Reports the tokens produced since the start, and renews the lease. */
-  async progress(outputTokens: number, options?: CallOptions): Promise<void> {
-    if (this.booked) {
-      await this.reporter.progress({ ...this.key, outputTokens }, options);
-    }
+  progress(outputTokens: number, options?: CallOptions): Promise<void> {
+    return this.report({ case: "progress", value: { outputTokens } }, options);
   }
 
   /** Extends the lease of a request that still waits for its first token. */
-  async renew(options?: CallOptions): Promise<void> {
-    if (this.booked) {
-      await this.reporter.renew(this.key, options);
-    }
+  renew(options?: CallOptions): Promise<void> {
+    return this.report({ case: "renew", value: {} }, options);
   }
 
   /** Sets what the release at the end of run or of a followed stream says, in place of what they say of themselves. */
-  outcome(result: Result): void {
+  outcome(result: Result & { reason?: ReleaseReason }): void {
     this.result = { ...this.result, ...result };
   }
 
   /** Ends the reservation; only the first release counts. */
-  async release(result: Result = {}, options?: CallOptions): Promise<void> {
+  async release(reason: ReleaseReason, result: Result = {}, options?: CallOptions): Promise<void> {
     if (!this.booked || this.released) {
       return;
     }
     this.outcome(result);
-    await this.reporter.release({ ...this.key, ...this.read(), ...this.result }, options);
+    await this.report({ case: "release", value: { ...this.read(), ...this.result, reason } }, options);
     this.released = true;
   }
 
@@ -201,7 +191,7 @@ export class Choice {
    * use returned: the lease ends the booking.
    */
   async run<T>(use: (choice: this) => Promise<T>): Promise<T> {
-    let end = End.COMPLETED;
+    let end = ReleaseReason.COMPLETED;
     try {
       return await use(this);
     } catch (e) {
@@ -214,8 +204,8 @@ export class Choice {
   }
 
   /** @internal Releases once, with end unless outcome has set another. It does not reject: the lease ends what is not released. */
-  leave(end: End): Promise<void> {
-    this.leaving ??= this.release({ end: this.result.end ?? end }, { timeoutMs: reportTimeoutMs }).catch(() => {});
+  leave(end: ReleaseReason): Promise<void> {
+    this.leaving ??= this.release(this.result.reason ?? end, {}, { timeoutMs: reportTimeoutMs }).catch(() => {});
     return this.leaving;
   }
 
@@ -248,7 +238,7 @@ export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseR
     expectedOutputTokens: r.expectedOutputTokens ?? 0,
     cacheSalt: r.cacheSalt ?? "",
     requestId: r.requestId ?? "",
-    dryRun: r.dryRun ?? false,
+    booking: r.booking ?? Booking.RESERVE,
     explain: r.explain ?? false,
     returnTokenIds: r.returnTokenIds ?? false,
     reports: r.reportsAll ? Reports.ALL : Reports.UNSPECIFIED,
@@ -266,10 +256,10 @@ export function chooseRequest(r: ChooseRequest): MessageInitShape<typeof ChooseR
     message.policy = { name: r.policy ?? "", params: r.params ?? {} };
   }
   if (r.ttftDeadlineMs !== undefined) {
-    message.ttftDeadline = duration(r.ttftDeadlineMs);
+    message.ttftDeadline = durationFromMs(r.ttftDeadlineMs);
   }
   if (r.leaseMs !== undefined) {
-    message.lease = duration(r.leaseMs);
+    message.lease = durationFromMs(r.leaseMs);
   }
   return message;
 }
@@ -285,9 +275,4 @@ export function encode(body: JsonBody): Uint8Array<ArrayBuffer> {
     return Uint8Array.from(body);
   }
   return new TextEncoder().encode(typeof body === "string" ? body : JSON.stringify(body));
-}
-
-function duration(ms: number): { seconds: bigint; nanos: number } {
-  const seconds = Math.floor(ms / 1000);
-  return { seconds: BigInt(seconds), nanos: Math.round((ms - seconds * 1000) * 1e6) };
 }

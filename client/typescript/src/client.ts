@@ -86,7 +86,7 @@ export class Client {
     }
   }
 
-  /** Chooses a replica and books the load there, unless dryRun is set. Release the choice, or use it with run. */
+  /** Chooses a replica and books the load there, unless booking says otherwise. Release the choice, or use it with run. */
   async choose(request: ChooseRequest, options?: CallOptions): Promise<Choice> {
     const message = chooseRequest(request);
     return new Choice(await this.call((o) => this.routing.chooseReplica(message, o), options), this.unary);
@@ -98,10 +98,7 @@ export class Client {
   }
 
   private readonly unary: Reporter = {
-    prefillDone: async (r, options) => void (await this.call((o) => this.routing.reportPrefillCompleted(r, o), options)),
-    progress: async (r, options) => void (await this.call((o) => this.routing.reportDecodeProgress(r, o), options)),
-    renew: async (r, options) => void (await this.call((o) => this.routing.renewReservation(r, o), options)),
-    release: async (r, options) => void (await this.call((o) => this.routing.releaseReservation(r, o), options)),
+    report: async (r, options) => void (await this.call((o) => this.routing.reportReservation(r, o), options)),
   };
 
   /** The ids that the model's replicas use for a plain prompt, or for a request with its chat template. */

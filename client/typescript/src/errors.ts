@@ -1,7 +1,7 @@
 import { Code, ConnectError } from "@connectrpc/connect";
 import { HttpBodySchema } from "./gen/google/api/httpbody_pb.js";
 import { ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
-import { End } from "./gen/kvpilot/v1/decision_pb.js";
+import { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
 import { ErrorReason } from "./gen/kvpilot/v1/errors_pb.js";
 
 /** kvpilot's own reasons, as docs/api.md lists them: the names of ErrorReason without its prefix. */
@@ -160,14 +160,14 @@ export function toError(thrown: unknown, signal?: AbortSignal, late = false): un
  * endOf is the end of a request that what was thrown means: canceled when it was aborted, rejected for a replica's own 4xx, else
  * failed.
  */
-export function endOf(thrown: unknown, aborted = false): End {
+export function endOf(thrown: unknown, aborted = false): ReleaseReason {
   if (!(thrown instanceof Error)) {
-    return aborted ? End.CANCELED : End.FAILED;
+    return aborted ? ReleaseReason.CANCELED : ReleaseReason.FAILED;
   }
   // The SDKs' APIUserAbortError sets no name.
   if (aborted || thrown.name === "AbortError" || thrown.constructor.name === "APIUserAbortError") {
-    return End.CANCELED;
+    return ReleaseReason.CANCELED;
   }
   const { status } = thrown as { status?: unknown }; // of ReplicaError and of the SDKs' errors
-  return typeof status === "number" && status >= 400 && status < 500 ? End.REJECTED : End.FAILED;
+  return typeof status === "number" && status >= 400 && status < 500 ? ReleaseReason.REJECTED : ReleaseReason.FAILED;
 }

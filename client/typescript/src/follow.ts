@@ -1,6 +1,7 @@
+import { type Duration, durationMs } from "@bufbuild/protobuf/wkt";
 import type { CallOptions } from "./choice.js";
 import { endOf } from "./errors.js";
-import type { End } from "./gen/kvpilot/v1/decision_pb.js";
+import type { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
 import { member, progressEveryDefault, Reading } from "./reading.js";
 
 /** How Choice.follow reports. */
@@ -14,12 +15,12 @@ export interface FollowOptions {
 /** What a followed stream reports. Choice implements it. */
 export interface Lifecycle {
   readonly booked: boolean;
-  readonly response: { readonly leaseMs: bigint | number };
+  readonly response: { readonly lease?: Duration | undefined };
   prefillDone(options?: CallOptions): Promise<void>;
   progress(outputTokens: number, options?: CallOptions): Promise<void>;
   renew(options?: CallOptions): Promise<void>;
   /** Releases, once. It does not reject. */
-  leave(end: End): Promise<void>;
+  leave(end: ReleaseReason): Promise<void>;
 }
 
 /** How long a report of a followed stream, and its release, wait for the router, retries included. */
@@ -39,8 +40,9 @@ class Reports {
     readonly reading: Reading,
   ) {
     if (choice.booked) {
+      const { lease } = choice.response;
       // A third of the lease, of which the shortest is 100 ms. It does not keep the process alive: the stream does.
-      this.timer = setInterval(() => this.tick(), Math.max(Number(choice.response.leaseMs), 100) / 3).unref();
+      this.timer = setInterval(() => this.tick(), Math.max(lease ? durationMs(lease) : 0, 100) / 3).unref();
     }
   }
 
@@ -60,12 +62,12 @@ class Reports {
   }
 
   /** end releases, after what was sent; only the first end counts. */
-  end(end: End): Promise<void> {
+  end(end: ReleaseReason): Promise<void> {
     this.ending ??= this.finish(end);
     return this.ending;
   }
 
-  private async finish(end: End): Promise<void> {
+  private async finish(end: ReleaseReason): Promise<void> {
     clearInterval(this.timer);
     await Promise.all(this.sent);
     await this.choice.leave(end);
@@ -161,7 +163,7 @@ export class Followed<T> implements AsyncIterableIterator<T, undefined>, AsyncDi
     await this.return();
   }
 
-  private end(end: End): Promise<void> {
+  private end(end: ReleaseReason): Promise<void> {
     this.over = true;
     dropped.unregister(this);
     return this.reports.end(end);

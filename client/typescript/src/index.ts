@@ -22,5 +22,7 @@ export {
 } from "./errors.js";
 export type { Followed, FollowOptions } from "./follow.js";
 export { End } from "./gen/kvpilot/v1/decision_pb.js";
+export { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
+export { Booking } from "./gen/kvpilot/v1/routing_pb.js";
 export { Tracker } from "./tracker.js";
 export type { ClientOptions, TlsOptions } from "./transport.js";

@@ -1,4 +1,4 @@
-import { End } from "./gen/kvpilot/v1/decision_pb.js";
+import { ReleaseReason } from "./gen/kvpilot/v1/reservation_pb.js";
 import { EventData } from "./sse.js";
 
 /** Chunks between two reports of progress, unless the caller says otherwise. */
@@ -88,28 +88,28 @@ export class Reading {
   }
 
   /** How the request ended, when the stream has run out by itself. */
-  ended(): End {
+  ended(): ReleaseReason {
     this.exhausted = true;
     if (this.options.status >= 400) {
-      return this.options.status < 500 ? End.REJECTED : End.FAILED;
+      return this.options.status < 500 ? ReleaseReason.REJECTED : ReleaseReason.FAILED;
     }
     if (this.options.whole) {
       this.readWhole();
     }
     // A stream without its end: the connection was closed in mid-answer.
     const broken = this.seen.size > 0 && !this.finished && !this.options.whole;
-    return this.failed || broken ? End.FAILED : End.COMPLETED;
+    return this.failed || broken ? ReleaseReason.FAILED : ReleaseReason.COMPLETED;
   }
 
   /** How the request ended, when its reader wants no more of it. */
-  left(): End {
+  left(): ReleaseReason {
     if (this.exhausted) {
       return this.ended();
     }
     if (this.failed) {
-      return End.FAILED;
+      return ReleaseReason.FAILED;
     }
-    return this.finished ? End.COMPLETED : End.CANCELED;
+    return this.finished ? ReleaseReason.COMPLETED : ReleaseReason.CANCELED;
   }
 
   private bytes(part: Uint8Array): void {

@@ -1,13 +1,9 @@
-import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { Client as ServiceClient } from "@connectrpc/connect";
-import { type CallOptions, Choice, type ChooseRequest, type Reporter } from "./choice.js";
+import { type CallOptions, Choice, type ChooseRequest, type Report, type Reporter } from "./choice.js";
 import { reportError, TrackerClosedError, toError } from "./errors.js";
 import { ErrorReason } from "./gen/kvpilot/v1/errors_pb.js";
-import type { TrackReservationRequestSchema, TrackReservationResponse } from "./gen/kvpilot/v1/reservation_pb.js";
+import { ReleaseReason, type TrackReservationResponse } from "./gen/kvpilot/v1/reservation_pb.js";
 import type { RoutingService } from "./gen/kvpilot/v1/routing_pb.js";
-
-type Request = MessageInitShape<typeof TrackReservationRequestSchema>;
-type Report = NonNullable<Request["report"]>;
 
 interface Waiting {
   resolve(): void;
@@ -22,7 +18,7 @@ const closeWaitMs = 2000;
  * router releases them at once instead of waiting for their leases. After the stream has ended, open another Tracker.
  */
 export class Tracker implements Reporter {
-  private readonly queue: Request[] = [];
+  private readonly queue: Report[] = [];
   private readonly waiting = new Map<bigint, Waiting>();
   private readonly controller = new AbortController();
   private readonly received: Promise<void>;
@@ -51,9 +47,9 @@ export class Tracker implements Reporter {
     }
     try {
       const { reservationId, attempt } = choice.response;
-      await this.report({ case: "bind", value: { reservationId, attempt } }, options);
+      await this.report({ reservationId, attempt, event: { case: "bind", value: {} } }, options);
     } catch (e) {
-      await choice.release({}, { timeoutMs: closeWaitMs }).catch(() => {});
+      await choice.release(ReleaseReason.CANCELED, {}, { timeoutMs: closeWaitMs }).catch(() => {});
       throw e;
     }
     return new Choice(choice.response, this);
@@ -68,24 +64,8 @@ export class Tracker implements Reporter {
     clearTimeout(timer);
   }
 
-  prefillDone(value: Parameters<Reporter["prefillDone"]>[0], options?: CallOptions): Promise<void> {
-    return this.report({ case: "prefillCompleted", value }, options);
-  }
-
-  progress(value: Parameters<Reporter["progress"]>[0], options?: CallOptions): Promise<void> {
-    return this.report({ case: "decodeProgress", value }, options);
-  }
-
-  renew(value: Parameters<Reporter["renew"]>[0], options?: CallOptions): Promise<void> {
-    return this.report({ case: "renew", value }, options);
-  }
-
-  release(value: Parameters<Reporter["release"]>[0], options?: CallOptions): Promise<void> {
-    return this.report({ case: "release", value }, options);
-  }
-
-  /** report sends one report and waits for its answer. An aborted wait does not take the report back. */
-  private report(report: Report, options: CallOptions = {}): Promise<void> {
+  /** Sends one report and waits for its answer. An aborted wait does not take the report back. */
+  report(report: Report, options: CallOptions = {}): Promise<void> {
     if (this.ended || this.closing) {
       return Promise.reject(this.ended ?? new TrackerClosedError("the tracker is closed"));
     }
@@ -104,12 +84,12 @@ export class Tracker implements Reporter {
       };
       signal.addEventListener("abort", abort);
       this.waiting.set(sequence, { resolve: () => settle(resolve), reject: (e) => settle(() => reject(e)) });
-      this.queue.push({ sequence, report });
+      this.queue.push({ ...report, sequence });
       this.wake();
     });
   }
 
-  private async *requests(): AsyncGenerator<Request, void, undefined> {
+  private async *requests(): AsyncGenerator<Report, void, undefined> {
     for (;;) {
       const next = this.queue.shift();
       if (next) {

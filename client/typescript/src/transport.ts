@@ -27,10 +27,7 @@ export interface Connection {
 const repeatable = new Set([
   "Tokenize",
   "Detokenize",
-  "ReportPrefillCompleted",
-  "ReportDecodeProgress",
-  "ReleaseReservation",
-  "RenewReservation",
+  "ReportReservation",
   "ExplainDecision",
   "ListDecisions",
   "ScoreOverlap",
@@ -40,6 +37,7 @@ const repeatable = new Set([
   "Get",
   "Register",
   "Drain",
+  "Undrain",
   "ListModels",
   "GetModel",
 ]);

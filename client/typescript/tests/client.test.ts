@@ -4,6 +4,7 @@ import { createServer } from "node:net";
 import { after, afterEach, test } from "node:test";
 import {
   AuthenticationError,
+  Booking,
   type Choice,
   Client,
   Code,
@@ -12,6 +13,7 @@ import {
   InvalidRequestError,
   KvpilotError,
   NotFoundError,
+  ReleaseReason,
   ReplicaError,
   TrackerClosedError,
   UnavailableError,
@@ -44,7 +46,7 @@ test("a choice is booked, reported and released", async () => {
     await choice.renew();
     choice.outcome({ outputTokens: 7 });
   });
-  await choice.release({ end: End.FAILED }); // only the first counts
+  await choice.release(ReleaseReason.FAILED); // only the first counts
   const done = await outcome({ decisionId: choice.response.decisionId });
   assert.equal(done.end, End.COMPLETED);
   assert.equal(done.outputTokens, 7);
@@ -63,16 +65,16 @@ test("run releases by how it ends", async () => {
 });
 
 test("a dry run books nothing", async () => {
-  const choice = await client.choose({ model: "sim", tokenIds: [1, 2, 3], dryRun: true });
+  const choice = await client.choose({ model: "sim", tokenIds: [1, 2, 3], booking: Booking.DRY_RUN });
   assert(!choice.booked);
   assert.equal(await inFlight(), 0);
   await choice.prefillDone();
-  await choice.release();
+  await choice.release(ReleaseReason.COMPLETED);
 });
 
 test("candidates, policy and adapter", async () => {
   const first = await client.choose({ model: "sim", text: "a", ttftDeadlineMs: 60_000, leaseMs: 30_000 });
-  assert.equal(first.response.leaseMs, 30_000);
+  assert.equal(first.response.lease?.seconds, 30n);
   const second = await client.choose({ model: "sim", text: "a", deny: [first.replicaId], policy: "round-robin" });
   assert.notEqual(second.replicaId, first.replicaId);
   assert.equal(second.response.policy, "round-robin");
@@ -80,7 +82,7 @@ test("candidates, policy and adapter", async () => {
   assert.equal(pinned.response.reason, "pinned");
   const lora = await client.choose({ model: "sim", adapter: "sql", text: "a" });
   assert.equal(lora.bodyFor({ model: "sim" }).model, "sql");
-  await Promise.all([first, second, pinned, lora].map((choice) => choice.release()));
+  await Promise.all([first, second, pinned, lora].map((choice) => choice.release(ReleaseReason.COMPLETED)));
 });
 
 test("errors have kinds and reasons", async () => {
@@ -106,7 +108,7 @@ test("wrong addresses and missing prompts are named", async () => {
   await assert.rejects(untyped.choose({ text: "a", body: chat }), /not text and body/);
   const choice = await client.choose({ model: "sim", tokenIds: [] });
   assert(choice.booked);
-  await choice.release();
+  await choice.release(ReleaseReason.COMPLETED);
 });
 
 test("calls end with their deadline and their signal", async () => {
@@ -187,7 +189,8 @@ test("a direct stream that is left or aborted is canceled, a refused one rejecte
   assert.equal((await outcome({ requestId: "ts-abort" })).end, End.CANCELED);
   await assert.rejects(
     collect(client.streamDirect({ ...chat, max_tokens: -1 }, { choose: { requestId: "ts-refused" } })),
-    ReplicaError,
+    ReleaseReason,
+  ReplicaError,
   );
   assert.equal((await outcome({ requestId: "ts-refused" })).end, End.REJECTED);
 });
@@ -199,7 +202,7 @@ test("a tracker carries the reports of many choices, and its end releases them",
   await Promise.all(choices.slice(0, 4).map((choice, i) => choice.prefillDone().then(() => choice.progress(i + 1))));
   const first = choices[0];
   assert(first);
-  await first.release({ outputTokens: 9 });
+  await first.release(ReleaseReason.COMPLETED, { outputTokens: 9 });
   assert.equal((await outcome({ decisionId: first.response.decisionId })).outputTokens, 9);
   await assert.rejects(first.progress(10), { reason: "RESERVATION_ENDED" });
   assert.equal(await inFlight(), 7); // a report that failed did not end the stream
@@ -223,7 +226,7 @@ test("decisions are watched", async () => {
   const deadline = Date.now() + 20_000;
   for (let i = 0; ends.length === 0; i++) {
     assert(Date.now() < deadline, "no decision was seen");
-    await (await client.choose({ model: "sim", text: "a", requestId: `ts-watched-${i}` })).release();
+    await (await client.choose({ model: "sim", text: "a", requestId: `ts-watched-${i}` })).release(ReleaseReason.COMPLETED);
   }
   await reading;
   assert.deepEqual(ends, [End.COMPLETED]);
@@ -249,9 +252,9 @@ test("TLS and the key", async () => {
   const { readFileSync } = await import("node:fs");
   const tls = { ca: readFileSync(env("KVPILOT_CA")) };
   const secure = new Client(address, { tls, apiKey: env("KVPILOT_KEY") });
-  await (await secure.choose({ model: "sim", text: "a" })).release();
+  await (await secure.choose({ model: "sim", text: "a" })).release(ReleaseReason.COMPLETED);
   const tracker = secure.track();
-  await (await tracker.choose({ model: "sim", text: "a" })).release();
+  await (await tracker.choose({ model: "sim", text: "a" })).release(ReleaseReason.COMPLETED);
   await tracker.close();
   secure.close();
   const keyless = new Client(address, { tls });

@@ -3,9 +3,10 @@ import assert from "node:assert/strict";
 import { constants, createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { test } from "node:test";
 import { setTimeout } from "node:timers/promises";
+import { durationFromMs } from "@bufbuild/protobuf/wkt";
 import { Code, ConnectError, type ConnectRouter } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { Client, DeadlineError, End, OverloadedError, TrackerClosedError, UnavailableError } from "kvpilot";
+import { Client, DeadlineError, OverloadedError, ReleaseReason, TrackerClosedError, UnavailableError } from "kvpilot";
 import { InferenceService, RoutingService } from "kvpilot/v1";
 
 async function serve(routes: (router: ConnectRouter) => void, use: (client: Client) => Promise<void>): Promise<void> {
@@ -143,11 +144,11 @@ test("reports fail when the tracker's stream breaks", async () => {
     router.service(RoutingService, {
       chooseReplica: () => ({ reservationId: "r" }),
       async *trackReservation(requests) {
-        for await (const { sequence, report } of requests) {
-          if (report.case === "release") {
+        for await (const { sequence, event } of requests) {
+          if (event.case === "release") {
             throw new ConnectError("stopping", Code.Unavailable);
           }
-          if (report.case !== "renew") {
+          if (event.case !== "renew") {
             yield { sequence };
           }
         }
@@ -158,7 +159,7 @@ test("reports fail when the tracker's stream breaks", async () => {
     const choice = await tracker.choose({ text: "a" });
     await choice.prefillDone();
     await assert.rejects(choice.renew({ timeoutMs: 20 }), { name: "TimeoutError" });
-    await assert.rejects(choice.release(), (e: unknown) => e instanceof TrackerClosedError && /stopping/.test(e.message));
+    await assert.rejects(choice.release(ReleaseReason.COMPLETED), (e: unknown) => e instanceof TrackerClosedError && /stopping/.test(e.message));
     await assert.rejects(choice.progress(1), TrackerClosedError);
     await tracker.close();
   });
@@ -166,19 +167,13 @@ test("reports fail when the tracker's stream breaks", async () => {
 
 test("a followed stream renews its lease while the replica is waited for, and not when it is left unread", async () => {
   const reports: string[] = [];
-  const report = (name: string) => () => {
-    reports.push(name);
-    return {};
-  };
   const renewals = () => reports.filter((name) => name === "renew").length;
   const routes = (router: ConnectRouter) =>
     router.service(RoutingService, {
-      chooseReplica: () => ({ reservationId: "r", leaseMs: 90 }),
-      reportPrefillCompleted: report("prefill"),
-      reportDecodeProgress: report("progress"),
-      renewReservation: report("renew"),
-      releaseReservation: (r) => {
-        reports.push(`release ${End[r.end]} ${r.outputTokens}`);
+      chooseReplica: () => ({ reservationId: "r", lease: durationFromMs(90) }),
+      reportReservation: ({ event }) => {
+        const { case: name, value } = event;
+        reports.push(name === "release" ? `release ${ReleaseReason[value.reason]} ${value.outputTokens}` : `${name}`);
         return {};
       },
     });
@@ -195,7 +190,7 @@ test("a followed stream renews its lease while the replica is waited for, and no
       text.push(token);
     }
     assert.deepEqual(text, ["a", "b"]);
-    assert.equal(reports.filter((name) => name === "prefill").length, 1);
+    assert.equal(reports.filter((name) => name === "firstToken").length, 1);
     assert.deepEqual(reports.slice(-1), ["release COMPLETED 2"]);
     assert(reports.includes("progress"));
 
@@ -215,7 +210,7 @@ test("a report that fails does not fail the answer, and a release that fails nei
   };
   const routes = (router: ConnectRouter) =>
     router.service(RoutingService, {
-      chooseReplica: () => ({ reservationId: "r", leaseMs: 60_000 }),
+      chooseReplica: () => ({ reservationId: "r", lease: durationFromMs(60_000) }),
       reportPrefillCompleted: answer,
       releaseReservation: answer,
     });

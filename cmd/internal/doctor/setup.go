@@ -62,7 +62,7 @@ func newSetup(p Params) *setup {
 
 // observe starts the router's own parts. close ends them.
 func (s *setup) observe(ctx context.Context) error {
-	o, err := server.NewObserver(ctx, s.conf, server.ObserverParams{Lookup: s.params.Source.Lookup, Watcher: s})
+	o, err := server.NewObserver(ctx, s.conf, server.ObserverParams{Env: s.params.Source, Watcher: s})
 	if err != nil {
 		return err
 	}

@@ -670,7 +670,7 @@ func (x *Decision) GetReturning() float64 {
 	return 0
 }
 
-// Candidate is one rank as a decision saw it, with the policy's numbers for it.
+// Candidate is one rank as a decision saw it, with the policy's numbers for it. Times of zero are absent.
 type Candidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replica's id.
@@ -701,48 +701,48 @@ type Candidate struct {
 	EngineWaiting *uint32 `protobuf:"varint,13,opt,name=engine_waiting,json=engineWaiting,proto3,oneof" json:"engine_waiting,omitempty"`
 	// Share of the KV cache in use by the engine's own report, 0 to 1. Absent when it has not reported.
 	KvUsage *float64 `protobuf:"fixed64,14,opt,name=kv_usage,json=kvUsage,proto3,oneof" json:"kv_usage,omitempty"`
-	// The predicted time until the rank has prefilled all that is booked, in milliseconds.
-	BacklogMs float64 `protobuf:"fixed64,15,opt,name=backlog_ms,json=backlogMs,proto3" json:"backlog_ms,omitempty"`
+	// The predicted time until the rank has prefilled all that is booked.
+	Backlog *durationpb.Duration `protobuf:"bytes,15,opt,name=backlog,proto3" json:"backlog,omitempty"`
 	// Prompt tokens that the rank would have to prefill, lower tiers credited.
 	UncachedTokens uint32 `protobuf:"varint,16,opt,name=uncached_tokens,json=uncachedTokens,proto3" json:"uncached_tokens,omitempty"`
-	// The predicted time to prefill those, in milliseconds.
-	PrefillMs float64 `protobuf:"fixed64,17,opt,name=prefill_ms,json=prefillMs,proto3" json:"prefill_ms,omitempty"`
-	// The predicted time to the first token, in milliseconds.
-	TtftMs float64 `protobuf:"fixed64,18,opt,name=ttft_ms,json=ttftMs,proto3" json:"ttft_ms,omitempty"`
+	// The predicted time to prefill those.
+	Prefill *durationpb.Duration `protobuf:"bytes,17,opt,name=prefill,proto3" json:"prefill,omitempty"`
+	// The predicted time to the first token.
+	Ttft *durationpb.Duration `protobuf:"bytes,18,opt,name=ttft,proto3" json:"ttft,omitempty"`
 	// What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
 	Cost float64 `protobuf:"fixed64,19,opt,name=cost,proto3" json:"cost,omitempty"`
-	// How long the rank has been silent with requests in flight, in milliseconds, where that is its veto (stalled).
-	SilentMs float64 `protobuf:"fixed64,21,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
+	// How long the rank has been silent with requests in flight, where that is its veto (stalled).
+	Silent *durationpb.Duration `protobuf:"bytes,21,opt,name=silent,proto3" json:"silent,omitempty"`
 	// How fast the rank was taken to be.
 	Speed *RankSpeed `protobuf:"bytes,22,opt,name=speed,proto3" json:"speed,omitempty"`
 	// The share by which the rank's decodes slow a prefill down.
 	Slowdown float64 `protobuf:"fixed64,23,opt,name=slowdown,proto3" json:"slowdown,omitempty"`
-	// The predicted work of requests that wait in the router for this rank and go first, in milliseconds.
-	PlannedMs float64 `protobuf:"fixed64,24,opt,name=planned_ms,json=plannedMs,proto3" json:"planned_ms,omitempty"`
-	// The time of a step whose token budget is full of prefill, in milliseconds.
-	FullStepMs float64 `protobuf:"fixed64,25,opt,name=full_step_ms,json=fullStepMs,proto3" json:"full_step_ms,omitempty"`
-	// How much longer than on an idle rank decoding would take here, in milliseconds, weighted.
-	DecodeMs float64 `protobuf:"fixed64,26,opt,name=decode_ms,json=decodeMs,proto3" json:"decode_ms,omitempty"`
-	// The predicted time until KV memory is free that is promised to others, in milliseconds.
-	CrowdingMs float64 `protobuf:"fixed64,27,opt,name=crowding_ms,json=crowdingMs,proto3" json:"crowding_ms,omitempty"`
-	// The predicted time of each token after the first, in milliseconds.
-	TpotMs float64 `protobuf:"fixed64,28,opt,name=tpot_ms,json=tpotMs,proto3" json:"tpot_ms,omitempty"`
+	// The predicted work of requests that wait in the router for this rank and go first.
+	Planned *durationpb.Duration `protobuf:"bytes,24,opt,name=planned,proto3" json:"planned,omitempty"`
+	// The time of a step whose token budget is full of prefill.
+	FullStep *durationpb.Duration `protobuf:"bytes,25,opt,name=full_step,json=fullStep,proto3" json:"full_step,omitempty"`
+	// How much longer than on an idle rank decoding would take here, weighted.
+	Decode *durationpb.Duration `protobuf:"bytes,26,opt,name=decode,proto3" json:"decode,omitempty"`
+	// The predicted time until KV memory is free that is promised to others.
+	Crowding *durationpb.Duration `protobuf:"bytes,27,opt,name=crowding,proto3" json:"crowding,omitempty"`
+	// The predicted time of each token after the first.
+	Tpot *durationpb.Duration `protobuf:"bytes,28,opt,name=tpot,proto3" json:"tpot,omitempty"`
 	// The share by which the prediction misses a target, whichever it misses by more; 0 when both are kept.
 	Late float64 `protobuf:"fixed64,29,opt,name=late,proto3" json:"late,omitempty"`
 	// Requests per second that lately came back to what the rank holds.
 	ReturnsPerSecond float64 `protobuf:"fixed64,30,opt,name=returns_per_second,json=returnsPerSecond,proto3" json:"returns_per_second,omitempty"`
-	// The prefill time that each of them was spared, in milliseconds.
-	SavedMs float64 `protobuf:"fixed64,31,opt,name=saved_ms,json=savedMs,proto3" json:"saved_ms,omitempty"`
-	// How long one of them would find the rank prefilling for others, on average, in milliseconds.
-	ResidualMs float64 `protobuf:"fixed64,32,opt,name=residual_ms,json=residualMs,proto3" json:"residual_ms,omitempty"`
+	// The prefill time that each of them was spared.
+	Saved *durationpb.Duration `protobuf:"bytes,31,opt,name=saved,proto3" json:"saved,omitempty"`
+	// How long one of them would find the rank prefilling for others, on average.
+	Residual *durationpb.Duration `protobuf:"bytes,32,opt,name=residual,proto3" json:"residual,omitempty"`
 	// Leading characters of the prompt that the text tree knows for this replica (prefix-affinity).
 	Chars uint32 `protobuf:"varint,33,opt,name=chars,proto3" json:"chars,omitempty"`
 	// The size of the replica's text tree in characters (prefix-affinity).
 	HeldChars uint32 `protobuf:"varint,34,opt,name=held_chars,json=heldChars,proto3" json:"held_chars,omitempty"`
 	// The rank's position on the hash ring for this request, 1 for the owner; 0 when it is not among its successors (consistent-hash).
 	Place uint32 `protobuf:"varint,35,opt,name=place,proto3" json:"place,omitempty"`
-	// What the conduct of the rank adds to its cost, in milliseconds: its answers are slower than those of its equals, or empty (predicted-ttft).
-	DragMs float64 `protobuf:"fixed64,36,opt,name=drag_ms,json=dragMs,proto3" json:"drag_ms,omitempty"`
+	// What the conduct of the rank adds to its cost: its answers are slower than those of its equals, or empty (predicted-ttft).
+	Drag *durationpb.Duration `protobuf:"bytes,36,opt,name=drag,proto3" json:"drag,omitempty"`
 	// How the rank has behaved of late. Absent while it behaves as its equals do.
 	Conduct       *RankConduct `protobuf:"bytes,37,opt,name=conduct,proto3" json:"conduct,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -877,11 +877,11 @@ func (x *Candidate) GetKvUsage() float64 {
 	return 0
 }
 
-func (x *Candidate) GetBacklogMs() float64 {
+func (x *Candidate) GetBacklog() *durationpb.Duration {
 	if x != nil {
-		return x.BacklogMs
+		return x.Backlog
 	}
-	return 0
+	return nil
 }
 
 func (x *Candidate) GetUncachedTokens() uint32 {
@@ -891,18 +891,18 @@ func (x *Candidate) GetUncachedTokens() uint32 {
 	return 0
 }
 
-func (x *Candidate) GetPrefillMs() float64 {
+func (x *Candidate) GetPrefill() *durationpb.Duration {
 	if x != nil {
-		return x.PrefillMs
+		return x.Prefill
 	}
-	return 0
+	return nil
 }
 
-func (x *Candidate) GetTtftMs() float64 {
+func (x *Candidate) GetTtft() *durationpb.Duration {
 	if x != nil {
-		return x.TtftMs
+		return x.Ttft
 	}
-	return 0
+	return nil
 }
 
 func (x *Candidate) GetCost() float64 {
@@ -912,11 +912,11 @@ func (x *Candidate) GetCost() float64 {
 	return 0
 }
 
-func (x *Candidate) GetSilentMs() float64 {
+func (x *Candidate) GetSilent() *durationpb.Duration {
 	if x != nil {
-		return x.SilentMs
+		return x.Silent
 	}
-	return 0
+	return nil
 }
 
 func (x *Candidate) GetSpeed() *RankSpeed {
@@ -933,39 +933,39 @@ func (x *Candidate) GetSlowdown() float64 {
 	return 0
 }
 
-func (x *Candidate) GetPlannedMs() float64 {
+func (x *Candidate) GetPlanned() *durationpb.Duration {
 	if x != nil {
-		return x.PlannedMs
+		return x.Planned
 	}
-	return 0
+	return nil
 }
 
-func (x *Candidate) GetFullStepMs() float64 {
+func (x *Candidate) GetFullStep() *durationpb.Duration {
 	if x != nil {
-		return x.FullStepMs
+		return x.FullStep
 	}
-	return 0
+	return nil
 }
 
-func (x *Candidate) GetDecodeMs() float64 {
+func (x *Candidate) GetDecode() *durationpb.Duration {
 	if x != nil {
-		return x.DecodeMs
+		return x.Decode
 	}
-	return 0
+	return nil
 }
 
-func (x *Candidate) GetCrowdingMs() float64 {
+func (x *Candidate) GetCrowding() *durationpb.Duration {
 	if x != nil {
-		return x.CrowdingMs
+		return x.Crowding
 	}
-	return 0
+	return nil
 }
 
-func (x *Candidate) GetTpotMs() float64 {
+func (x *Candidate) GetTpot() *durationpb.Duration {
 	if x != nil {
-		return x.TpotMs
+		return x.Tpot
 	}
-	return 0
+	return nil
 }
 
 func (x *Candidate) GetLate() float64 {
@@ -982,18 +982,18 @@ func (x *Candidate) GetReturnsPerSecond() float64 {
 	return 0
 }
 
-func (x *Candidate) GetSavedMs() float64 {
+func (x *Candidate) GetSaved() *durationpb.Duration {
 	if x != nil {
-		return x.SavedMs
+		return x.Saved
 	}
-	return 0
+	return nil
 }
 
-func (x *Candidate) GetResidualMs() float64 {
+func (x *Candidate) GetResidual() *durationpb.Duration {
 	if x != nil {
-		return x.ResidualMs
+		return x.Residual
 	}
-	return 0
+	return nil
 }
 
 func (x *Candidate) GetChars() uint32 {
@@ -1017,11 +1017,11 @@ func (x *Candidate) GetPlace() uint32 {
 	return 0
 }
 
-func (x *Candidate) GetDragMs() float64 {
+func (x *Candidate) GetDrag() *durationpb.Duration {
 	if x != nil {
-		return x.DragMs
+		return x.Drag
 	}
-	return 0
+	return nil
 }
 
 func (x *Candidate) GetConduct() *RankConduct {
@@ -1039,8 +1039,8 @@ type RankConduct struct {
 	Suspicions []string `protobuf:"bytes,1,rep,name=suspicions,proto3" json:"suspicions,omitempty"`
 	// The time of its output tokens divided by that of its equals under the same load; 0 when unknown.
 	Slowness float64 `protobuf:"fixed64,2,opt,name=slowness,proto3" json:"slowness,omitempty"`
-	// The time of an output token of late, in milliseconds; 0 when unknown. Not set in decisions.
-	TokenMs float64 `protobuf:"fixed64,3,opt,name=token_ms,json=tokenMs,proto3" json:"token_ms,omitempty"`
+	// The time of an output token of late; 0 when unknown. Not set in decisions.
+	TokenTime *durationpb.Duration `protobuf:"bytes,3,opt,name=token_time,json=tokenTime,proto3" json:"token_time,omitempty"`
 	// The share of its answers that were empty although another replica gave one. Not set in decisions.
 	EmptyShare float64 `protobuf:"fixed64,4,opt,name=empty_share,json=emptyShare,proto3" json:"empty_share,omitempty"`
 	// The share of what it claims to hold of prompts that counts, from 0 to 1.
@@ -1093,11 +1093,11 @@ func (x *RankConduct) GetSlowness() float64 {
 	return 0
 }
 
-func (x *RankConduct) GetTokenMs() float64 {
+func (x *RankConduct) GetTokenTime() *durationpb.Duration {
 	if x != nil {
-		return x.TokenMs
+		return x.TokenTime
 	}
-	return 0
+	return nil
 }
 
 func (x *RankConduct) GetEmptyShare() float64 {
@@ -1121,10 +1121,10 @@ type RankSpeed struct {
 	TokensPerSecond float64 `protobuf:"fixed64,1,opt,name=tokens_per_second,json=tokensPerSecond,proto3" json:"tokens_per_second,omitempty"`
 	// The context length in tokens at which attention halves that rate; 0 when attention is not modelled.
 	BendTokens float64 `protobuf:"fixed64,2,opt,name=bend_tokens,json=bendTokens,proto3" json:"bend_tokens,omitempty"`
-	// The time of a decode step, in milliseconds.
-	StepMs float64 `protobuf:"fixed64,3,opt,name=step_ms,json=stepMs,proto3" json:"step_ms,omitempty"`
-	// The time that a request spends outside of engine steps, in milliseconds.
-	OverheadMs float64 `protobuf:"fixed64,4,opt,name=overhead_ms,json=overheadMs,proto3" json:"overhead_ms,omitempty"`
+	// The time of a decode step.
+	Step *durationpb.Duration `protobuf:"bytes,3,opt,name=step,proto3" json:"step,omitempty"`
+	// The time that a request spends outside of engine steps.
+	Overhead *durationpb.Duration `protobuf:"bytes,4,opt,name=overhead,proto3" json:"overhead,omitempty"`
 	// The uncertainty of the rate as a share of it.
 	Spread float64 `protobuf:"fixed64,5,opt,name=spread,proto3" json:"spread,omitempty"`
 	// Where the rate comes from: prior (nothing was seen), engine (its own counters), kind (ranks of the same kind), learned, or
@@ -1184,18 +1184,18 @@ func (x *RankSpeed) GetBendTokens() float64 {
 	return 0
 }
 
-func (x *RankSpeed) GetStepMs() float64 {
+func (x *RankSpeed) GetStep() *durationpb.Duration {
 	if x != nil {
-		return x.StepMs
+		return x.Step
 	}
-	return 0
+	return nil
 }
 
-func (x *RankSpeed) GetOverheadMs() float64 {
+func (x *RankSpeed) GetOverhead() *durationpb.Duration {
 	if x != nil {
-		return x.OverheadMs
+		return x.Overhead
 	}
-	return 0
+	return nil
 }
 
 func (x *RankSpeed) GetSpread() float64 {
@@ -1244,8 +1244,8 @@ type Shadow struct {
 	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Both policies chose the same rank.
 	Agrees bool `protobuf:"varint,4,opt,name=agrees,proto3" json:"agrees,omitempty"`
-	// Predicted time to the first token of the shadow's choice minus that of the served one, in milliseconds.
-	RegretMs      float64 `protobuf:"fixed64,5,opt,name=regret_ms,json=regretMs,proto3" json:"regret_ms,omitempty"`
+	// Predicted time to the first token of the shadow's choice minus that of the served one.
+	Regret        *durationpb.Duration `protobuf:"bytes,5,opt,name=regret,proto3" json:"regret,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1308,11 +1308,11 @@ func (x *Shadow) GetAgrees() bool {
 	return false
 }
 
-func (x *Shadow) GetRegretMs() float64 {
+func (x *Shadow) GetRegret() *durationpb.Duration {
 	if x != nil {
-		return x.RegretMs
+		return x.Regret
 	}
-	return 0
+	return nil
 }
 
 // Outcome is how the request of a decision ended.
@@ -1520,7 +1520,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\treturning\x18. \x01(\x01R\treturning\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xa1\t\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01J\x04\b\x1c\x10\x1dJ\x04\b\x1d\x10\x1eR\bovertookR\aresumes\"\xa9\v\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -1538,66 +1538,60 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\rdecode_blocks\x18\v \x01(\x01R\fdecodeBlocks\x12\x16\n" +
 	"\x06blocks\x18\f \x01(\rR\x06blocks\x12*\n" +
 	"\x0eengine_waiting\x18\r \x01(\rH\x00R\rengineWaiting\x88\x01\x01\x12\x1e\n" +
-	"\bkv_usage\x18\x0e \x01(\x01H\x01R\akvUsage\x88\x01\x01\x12\x1d\n" +
-	"\n" +
-	"backlog_ms\x18\x0f \x01(\x01R\tbacklogMs\x12'\n" +
-	"\x0funcached_tokens\x18\x10 \x01(\rR\x0euncachedTokens\x12\x1d\n" +
-	"\n" +
-	"prefill_ms\x18\x11 \x01(\x01R\tprefillMs\x12\x17\n" +
-	"\attft_ms\x18\x12 \x01(\x01R\x06ttftMs\x12\x12\n" +
-	"\x04cost\x18\x13 \x01(\x01R\x04cost\x12\x1b\n" +
-	"\tsilent_ms\x18\x15 \x01(\x01R\bsilentMs\x12+\n" +
+	"\bkv_usage\x18\x0e \x01(\x01H\x01R\akvUsage\x88\x01\x01\x123\n" +
+	"\abacklog\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\abacklog\x12'\n" +
+	"\x0funcached_tokens\x18\x10 \x01(\rR\x0euncachedTokens\x123\n" +
+	"\aprefill\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\aprefill\x12-\n" +
+	"\x04ttft\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12\x12\n" +
+	"\x04cost\x18\x13 \x01(\x01R\x04cost\x121\n" +
+	"\x06silent\x18\x15 \x01(\v2\x19.google.protobuf.DurationR\x06silent\x12+\n" +
 	"\x05speed\x18\x16 \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1a\n" +
-	"\bslowdown\x18\x17 \x01(\x01R\bslowdown\x12\x1d\n" +
-	"\n" +
-	"planned_ms\x18\x18 \x01(\x01R\tplannedMs\x12 \n" +
-	"\ffull_step_ms\x18\x19 \x01(\x01R\n" +
-	"fullStepMs\x12\x1b\n" +
-	"\tdecode_ms\x18\x1a \x01(\x01R\bdecodeMs\x12\x1f\n" +
-	"\vcrowding_ms\x18\x1b \x01(\x01R\n" +
-	"crowdingMs\x12\x17\n" +
-	"\atpot_ms\x18\x1c \x01(\x01R\x06tpotMs\x12\x12\n" +
+	"\bslowdown\x18\x17 \x01(\x01R\bslowdown\x123\n" +
+	"\aplanned\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\aplanned\x126\n" +
+	"\tfull_step\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\bfullStep\x121\n" +
+	"\x06decode\x18\x1a \x01(\v2\x19.google.protobuf.DurationR\x06decode\x125\n" +
+	"\bcrowding\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\bcrowding\x12-\n" +
+	"\x04tpot\x18\x1c \x01(\v2\x19.google.protobuf.DurationR\x04tpot\x12\x12\n" +
 	"\x04late\x18\x1d \x01(\x01R\x04late\x12,\n" +
-	"\x12returns_per_second\x18\x1e \x01(\x01R\x10returnsPerSecond\x12\x19\n" +
-	"\bsaved_ms\x18\x1f \x01(\x01R\asavedMs\x12\x1f\n" +
-	"\vresidual_ms\x18  \x01(\x01R\n" +
-	"residualMs\x12\x14\n" +
+	"\x12returns_per_second\x18\x1e \x01(\x01R\x10returnsPerSecond\x12/\n" +
+	"\x05saved\x18\x1f \x01(\v2\x19.google.protobuf.DurationR\x05saved\x125\n" +
+	"\bresidual\x18  \x01(\v2\x19.google.protobuf.DurationR\bresidual\x12\x14\n" +
 	"\x05chars\x18! \x01(\rR\x05chars\x12\x1d\n" +
 	"\n" +
 	"held_chars\x18\" \x01(\rR\theldChars\x12\x14\n" +
-	"\x05place\x18# \x01(\rR\x05place\x12\x17\n" +
-	"\adrag_ms\x18$ \x01(\x01R\x06dragMs\x121\n" +
+	"\x05place\x18# \x01(\rR\x05place\x12-\n" +
+	"\x04drag\x18$ \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
 	"\aconduct\x18% \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\xaa\x01\n" +
+	"\t_kv_usageJ\x04\b\x14\x10\x15R\tyields_ms\"\xc9\x01\n" +
 	"\vRankConduct\x12\x1e\n" +
 	"\n" +
 	"suspicions\x18\x01 \x03(\tR\n" +
 	"suspicions\x12\x1a\n" +
-	"\bslowness\x18\x02 \x01(\x01R\bslowness\x12\x19\n" +
-	"\btoken_ms\x18\x03 \x01(\x01R\atokenMs\x12\x1f\n" +
+	"\bslowness\x18\x02 \x01(\x01R\bslowness\x128\n" +
+	"\n" +
+	"token_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ttokenTime\x12\x1f\n" +
 	"\vempty_share\x18\x04 \x01(\x01R\n" +
 	"emptyShare\x12#\n" +
-	"\roverlap_trust\x18\x05 \x01(\x01R\foverlapTrust\"\x9b\x02\n" +
+	"\roverlap_trust\x18\x05 \x01(\x01R\foverlapTrust\"\xc7\x02\n" +
 	"\tRankSpeed\x12*\n" +
 	"\x11tokens_per_second\x18\x01 \x01(\x01R\x0ftokensPerSecond\x12\x1f\n" +
 	"\vbend_tokens\x18\x02 \x01(\x01R\n" +
-	"bendTokens\x12\x17\n" +
-	"\astep_ms\x18\x03 \x01(\x01R\x06stepMs\x12\x1f\n" +
-	"\voverhead_ms\x18\x04 \x01(\x01R\n" +
-	"overheadMs\x12\x16\n" +
+	"bendTokens\x12-\n" +
+	"\x04step\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04step\x125\n" +
+	"\boverhead\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\boverhead\x12\x16\n" +
 	"\x06spread\x18\x05 \x01(\x01R\x06spread\x12\x16\n" +
 	"\x06source\x18\x06 \x01(\tR\x06source\x12\x12\n" +
 	"\x04busy\x18\a \x01(\x01R\x04busy\x12\x18\n" +
 	"\asamples\x18\b \x01(\rR\asamples\x12)\n" +
-	"\x10prediction_ratio\x18\t \x01(\x01R\x0fpredictionRatio\"\x88\x01\n" +
+	"\x10prediction_ratio\x18\t \x01(\x01R\x0fpredictionRatio\"\x9e\x01\n" +
 	"\x06Shadow\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x02 \x01(\tR\treplicaId\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x16\n" +
-	"\x06agrees\x18\x04 \x01(\bR\x06agrees\x12\x1b\n" +
-	"\tregret_ms\x18\x05 \x01(\x01R\bregretMs\"\xc6\x04\n" +
+	"\x06agrees\x18\x04 \x01(\bR\x06agrees\x121\n" +
+	"\x06regret\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x06regret\"\xc6\x04\n" +
 	"\aOutcome\x12!\n" +
 	"\x03end\x18\x01 \x01(\x0e2\x0f.kvpilot.v1.EndR\x03end\x12\x1d\n" +
 	"\n" +
@@ -1679,17 +1673,33 @@ var file_kvpilot_v1_decision_proto_depIdxs = []int32{
 	11, // 10: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	2,  // 11: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
 	0,  // 12: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	6,  // 13: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	5,  // 14: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	1,  // 15: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	11, // 16: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	11, // 17: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	11, // 18: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	11, // 13: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	11, // 14: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	11, // 15: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	11, // 16: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	6,  // 17: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	11, // 18: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	11, // 19: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	11, // 20: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	11, // 21: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	11, // 22: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	11, // 23: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	11, // 24: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	11, // 25: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	5,  // 26: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	11, // 27: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	11, // 28: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	11, // 29: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	11, // 30: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	1,  // 31: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	11, // 32: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	11, // 33: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	11, // 34: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	35, // [35:35] is the sub-list for method output_type
+	35, // [35:35] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }

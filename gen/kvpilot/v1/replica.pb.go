@@ -428,8 +428,8 @@ type ReplicaRank struct {
 	Feed FeedState `protobuf:"varint,4,opt,name=feed,proto3,enum=kvpilot.v1.FeedState" json:"feed,omitempty"`
 	// The last thing that went wrong with its events; empty when nothing did.
 	FeedError string `protobuf:"bytes,5,opt,name=feed_error,json=feedError,proto3" json:"feed_error,omitempty"`
-	// How long the last batch of events waited in the router before it was applied, in milliseconds.
-	FeedLagMs float64 `protobuf:"fixed64,6,opt,name=feed_lag_ms,json=feedLagMs,proto3" json:"feed_lag_ms,omitempty"`
+	// How long the last batch of events waited in the router before it was applied.
+	FeedLag *durationpb.Duration `protobuf:"bytes,6,opt,name=feed_lag,json=feedLag,proto3" json:"feed_lag,omitempty"`
 	// Gaps found in the numbering of its events.
 	Gaps uint64 `protobuf:"varint,7,opt,name=gaps,proto3" json:"gaps,omitempty"`
 	// How often its blocks were forgotten.
@@ -507,11 +507,11 @@ func (x *ReplicaRank) GetFeedError() string {
 	return ""
 }
 
-func (x *ReplicaRank) GetFeedLagMs() float64 {
+func (x *ReplicaRank) GetFeedLag() *durationpb.Duration {
 	if x != nil {
-		return x.FeedLagMs
+		return x.FeedLag
 	}
-	return 0
+	return nil
 }
 
 func (x *ReplicaRank) GetGaps() uint64 {
@@ -913,8 +913,6 @@ type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replica.
 	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// Allow new work again.
-	Undo bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
 	// Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
@@ -961,13 +959,6 @@ func (x *DrainRequest) GetReplicaId() string {
 		return x.ReplicaId
 	}
 	return ""
-}
-
-func (x *DrainRequest) GetUndo() bool {
-	if x != nil {
-		return x.Undo
-	}
-	return false
 }
 
 func (x *DrainRequest) GetReason() string {
@@ -1037,6 +1028,98 @@ func (x *DrainResponse) GetReplica() *Replica {
 	return nil
 }
 
+// UndrainRequest names a replica.
+type UndrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The replica.
+	ReplicaId     string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainRequest) Reset() {
+	*x = UndrainRequest{}
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainRequest) ProtoMessage() {}
+
+func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
+func (*UndrainRequest) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *UndrainRequest) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+// UndrainResponse has the replica after the call.
+type UndrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The replica.
+	Replica       *Replica `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UndrainResponse) Reset() {
+	*x = UndrainResponse{}
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UndrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UndrainResponse) ProtoMessage() {}
+
+func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
+func (*UndrainResponse) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *UndrainResponse) GetReplica() *Replica {
+	if x != nil {
+		return x.Replica
+	}
+	return nil
+}
+
 // ListRequest filters replicas.
 type ListRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1048,7 +1131,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1143,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[11]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1156,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{11}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRequest) GetModel() string {
@@ -1094,7 +1177,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1189,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[12]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1202,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{12}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListResponse) GetReplicas() []*Replica {
@@ -1140,7 +1223,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1235,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[13]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1248,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{13}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetRequest) GetReplicaId() string {
@@ -1186,7 +1269,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1281,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[14]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1294,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{14}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetResponse) GetReplica() *Replica {
@@ -1232,7 +1315,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1327,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[15]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1340,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{15}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WatchRequest) GetModel() string {
@@ -1280,7 +1363,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[16]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1375,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_replica_proto_msgTypes[16]
+	mi := &file_kvpilot_v1_replica_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1388,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{16}
+	return file_kvpilot_v1_replica_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WatchResponse) GetReplica() *Replica {
@@ -1358,15 +1441,15 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n" +
 	"\tin_flight\x18\x04 \x01(\rR\binFlight\x12\x12\n" +
-	"\x04move\x18\x05 \x01(\bR\x04move\"\xda\x02\n" +
+	"\x04move\x18\x05 \x01(\bR\x04move\"\xf0\x02\n" +
 	"\vReplicaRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12'\n" +
 	"\x0fevents_endpoint\x18\x02 \x01(\tR\x0eeventsEndpoint\x12'\n" +
 	"\x0freplay_endpoint\x18\x03 \x01(\tR\x0ereplayEndpoint\x12)\n" +
 	"\x04feed\x18\x04 \x01(\x0e2\x15.kvpilot.v1.FeedStateR\x04feed\x12\x1d\n" +
 	"\n" +
-	"feed_error\x18\x05 \x01(\tR\tfeedError\x12\x1e\n" +
-	"\vfeed_lag_ms\x18\x06 \x01(\x01R\tfeedLagMs\x12\x12\n" +
+	"feed_error\x18\x05 \x01(\tR\tfeedError\x124\n" +
+	"\bfeed_lag\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\afeedLag\x12\x12\n" +
 	"\x04gaps\x18\a \x01(\x04R\x04gaps\x12\x16\n" +
 	"\x06resets\x18\b \x01(\x04R\x06resets\x12!\n" +
 	"\fknown_blocks\x18\t \x01(\rR\vknownBlocks\x12,\n" +
@@ -1402,16 +1485,21 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"\x14\n" +
-	"\x12DeregisterResponse\"\xae\x01\n" +
+	"\x12DeregisterResponse\"\x9a\x01\n" +
 	"\fDrainRequest\x12)\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x12\x12\n" +
-	"\x04undo\x18\x02 \x01(\bR\x04undo\x125\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x125\n" +
 	"\x06reason\x18\x03 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
 	"\x05force\x18\x04 \x01(\bR\x05force\x12\x12\n" +
 	"\x04move\x18\x05 \x01(\bR\x04move\">\n" +
 	"\rDrainResponse\x12-\n" +
+	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\";\n" +
+	"\x0eUndrainRequest\x12)\n" +
+	"\n" +
+	"replica_id\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"@\n" +
+	"\x0fUndrainResponse\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"-\n" +
 	"\vListRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\"?\n" +
@@ -1439,12 +1527,13 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x19BREAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14BREAKER_STATE_CLOSED\x10\x01\x12\x17\n" +
 	"\x13BREAKER_STATE_TRIAL\x10\x02\x12\x16\n" +
-	"\x12BREAKER_STATE_OPEN\x10\x032\x82\x05\n" +
+	"\x12BREAKER_STATE_OPEN\x10\x032\xfc\x05\n" +
 	"\x0eReplicaService\x12f\n" +
 	"\bRegister\x12\x1b.kvpilot.v1.RegisterRequest\x1a\x1c.kvpilot.v1.RegisterResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/replicas\x12v\n" +
 	"\n" +
 	"Deregister\x12\x1d.kvpilot.v1.DeregisterRequest\x1a\x1e.kvpilot.v1.DeregisterResponse\")\x82\xd3\xe4\x93\x02#*!/kvpilot/v1/replicas/{replica_id}\x12p\n" +
-	"\x05Drain\x12\x18.kvpilot.v1.DrainRequest\x1a\x19.kvpilot.v1.DrainResponse\"2\x82\xd3\xe4\x93\x02,:\x01*\"'/kvpilot/v1/replicas/{replica_id}:drain\x12W\n" +
+	"\x05Drain\x12\x18.kvpilot.v1.DrainRequest\x1a\x19.kvpilot.v1.DrainResponse\"2\x82\xd3\xe4\x93\x02,:\x01*\"'/kvpilot/v1/replicas/{replica_id}:drain\x12x\n" +
+	"\aUndrain\x12\x1a.kvpilot.v1.UndrainRequest\x1a\x1b.kvpilot.v1.UndrainResponse\"4\x82\xd3\xe4\x93\x02.:\x01*\")/kvpilot/v1/replicas/{replica_id}:undrain\x12W\n" +
 	"\x04List\x12\x17.kvpilot.v1.ListRequest\x1a\x18.kvpilot.v1.ListResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/kvpilot/v1/replicas\x12a\n" +
 	"\x03Get\x12\x16.kvpilot.v1.GetRequest\x1a\x17.kvpilot.v1.GetResponse\")\x82\xd3\xe4\x93\x02#\x12!/kvpilot/v1/replicas/{replica_id}\x12b\n" +
 	"\x05Watch\x12\x18.kvpilot.v1.WatchRequest\x1a\x19.kvpilot.v1.WatchResponse\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/kvpilot/v1/replicas:watch0\x01B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
@@ -1462,7 +1551,7 @@ func file_kvpilot_v1_replica_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_replica_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvpilot_v1_replica_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_kvpilot_v1_replica_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kvpilot_v1_replica_proto_goTypes = []any{
 	(ReplicaState)(0),             // 0: kvpilot.v1.ReplicaState
 	(BreakerState)(0),             // 1: kvpilot.v1.BreakerState
@@ -1477,53 +1566,59 @@ var file_kvpilot_v1_replica_proto_goTypes = []any{
 	(*DeregisterResponse)(nil),    // 10: kvpilot.v1.DeregisterResponse
 	(*DrainRequest)(nil),          // 11: kvpilot.v1.DrainRequest
 	(*DrainResponse)(nil),         // 12: kvpilot.v1.DrainResponse
-	(*ListRequest)(nil),           // 13: kvpilot.v1.ListRequest
-	(*ListResponse)(nil),          // 14: kvpilot.v1.ListResponse
-	(*GetRequest)(nil),            // 15: kvpilot.v1.GetRequest
-	(*GetResponse)(nil),           // 16: kvpilot.v1.GetResponse
-	(*WatchRequest)(nil),          // 17: kvpilot.v1.WatchRequest
-	(*WatchResponse)(nil),         // 18: kvpilot.v1.WatchResponse
-	nil,                           // 19: kvpilot.v1.Replica.LabelsEntry
-	nil,                           // 20: kvpilot.v1.RegisterRequest.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(FeedState)(0),                // 22: kvpilot.v1.FeedState
-	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
+	(*UndrainRequest)(nil),        // 13: kvpilot.v1.UndrainRequest
+	(*UndrainResponse)(nil),       // 14: kvpilot.v1.UndrainResponse
+	(*ListRequest)(nil),           // 15: kvpilot.v1.ListRequest
+	(*ListResponse)(nil),          // 16: kvpilot.v1.ListResponse
+	(*GetRequest)(nil),            // 17: kvpilot.v1.GetRequest
+	(*GetResponse)(nil),           // 18: kvpilot.v1.GetResponse
+	(*WatchRequest)(nil),          // 19: kvpilot.v1.WatchRequest
+	(*WatchResponse)(nil),         // 20: kvpilot.v1.WatchResponse
+	nil,                           // 21: kvpilot.v1.Replica.LabelsEntry
+	nil,                           // 22: kvpilot.v1.RegisterRequest.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
+	(FeedState)(0),                // 24: kvpilot.v1.FeedState
+	(*durationpb.Duration)(nil),   // 25: google.protobuf.Duration
 }
 var file_kvpilot_v1_replica_proto_depIdxs = []int32{
 	0,  // 0: kvpilot.v1.Replica.state:type_name -> kvpilot.v1.ReplicaState
-	21, // 1: kvpilot.v1.Replica.since:type_name -> google.protobuf.Timestamp
+	23, // 1: kvpilot.v1.Replica.since:type_name -> google.protobuf.Timestamp
 	4,  // 2: kvpilot.v1.Replica.ranks:type_name -> kvpilot.v1.ReplicaRank
 	5,  // 3: kvpilot.v1.Replica.models:type_name -> kvpilot.v1.ReplicaModel
-	19, // 4: kvpilot.v1.Replica.labels:type_name -> kvpilot.v1.Replica.LabelsEntry
+	21, // 4: kvpilot.v1.Replica.labels:type_name -> kvpilot.v1.Replica.LabelsEntry
 	1,  // 5: kvpilot.v1.Replica.breaker:type_name -> kvpilot.v1.BreakerState
 	3,  // 6: kvpilot.v1.Replica.drain:type_name -> kvpilot.v1.ReplicaDrain
-	21, // 7: kvpilot.v1.ReplicaDrain.since:type_name -> google.protobuf.Timestamp
-	22, // 8: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
-	6,  // 9: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
-	20, // 10: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
-	23, // 11: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
-	23, // 12: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
-	2,  // 13: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 14: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
-	2,  // 15: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
-	2,  // 16: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
-	7,  // 17: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
-	9,  // 18: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
-	11, // 19: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
-	13, // 20: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
-	15, // 21: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
-	17, // 22: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
-	8,  // 23: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
-	10, // 24: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
-	12, // 25: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
-	14, // 26: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
-	16, // 27: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
-	18, // 28: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
-	23, // [23:29] is the sub-list for method output_type
-	17, // [17:23] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	23, // 7: kvpilot.v1.ReplicaDrain.since:type_name -> google.protobuf.Timestamp
+	24, // 8: kvpilot.v1.ReplicaRank.feed:type_name -> kvpilot.v1.FeedState
+	25, // 9: kvpilot.v1.ReplicaRank.feed_lag:type_name -> google.protobuf.Duration
+	6,  // 10: kvpilot.v1.RegisterRequest.events:type_name -> kvpilot.v1.EventsSpec
+	22, // 11: kvpilot.v1.RegisterRequest.labels:type_name -> kvpilot.v1.RegisterRequest.LabelsEntry
+	25, // 12: kvpilot.v1.RegisterRequest.lease:type_name -> google.protobuf.Duration
+	25, // 13: kvpilot.v1.RegisterResponse.lease:type_name -> google.protobuf.Duration
+	2,  // 14: kvpilot.v1.DrainResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 15: kvpilot.v1.UndrainResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 16: kvpilot.v1.ListResponse.replicas:type_name -> kvpilot.v1.Replica
+	2,  // 17: kvpilot.v1.GetResponse.replica:type_name -> kvpilot.v1.Replica
+	2,  // 18: kvpilot.v1.WatchResponse.replica:type_name -> kvpilot.v1.Replica
+	7,  // 19: kvpilot.v1.ReplicaService.Register:input_type -> kvpilot.v1.RegisterRequest
+	9,  // 20: kvpilot.v1.ReplicaService.Deregister:input_type -> kvpilot.v1.DeregisterRequest
+	11, // 21: kvpilot.v1.ReplicaService.Drain:input_type -> kvpilot.v1.DrainRequest
+	13, // 22: kvpilot.v1.ReplicaService.Undrain:input_type -> kvpilot.v1.UndrainRequest
+	15, // 23: kvpilot.v1.ReplicaService.List:input_type -> kvpilot.v1.ListRequest
+	17, // 24: kvpilot.v1.ReplicaService.Get:input_type -> kvpilot.v1.GetRequest
+	19, // 25: kvpilot.v1.ReplicaService.Watch:input_type -> kvpilot.v1.WatchRequest
+	8,  // 26: kvpilot.v1.ReplicaService.Register:output_type -> kvpilot.v1.RegisterResponse
+	10, // 27: kvpilot.v1.ReplicaService.Deregister:output_type -> kvpilot.v1.DeregisterResponse
+	12, // 28: kvpilot.v1.ReplicaService.Drain:output_type -> kvpilot.v1.DrainResponse
+	14, // 29: kvpilot.v1.ReplicaService.Undrain:output_type -> kvpilot.v1.UndrainResponse
+	16, // 30: kvpilot.v1.ReplicaService.List:output_type -> kvpilot.v1.ListResponse
+	18, // 31: kvpilot.v1.ReplicaService.Get:output_type -> kvpilot.v1.GetResponse
+	20, // 32: kvpilot.v1.ReplicaService.Watch:output_type -> kvpilot.v1.WatchResponse
+	26, // [26:33] is the sub-list for method output_type
+	19, // [19:26] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_replica_proto_init() }
@@ -1538,7 +1633,7 @@ func file_kvpilot_v1_replica_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_replica_proto_rawDesc), len(file_kvpilot_v1_replica_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	ReplicaService_Register_FullMethodName   = "/kvpilot.v1.ReplicaService/Register"
 	ReplicaService_Deregister_FullMethodName = "/kvpilot.v1.ReplicaService/Deregister"
 	ReplicaService_Drain_FullMethodName      = "/kvpilot.v1.ReplicaService/Drain"
+	ReplicaService_Undrain_FullMethodName    = "/kvpilot.v1.ReplicaService/Undrain"
 	ReplicaService_List_FullMethodName       = "/kvpilot.v1.ReplicaService/List"
 	ReplicaService_Get_FullMethodName        = "/kvpilot.v1.ReplicaService/Get"
 	ReplicaService_Watch_FullMethodName      = "/kvpilot.v1.ReplicaService/Watch"
@@ -37,9 +38,11 @@ type ReplicaServiceClient interface {
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
-	// Drain stops new work for a replica, or allows it again. Requests under way finish, or move to other replicas. It is
-	// idempotent: a drain of a draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
+	// Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a drain of a
+	// draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
+	// Undrain allows new work for a replica again. It is idempotent.
+	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
 	// List returns the replicas.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
 	// Get returns one replica.
@@ -80,6 +83,16 @@ func (c *replicaServiceClient) Drain(ctx context.Context, in *DrainRequest, opts
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DrainResponse)
 	err := c.cc.Invoke(ctx, ReplicaService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *replicaServiceClient) Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UndrainResponse)
+	err := c.cc.Invoke(ctx, ReplicaService_Undrain_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,9 +148,11 @@ type ReplicaServiceServer interface {
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
-	// Drain stops new work for a replica, or allows it again. Requests under way finish, or move to other replicas. It is
-	// idempotent: a drain of a draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
+	// Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a drain of a
+	// draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
+	// Undrain allows new work for a replica again. It is idempotent.
+	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
 	// List returns the replicas.
 	List(context.Context, *ListRequest) (*ListResponse, error)
 	// Get returns one replica.
@@ -162,6 +177,9 @@ func (UnimplementedReplicaServiceServer) Deregister(context.Context, *Deregister
 }
 func (UnimplementedReplicaServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedReplicaServiceServer) Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Undrain not implemented")
 }
 func (UnimplementedReplicaServiceServer) List(context.Context, *ListRequest) (*ListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
@@ -247,6 +265,24 @@ func _ReplicaService_Drain_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ReplicaService_Undrain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UndrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ReplicaServiceServer).Undrain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ReplicaService_Undrain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ReplicaServiceServer).Undrain(ctx, req.(*UndrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ReplicaService_List_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListRequest)
 	if err := dec(in); err != nil {
@@ -312,6 +348,10 @@ var ReplicaService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Drain",
 			Handler:    _ReplicaService_Drain_Handler,
+		},
+		{
+			MethodName: "Undrain",
+			Handler:    _ReplicaService_Undrain_Handler,
 		},
 		{
 			MethodName: "List",

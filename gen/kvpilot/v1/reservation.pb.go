@@ -22,13 +22,13 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Effect is what a lifecycle call did. Calls may arrive late, repeatedly or out of order.
+// Effect is what a report did. Reports may arrive late, repeatedly or out of order.
 type Effect int32
 
 const (
 	// Not specified.
 	Effect_EFFECT_UNSPECIFIED Effect = 0
-	// The call was the first of its kind and took effect.
+	// The report was the first of its kind and took effect.
 	Effect_EFFECT_APPLIED Effect = 1
 	// The same was reported before; nothing changed but the lease.
 	Effect_EFFECT_DUPLICATE Effect = 2
@@ -79,14 +79,75 @@ func (Effect) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{0}
 }
 
-// Reservation is the answer to a lifecycle call that found its reservation.
+// ReleaseReason is how the request of a reservation ended, as its caller has seen it.
+type ReleaseReason int32
+
+const (
+	// Not specified. A release without a reason is rejected.
+	ReleaseReason_RELEASE_REASON_UNSPECIFIED ReleaseReason = 0
+	// The engine answered to the last byte.
+	ReleaseReason_RELEASE_REASON_COMPLETED ReleaseReason = 1
+	// The client cancelled or disconnected.
+	ReleaseReason_RELEASE_REASON_CANCELED ReleaseReason = 2
+	// The engine rejected the request (its own 4xx).
+	ReleaseReason_RELEASE_REASON_REJECTED ReleaseReason = 3
+	// Connect failure, engine 5xx or broken stream.
+	ReleaseReason_RELEASE_REASON_FAILED ReleaseReason = 4
+)
+
+// Enum value maps for ReleaseReason.
+var (
+	ReleaseReason_name = map[int32]string{
+		0: "RELEASE_REASON_UNSPECIFIED",
+		1: "RELEASE_REASON_COMPLETED",
+		2: "RELEASE_REASON_CANCELED",
+		3: "RELEASE_REASON_REJECTED",
+		4: "RELEASE_REASON_FAILED",
+	}
+	ReleaseReason_value = map[string]int32{
+		"RELEASE_REASON_UNSPECIFIED": 0,
+		"RELEASE_REASON_COMPLETED":   1,
+		"RELEASE_REASON_CANCELED":    2,
+		"RELEASE_REASON_REJECTED":    3,
+		"RELEASE_REASON_FAILED":      4,
+	}
+)
+
+func (x ReleaseReason) Enum() *ReleaseReason {
+	p := new(ReleaseReason)
+	*p = x
+	return p
+}
+
+func (x ReleaseReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ReleaseReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_reservation_proto_enumTypes[1].Descriptor()
+}
+
+func (ReleaseReason) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_reservation_proto_enumTypes[1]
+}
+
+func (x ReleaseReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ReleaseReason.Descriptor instead.
+func (ReleaseReason) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{1}
+}
+
+// Reservation is the answer to a report that found its reservation.
 type Reservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reservation.
 	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	// The attempt that the call was about; the first is 0.
+	// The attempt that the report was about; the first is 0.
 	Attempt uint32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// What the call did.
+	// What the report did.
 	Effect        Effect `protobuf:"varint,3,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -143,31 +204,43 @@ func (x *Reservation) GetEffect() Effect {
 	return Effect_EFFECT_UNSPECIFIED
 }
 
-// ReportPrefillCompletedRequest says that the first token of a reservation's request was produced.
-type ReportPrefillCompletedRequest struct {
+// ReservationReport is one report about a reservation. Each report renews the lease, also one that changes nothing.
+type ReservationReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The reservation.
 	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
 	// The attempt that ChooseReplica returned. Absent: the latest.
-	Attempt       *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
+	Attempt *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
+	// The caller's own number for this report. The answer on a stream repeats it.
+	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// The event.
+	//
+	// Types that are valid to be assigned to Event:
+	//
+	//	*ReservationReport_FirstToken
+	//	*ReservationReport_Progress
+	//	*ReservationReport_Renew
+	//	*ReservationReport_Release
+	//	*ReservationReport_Bind
+	Event         isReservationReport_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ReportPrefillCompletedRequest) Reset() {
-	*x = ReportPrefillCompletedRequest{}
+func (x *ReservationReport) Reset() {
+	*x = ReservationReport{}
 	mi := &file_kvpilot_v1_reservation_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ReportPrefillCompletedRequest) String() string {
+func (x *ReservationReport) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ReportPrefillCompletedRequest) ProtoMessage() {}
+func (*ReservationReport) ProtoMessage() {}
 
-func (x *ReportPrefillCompletedRequest) ProtoReflect() protoreflect.Message {
+func (x *ReservationReport) ProtoReflect() protoreflect.Message {
 	mi := &file_kvpilot_v1_reservation_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -179,407 +252,337 @@ func (x *ReportPrefillCompletedRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ReportPrefillCompletedRequest.ProtoReflect.Descriptor instead.
-func (*ReportPrefillCompletedRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use ReservationReport.ProtoReflect.Descriptor instead.
+func (*ReservationReport) Descriptor() ([]byte, []int) {
 	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *ReportPrefillCompletedRequest) GetReservationId() string {
+func (x *ReservationReport) GetReservationId() string {
 	if x != nil {
 		return x.ReservationId
 	}
 	return ""
 }
 
-func (x *ReportPrefillCompletedRequest) GetAttempt() uint32 {
+func (x *ReservationReport) GetAttempt() uint32 {
 	if x != nil && x.Attempt != nil {
 		return *x.Attempt
 	}
 	return 0
 }
 
-// ReportDecodeProgressRequest says how many tokens were produced so far.
-type ReportDecodeProgressRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The reservation.
-	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	// The attempt that ChooseReplica returned. Absent: the latest.
-	Attempt *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
-	// Tokens produced since the start, not since the last report. A smaller number than before is ignored.
-	OutputTokens  uint32 `protobuf:"varint,3,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReportDecodeProgressRequest) Reset() {
-	*x = ReportDecodeProgressRequest{}
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReportDecodeProgressRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReportDecodeProgressRequest) ProtoMessage() {}
-
-func (x *ReportDecodeProgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReportDecodeProgressRequest.ProtoReflect.Descriptor instead.
-func (*ReportDecodeProgressRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *ReportDecodeProgressRequest) GetReservationId() string {
-	if x != nil {
-		return x.ReservationId
-	}
-	return ""
-}
-
-func (x *ReportDecodeProgressRequest) GetAttempt() uint32 {
-	if x != nil && x.Attempt != nil {
-		return *x.Attempt
-	}
-	return 0
-}
-
-func (x *ReportDecodeProgressRequest) GetOutputTokens() uint32 {
-	if x != nil {
-		return x.OutputTokens
-	}
-	return 0
-}
-
-// ReleaseReservationRequest ends a reservation.
-type ReleaseReservationRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The reservation.
-	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	// The attempt that ChooseReplica returned. Absent: the latest.
-	Attempt *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
-	// How the request left its replica. Unspecified counts as completed.
-	End End `protobuf:"varint,3,opt,name=end,proto3,enum=kvpilot.v1.End" json:"end,omitempty"`
-	// The replica that served, when it differs from the chosen one.
-	ServedBy string `protobuf:"bytes,4,opt,name=served_by,json=servedBy,proto3" json:"served_by,omitempty"`
-	// Tokens that were produced. Absent: as last reported.
-	OutputTokens *uint32 `protobuf:"varint,5,opt,name=output_tokens,json=outputTokens,proto3,oneof" json:"output_tokens,omitempty"`
-	// Prompt tokens that the engine reported as cached.
-	CachedTokens  *uint32 `protobuf:"varint,6,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ReleaseReservationRequest) Reset() {
-	*x = ReleaseReservationRequest{}
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ReleaseReservationRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ReleaseReservationRequest) ProtoMessage() {}
-
-func (x *ReleaseReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ReleaseReservationRequest.ProtoReflect.Descriptor instead.
-func (*ReleaseReservationRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *ReleaseReservationRequest) GetReservationId() string {
-	if x != nil {
-		return x.ReservationId
-	}
-	return ""
-}
-
-func (x *ReleaseReservationRequest) GetAttempt() uint32 {
-	if x != nil && x.Attempt != nil {
-		return *x.Attempt
-	}
-	return 0
-}
-
-func (x *ReleaseReservationRequest) GetEnd() End {
-	if x != nil {
-		return x.End
-	}
-	return End_END_UNSPECIFIED
-}
-
-func (x *ReleaseReservationRequest) GetServedBy() string {
-	if x != nil {
-		return x.ServedBy
-	}
-	return ""
-}
-
-func (x *ReleaseReservationRequest) GetOutputTokens() uint32 {
-	if x != nil && x.OutputTokens != nil {
-		return *x.OutputTokens
-	}
-	return 0
-}
-
-func (x *ReleaseReservationRequest) GetCachedTokens() uint32 {
-	if x != nil && x.CachedTokens != nil {
-		return *x.CachedTokens
-	}
-	return 0
-}
-
-// RenewReservationRequest restarts a lease without reporting progress, for a request that still waits for its first token.
-type RenewReservationRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The reservation.
-	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	// The attempt that ChooseReplica returned. Absent: the latest.
-	Attempt       *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RenewReservationRequest) Reset() {
-	*x = RenewReservationRequest{}
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RenewReservationRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RenewReservationRequest) ProtoMessage() {}
-
-func (x *RenewReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RenewReservationRequest.ProtoReflect.Descriptor instead.
-func (*RenewReservationRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *RenewReservationRequest) GetReservationId() string {
-	if x != nil {
-		return x.ReservationId
-	}
-	return ""
-}
-
-func (x *RenewReservationRequest) GetAttempt() uint32 {
-	if x != nil && x.Attempt != nil {
-		return *x.Attempt
-	}
-	return 0
-}
-
-// TrackReservationRequest is one lifecycle report on a stream that carries those of many reservations.
-type TrackReservationRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's own number for this report; the answer repeats it.
-	Sequence uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The report.
-	//
-	// Types that are valid to be assigned to Report:
-	//
-	//	*TrackReservationRequest_PrefillCompleted
-	//	*TrackReservationRequest_DecodeProgress
-	//	*TrackReservationRequest_Release
-	//	*TrackReservationRequest_Renew
-	//	*TrackReservationRequest_Bind
-	Report        isTrackReservationRequest_Report `protobuf_oneof:"report"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *TrackReservationRequest) Reset() {
-	*x = TrackReservationRequest{}
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TrackReservationRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TrackReservationRequest) ProtoMessage() {}
-
-func (x *TrackReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_reservation_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TrackReservationRequest.ProtoReflect.Descriptor instead.
-func (*TrackReservationRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *TrackReservationRequest) GetSequence() uint64 {
+func (x *ReservationReport) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
 	}
 	return 0
 }
 
-func (x *TrackReservationRequest) GetReport() isTrackReservationRequest_Report {
+func (x *ReservationReport) GetEvent() isReservationReport_Event {
 	if x != nil {
-		return x.Report
+		return x.Event
 	}
 	return nil
 }
 
-func (x *TrackReservationRequest) GetPrefillCompleted() *ReportPrefillCompletedRequest {
+func (x *ReservationReport) GetFirstToken() *FirstTokenReport {
 	if x != nil {
-		if x, ok := x.Report.(*TrackReservationRequest_PrefillCompleted); ok {
-			return x.PrefillCompleted
+		if x, ok := x.Event.(*ReservationReport_FirstToken); ok {
+			return x.FirstToken
 		}
 	}
 	return nil
 }
 
-func (x *TrackReservationRequest) GetDecodeProgress() *ReportDecodeProgressRequest {
+func (x *ReservationReport) GetProgress() *ProgressReport {
 	if x != nil {
-		if x, ok := x.Report.(*TrackReservationRequest_DecodeProgress); ok {
-			return x.DecodeProgress
+		if x, ok := x.Event.(*ReservationReport_Progress); ok {
+			return x.Progress
 		}
 	}
 	return nil
 }
 
-func (x *TrackReservationRequest) GetRelease() *ReleaseReservationRequest {
+func (x *ReservationReport) GetRenew() *RenewalReport {
 	if x != nil {
-		if x, ok := x.Report.(*TrackReservationRequest_Release); ok {
-			return x.Release
-		}
-	}
-	return nil
-}
-
-func (x *TrackReservationRequest) GetRenew() *RenewReservationRequest {
-	if x != nil {
-		if x, ok := x.Report.(*TrackReservationRequest_Renew); ok {
+		if x, ok := x.Event.(*ReservationReport_Renew); ok {
 			return x.Renew
 		}
 	}
 	return nil
 }
 
-func (x *TrackReservationRequest) GetBind() *BindReservation {
+func (x *ReservationReport) GetRelease() *ReleaseReport {
 	if x != nil {
-		if x, ok := x.Report.(*TrackReservationRequest_Bind); ok {
+		if x, ok := x.Event.(*ReservationReport_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
+func (x *ReservationReport) GetBind() *BindReport {
+	if x != nil {
+		if x, ok := x.Event.(*ReservationReport_Bind); ok {
 			return x.Bind
 		}
 	}
 	return nil
 }
 
-type isTrackReservationRequest_Report interface {
-	isTrackReservationRequest_Report()
+type isReservationReport_Event interface {
+	isReservationReport_Event()
 }
 
-type TrackReservationRequest_PrefillCompleted struct {
+type ReservationReport_FirstToken struct {
 	// The first token was produced.
-	PrefillCompleted *ReportPrefillCompletedRequest `protobuf:"bytes,2,opt,name=prefill_completed,json=prefillCompleted,proto3,oneof"`
+	FirstToken *FirstTokenReport `protobuf:"bytes,4,opt,name=first_token,json=firstToken,proto3,oneof"`
 }
 
-type TrackReservationRequest_DecodeProgress struct {
+type ReservationReport_Progress struct {
 	// More tokens were produced.
-	DecodeProgress *ReportDecodeProgressRequest `protobuf:"bytes,3,opt,name=decode_progress,json=decodeProgress,proto3,oneof"`
+	Progress *ProgressReport `protobuf:"bytes,5,opt,name=progress,proto3,oneof"`
 }
 
-type TrackReservationRequest_Release struct {
-	// The reservation ends.
-	Release *ReleaseReservationRequest `protobuf:"bytes,4,opt,name=release,proto3,oneof"`
+type ReservationReport_Renew struct {
+	// Nothing new: the request still waits, for example for its first token.
+	Renew *RenewalReport `protobuf:"bytes,6,opt,name=renew,proto3,oneof"`
 }
 
-type TrackReservationRequest_Renew struct {
-	// The lease is extended.
-	Renew *RenewReservationRequest `protobuf:"bytes,5,opt,name=renew,proto3,oneof"`
+type ReservationReport_Release struct {
+	// The reservation ends. Ending one that has ended already succeeds and changes nothing.
+	Release *ReleaseReport `protobuf:"bytes,7,opt,name=release,proto3,oneof"`
 }
 
-type TrackReservationRequest_Bind struct {
-	// The reservation is bound to this stream: it is released when the stream ends.
-	Bind *BindReservation `protobuf:"bytes,6,opt,name=bind,proto3,oneof"`
+type ReservationReport_Bind struct {
+	// The reservation is bound to the stream of this report, whose end releases it. ReportReservation rejects it.
+	Bind *BindReport `protobuf:"bytes,8,opt,name=bind,proto3,oneof"`
 }
 
-func (*TrackReservationRequest_PrefillCompleted) isTrackReservationRequest_Report() {}
+func (*ReservationReport_FirstToken) isReservationReport_Event() {}
 
-func (*TrackReservationRequest_DecodeProgress) isTrackReservationRequest_Report() {}
+func (*ReservationReport_Progress) isReservationReport_Event() {}
 
-func (*TrackReservationRequest_Release) isTrackReservationRequest_Report() {}
+func (*ReservationReport_Renew) isReservationReport_Event() {}
 
-func (*TrackReservationRequest_Renew) isTrackReservationRequest_Report() {}
+func (*ReservationReport_Release) isReservationReport_Event() {}
 
-func (*TrackReservationRequest_Bind) isTrackReservationRequest_Report() {}
+func (*ReservationReport_Bind) isReservationReport_Event() {}
 
-// BindReservation binds a reservation to the stream, whose end releases it.
-type BindReservation struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The reservation.
-	ReservationId string `protobuf:"bytes,1,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	// The attempt that ChooseReplica returned. Absent: the latest.
-	Attempt       *uint32 `protobuf:"varint,2,opt,name=attempt,proto3,oneof" json:"attempt,omitempty"`
+// FirstTokenReport has no fields.
+type FirstTokenReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *BindReservation) Reset() {
-	*x = BindReservation{}
+func (x *FirstTokenReport) Reset() {
+	*x = FirstTokenReport{}
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FirstTokenReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FirstTokenReport) ProtoMessage() {}
+
+func (x *FirstTokenReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FirstTokenReport.ProtoReflect.Descriptor instead.
+func (*FirstTokenReport) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{2}
+}
+
+// ProgressReport is how far a request is.
+type ProgressReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tokens produced since the start, not since the last report. A smaller number than before is ignored.
+	OutputTokens  uint32 `protobuf:"varint,1,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProgressReport) Reset() {
+	*x = ProgressReport{}
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProgressReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProgressReport) ProtoMessage() {}
+
+func (x *ProgressReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProgressReport.ProtoReflect.Descriptor instead.
+func (*ProgressReport) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ProgressReport) GetOutputTokens() uint32 {
+	if x != nil {
+		return x.OutputTokens
+	}
+	return 0
+}
+
+// RenewalReport has no fields.
+type RenewalReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewalReport) Reset() {
+	*x = RenewalReport{}
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewalReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewalReport) ProtoMessage() {}
+
+func (x *RenewalReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewalReport.ProtoReflect.Descriptor instead.
+func (*RenewalReport) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{4}
+}
+
+// ReleaseReport is how a request ended.
+type ReleaseReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How the request ended. It must be set.
+	Reason ReleaseReason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvpilot.v1.ReleaseReason" json:"reason,omitempty"`
+	// The replica that served, when it differs from the chosen one.
+	ServedBy string `protobuf:"bytes,2,opt,name=served_by,json=servedBy,proto3" json:"served_by,omitempty"`
+	// Tokens that were produced. Absent: as last reported.
+	OutputTokens *uint32 `protobuf:"varint,3,opt,name=output_tokens,json=outputTokens,proto3,oneof" json:"output_tokens,omitempty"`
+	// Prompt tokens that the engine reported as cached.
+	CachedTokens  *uint32 `protobuf:"varint,4,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseReport) Reset() {
+	*x = ReleaseReport{}
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseReport) ProtoMessage() {}
+
+func (x *ReleaseReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_reservation_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseReport.ProtoReflect.Descriptor instead.
+func (*ReleaseReport) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReleaseReport) GetReason() ReleaseReason {
+	if x != nil {
+		return x.Reason
+	}
+	return ReleaseReason_RELEASE_REASON_UNSPECIFIED
+}
+
+func (x *ReleaseReport) GetServedBy() string {
+	if x != nil {
+		return x.ServedBy
+	}
+	return ""
+}
+
+func (x *ReleaseReport) GetOutputTokens() uint32 {
+	if x != nil && x.OutputTokens != nil {
+		return *x.OutputTokens
+	}
+	return 0
+}
+
+func (x *ReleaseReport) GetCachedTokens() uint32 {
+	if x != nil && x.CachedTokens != nil {
+		return *x.CachedTokens
+	}
+	return 0
+}
+
+// BindReport has no fields.
+type BindReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BindReport) Reset() {
+	*x = BindReport{}
 	mi := &file_kvpilot_v1_reservation_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *BindReservation) String() string {
+func (x *BindReport) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*BindReservation) ProtoMessage() {}
+func (*BindReport) ProtoMessage() {}
 
-func (x *BindReservation) ProtoReflect() protoreflect.Message {
+func (x *BindReport) ProtoReflect() protoreflect.Message {
 	mi := &file_kvpilot_v1_reservation_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -591,23 +594,9 @@ func (x *BindReservation) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BindReservation.ProtoReflect.Descriptor instead.
-func (*BindReservation) Descriptor() ([]byte, []int) {
+// Deprecated: Use BindReport.ProtoReflect.Descriptor instead.
+func (*BindReport) Descriptor() ([]byte, []int) {
 	return file_kvpilot_v1_reservation_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *BindReservation) GetReservationId() string {
-	if x != nil {
-		return x.ReservationId
-	}
-	return ""
-}
-
-func (x *BindReservation) GetAttempt() uint32 {
-	if x != nil && x.Attempt != nil {
-		return *x.Attempt
-	}
-	return 0
 }
 
 // TrackReservationResponse answers one report. A failed report does not end the stream.
@@ -688,56 +677,39 @@ var File_kvpilot_v1_reservation_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_reservation_proto_rawDesc = "" +
 	"\n" +
 	"\x1ckvpilot/v1/reservation.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x19kvpilot/v1/decision.proto\x1a\x17kvpilot/v1/errors.proto\"z\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17kvpilot/v1/errors.proto\"z\n" +
 	"\vReservation\x12%\n" +
 	"\x0ereservation_id\x18\x01 \x01(\tR\rreservationId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12*\n" +
-	"\x06effect\x18\x03 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\"}\n" +
-	"\x1dReportPrefillCompletedRequest\x121\n" +
+	"\x06effect\x18\x03 \x01(\x0e2\x12.kvpilot.v1.EffectR\x06effect\"\xb0\x03\n" +
+	"\x11ReservationReport\x121\n" +
 	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
-	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01B\n" +
+	"\aattempt\x18\x02 \x01(\rH\x01R\aattempt\x88\x01\x01\x12\x1a\n" +
+	"\bsequence\x18\x03 \x01(\x04R\bsequence\x12?\n" +
+	"\vfirst_token\x18\x04 \x01(\v2\x1c.kvpilot.v1.FirstTokenReportH\x00R\n" +
+	"firstToken\x128\n" +
+	"\bprogress\x18\x05 \x01(\v2\x1a.kvpilot.v1.ProgressReportH\x00R\bprogress\x121\n" +
+	"\x05renew\x18\x06 \x01(\v2\x19.kvpilot.v1.RenewalReportH\x00R\x05renew\x125\n" +
+	"\arelease\x18\a \x01(\v2\x19.kvpilot.v1.ReleaseReportH\x00R\arelease\x12,\n" +
+	"\x04bind\x18\b \x01(\v2\x16.kvpilot.v1.BindReportH\x00R\x04bindB\x0e\n" +
+	"\x05event\x12\x05\xbaH\x02\b\x01B\n" +
 	"\n" +
-	"\b_attempt\"\xa0\x01\n" +
-	"\x1bReportDecodeProgressRequest\x121\n" +
-	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
-	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01\x12#\n" +
-	"\routput_tokens\x18\x03 \x01(\rR\foutputTokensB\n" +
-	"\n" +
-	"\b_attempt\"\xc5\x02\n" +
-	"\x19ReleaseReservationRequest\x121\n" +
-	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
-	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01\x12+\n" +
-	"\x03end\x18\x03 \x01(\x0e2\x0f.kvpilot.v1.EndB\b\xbaH\x05\x82\x01\x02\x10\x01R\x03end\x12%\n" +
-	"\tserved_by\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\bservedBy\x12(\n" +
-	"\routput_tokens\x18\x05 \x01(\rH\x01R\foutputTokens\x88\x01\x01\x12(\n" +
-	"\rcached_tokens\x18\x06 \x01(\rH\x02R\fcachedTokens\x88\x01\x01B\n" +
-	"\n" +
-	"\b_attemptB\x10\n" +
+	"\b_attempt\"\x12\n" +
+	"\x10FirstTokenReport\"5\n" +
+	"\x0eProgressReport\x12#\n" +
+	"\routput_tokens\x18\x01 \x01(\rR\foutputTokens\"\x0f\n" +
+	"\rRenewalReport\"\xfa\x02\n" +
+	"\rReleaseReport\x12\xc9\x01\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x19.kvpilot.v1.ReleaseReasonB\x95\x01\xbaH\x91\x01\xba\x01\x88\x01\n" +
+	"\x0erelease.reason\x12kmust be RELEASE_REASON_COMPLETED, RELEASE_REASON_CANCELED, RELEASE_REASON_REJECTED or RELEASE_REASON_FAILED\x1a\tthis != 0\x82\x01\x02\x10\x01R\x06reason\x12%\n" +
+	"\tserved_by\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\bservedBy\x12(\n" +
+	"\routput_tokens\x18\x03 \x01(\rH\x00R\foutputTokens\x88\x01\x01\x12(\n" +
+	"\rcached_tokens\x18\x04 \x01(\rH\x01R\fcachedTokens\x88\x01\x01B\x10\n" +
 	"\x0e_output_tokensB\x10\n" +
-	"\x0e_cached_tokens\"w\n" +
-	"\x17RenewReservationRequest\x121\n" +
-	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
-	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01B\n" +
+	"\x0e_cached_tokens\"\f\n" +
 	"\n" +
-	"\b_attempt\"\xa7\x03\n" +
-	"\x17TrackReservationRequest\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12X\n" +
-	"\x11prefill_completed\x18\x02 \x01(\v2).kvpilot.v1.ReportPrefillCompletedRequestH\x00R\x10prefillCompleted\x12R\n" +
-	"\x0fdecode_progress\x18\x03 \x01(\v2'.kvpilot.v1.ReportDecodeProgressRequestH\x00R\x0edecodeProgress\x12A\n" +
-	"\arelease\x18\x04 \x01(\v2%.kvpilot.v1.ReleaseReservationRequestH\x00R\arelease\x12;\n" +
-	"\x05renew\x18\x05 \x01(\v2#.kvpilot.v1.RenewReservationRequestH\x00R\x05renew\x121\n" +
-	"\x04bind\x18\x06 \x01(\v2\x1b.kvpilot.v1.BindReservationH\x00R\x04bindB\x0f\n" +
-	"\x06report\x12\x05\xbaH\x02\b\x01\"o\n" +
-	"\x0fBindReservation\x121\n" +
-	"\x0ereservation_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x01R\rreservationId\x12\x1d\n" +
-	"\aattempt\x18\x02 \x01(\rH\x00R\aattempt\x88\x01\x01B\n" +
-	"\n" +
-	"\b_attempt\"\xbc\x01\n" +
+	"BindReport\"\xbc\x01\n" +
 	"\x18TrackReservationResponse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x129\n" +
 	"\vreservation\x18\x02 \x01(\v2\x17.kvpilot.v1.ReservationR\vreservation\x12/\n" +
@@ -747,7 +719,13 @@ const file_kvpilot_v1_reservation_proto_rawDesc = "" +
 	"\x12EFFECT_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eEFFECT_APPLIED\x10\x01\x12\x14\n" +
 	"\x10EFFECT_DUPLICATE\x10\x02\x12\x10\n" +
-	"\fEFFECT_STALE\x10\x03B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\fEFFECT_STALE\x10\x03*\xa2\x01\n" +
+	"\rReleaseReason\x12\x1e\n" +
+	"\x1aRELEASE_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18RELEASE_REASON_COMPLETED\x10\x01\x12\x1b\n" +
+	"\x17RELEASE_REASON_CANCELED\x10\x02\x12\x1b\n" +
+	"\x17RELEASE_REASON_REJECTED\x10\x03\x12\x19\n" +
+	"\x15RELEASE_REASON_FAILED\x10\x04B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_reservation_proto_rawDescOnce sync.Once
@@ -761,30 +739,30 @@ func file_kvpilot_v1_reservation_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_reservation_proto_rawDescData
 }
 
-var file_kvpilot_v1_reservation_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvpilot_v1_reservation_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_kvpilot_v1_reservation_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvpilot_v1_reservation_proto_goTypes = []any{
-	(Effect)(0),                           // 0: kvpilot.v1.Effect
-	(*Reservation)(nil),                   // 1: kvpilot.v1.Reservation
-	(*ReportPrefillCompletedRequest)(nil), // 2: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 3: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 4: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 5: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 6: kvpilot.v1.TrackReservationRequest
-	(*BindReservation)(nil),               // 7: kvpilot.v1.BindReservation
-	(*TrackReservationResponse)(nil),      // 8: kvpilot.v1.TrackReservationResponse
-	(End)(0),                              // 9: kvpilot.v1.End
-	(ErrorReason)(0),                      // 10: kvpilot.v1.ErrorReason
+	(Effect)(0),                      // 0: kvpilot.v1.Effect
+	(ReleaseReason)(0),               // 1: kvpilot.v1.ReleaseReason
+	(*Reservation)(nil),              // 2: kvpilot.v1.Reservation
+	(*ReservationReport)(nil),        // 3: kvpilot.v1.ReservationReport
+	(*FirstTokenReport)(nil),         // 4: kvpilot.v1.FirstTokenReport
+	(*ProgressReport)(nil),           // 5: kvpilot.v1.ProgressReport
+	(*RenewalReport)(nil),            // 6: kvpilot.v1.RenewalReport
+	(*ReleaseReport)(nil),            // 7: kvpilot.v1.ReleaseReport
+	(*BindReport)(nil),               // 8: kvpilot.v1.BindReport
+	(*TrackReservationResponse)(nil), // 9: kvpilot.v1.TrackReservationResponse
+	(ErrorReason)(0),                 // 10: kvpilot.v1.ErrorReason
 }
 var file_kvpilot_v1_reservation_proto_depIdxs = []int32{
 	0,  // 0: kvpilot.v1.Reservation.effect:type_name -> kvpilot.v1.Effect
-	9,  // 1: kvpilot.v1.ReleaseReservationRequest.end:type_name -> kvpilot.v1.End
-	2,  // 2: kvpilot.v1.TrackReservationRequest.prefill_completed:type_name -> kvpilot.v1.ReportPrefillCompletedRequest
-	3,  // 3: kvpilot.v1.TrackReservationRequest.decode_progress:type_name -> kvpilot.v1.ReportDecodeProgressRequest
-	4,  // 4: kvpilot.v1.TrackReservationRequest.release:type_name -> kvpilot.v1.ReleaseReservationRequest
-	5,  // 5: kvpilot.v1.TrackReservationRequest.renew:type_name -> kvpilot.v1.RenewReservationRequest
-	7,  // 6: kvpilot.v1.TrackReservationRequest.bind:type_name -> kvpilot.v1.BindReservation
-	1,  // 7: kvpilot.v1.TrackReservationResponse.reservation:type_name -> kvpilot.v1.Reservation
+	4,  // 1: kvpilot.v1.ReservationReport.first_token:type_name -> kvpilot.v1.FirstTokenReport
+	5,  // 2: kvpilot.v1.ReservationReport.progress:type_name -> kvpilot.v1.ProgressReport
+	6,  // 3: kvpilot.v1.ReservationReport.renew:type_name -> kvpilot.v1.RenewalReport
+	7,  // 4: kvpilot.v1.ReservationReport.release:type_name -> kvpilot.v1.ReleaseReport
+	8,  // 5: kvpilot.v1.ReservationReport.bind:type_name -> kvpilot.v1.BindReport
+	1,  // 6: kvpilot.v1.ReleaseReport.reason:type_name -> kvpilot.v1.ReleaseReason
+	2,  // 7: kvpilot.v1.TrackReservationResponse.reservation:type_name -> kvpilot.v1.Reservation
 	10, // 8: kvpilot.v1.TrackReservationResponse.reason:type_name -> kvpilot.v1.ErrorReason
 	9,  // [9:9] is the sub-list for method output_type
 	9,  // [9:9] is the sub-list for method input_type
@@ -798,26 +776,21 @@ func file_kvpilot_v1_reservation_proto_init() {
 	if File_kvpilot_v1_reservation_proto != nil {
 		return
 	}
-	file_kvpilot_v1_decision_proto_init()
 	file_kvpilot_v1_errors_proto_init()
-	file_kvpilot_v1_reservation_proto_msgTypes[1].OneofWrappers = []any{}
-	file_kvpilot_v1_reservation_proto_msgTypes[2].OneofWrappers = []any{}
-	file_kvpilot_v1_reservation_proto_msgTypes[3].OneofWrappers = []any{}
-	file_kvpilot_v1_reservation_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvpilot_v1_reservation_proto_msgTypes[5].OneofWrappers = []any{
-		(*TrackReservationRequest_PrefillCompleted)(nil),
-		(*TrackReservationRequest_DecodeProgress)(nil),
-		(*TrackReservationRequest_Release)(nil),
-		(*TrackReservationRequest_Renew)(nil),
-		(*TrackReservationRequest_Bind)(nil),
+	file_kvpilot_v1_reservation_proto_msgTypes[1].OneofWrappers = []any{
+		(*ReservationReport_FirstToken)(nil),
+		(*ReservationReport_Progress)(nil),
+		(*ReservationReport_Renew)(nil),
+		(*ReservationReport_Release)(nil),
+		(*ReservationReport_Bind)(nil),
 	}
-	file_kvpilot_v1_reservation_proto_msgTypes[6].OneofWrappers = []any{}
+	file_kvpilot_v1_reservation_proto_msgTypes[5].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_reservation_proto_rawDesc), len(file_kvpilot_v1_reservation_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,

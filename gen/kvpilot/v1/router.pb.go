@@ -459,8 +459,8 @@ func (x *TokenParity) GetDetail() string {
 // GetHistoryRequest chooses the steps.
 type GetHistoryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The length of a step in seconds: 1 or 15; 0 means 1.
-	StepSeconds uint32 `protobuf:"varint,1,opt,name=step_seconds,json=stepSeconds,proto3" json:"step_seconds,omitempty"`
+	// The length of a step: 1 s or 15 s. Absent: 1 s.
+	Step *durationpb.Duration `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
 	// Only steps that begin then or later. Absent: all that are remembered.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -497,11 +497,11 @@ func (*GetHistoryRequest) Descriptor() ([]byte, []int) {
 	return file_kvpilot_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *GetHistoryRequest) GetStepSeconds() uint32 {
+func (x *GetHistoryRequest) GetStep() *durationpb.Duration {
 	if x != nil {
-		return x.StepSeconds
+		return x.Step
 	}
-	return 0
+	return nil
 }
 
 func (x *GetHistoryRequest) GetSince() *timestamppb.Timestamp {
@@ -562,8 +562,8 @@ type HistoryStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When the step begins.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
-	// How many seconds were counted. Fewer than the step has for a router that is younger.
-	Seconds uint32 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// The time that was counted: less than a step for a router that is younger.
+	Counted *durationpb.Duration `protobuf:"bytes,2,opt,name=counted,proto3" json:"counted,omitempty"`
 	// Requests that ended after a replica was chosen for them, each counted once. One that several replicas were tried for is one.
 	Requests uint32 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
 	// Those of them whose clients got a failure.
@@ -577,22 +577,22 @@ type HistoryStep struct {
 	CachedTokens uint64 `protobuf:"varint,7,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// Those of prompt_tokens that the router counted.
 	CountedTokens uint64 `protobuf:"varint,8,opt,name=counted_tokens,json=countedTokens,proto3" json:"counted_tokens,omitempty"`
-	// The median of the times to the first token, in milliseconds; 0 when none was seen.
-	TtftP50Ms float64 `protobuf:"fixed64,9,opt,name=ttft_p50_ms,json=ttftP50Ms,proto3" json:"ttft_p50_ms,omitempty"`
-	// Their 99th percentile, in milliseconds; 0 when none was seen.
-	TtftP99Ms float64 `protobuf:"fixed64,10,opt,name=ttft_p99_ms,json=ttftP99Ms,proto3" json:"ttft_p99_ms,omitempty"`
+	// The median of the times to the first token. Absent when none was seen.
+	TtftP50 *durationpb.Duration `protobuf:"bytes,9,opt,name=ttft_p50,json=ttftP50,proto3" json:"ttft_p50,omitempty"`
+	// Their 99th percentile. Absent when none was seen.
+	TtftP99 *durationpb.Duration `protobuf:"bytes,10,opt,name=ttft_p99,json=ttftP99,proto3" json:"ttft_p99,omitempty"`
 	// The share of decisions in which the shadow policy chose the same rank. Absent when none ran.
 	ShadowAgreed *float64 `protobuf:"fixed64,11,opt,name=shadow_agreed,json=shadowAgreed,proto3,oneof" json:"shadow_agreed,omitempty"`
-	// The shadow policy's mean regret in milliseconds: above zero, it would have been slower.
-	ShadowRegretMs float64 `protobuf:"fixed64,12,opt,name=shadow_regret_ms,json=shadowRegretMs,proto3" json:"shadow_regret_ms,omitempty"`
-	// The median time of a token after the first, over the answers that ended, in milliseconds; 0 when none is known.
-	TpotP50Ms float64 `protobuf:"fixed64,13,opt,name=tpot_p50_ms,json=tpotP50Ms,proto3" json:"tpot_p50_ms,omitempty"`
+	// The shadow policy's mean regret: above zero, it would have been slower. Absent when none ran.
+	ShadowRegret *durationpb.Duration `protobuf:"bytes,12,opt,name=shadow_regret,json=shadowRegret,proto3" json:"shadow_regret,omitempty"`
+	// The median time of a token after the first, over the answers that ended. Absent when none is known.
+	TpotP50 *durationpb.Duration `protobuf:"bytes,13,opt,name=tpot_p50,json=tpotP50,proto3" json:"tpot_p50,omitempty"`
 	// Its 99th percentile.
-	TpotP99Ms float64 `protobuf:"fixed64,14,opt,name=tpot_p99_ms,json=tpotP99Ms,proto3" json:"tpot_p99_ms,omitempty"`
+	TpotP99 *durationpb.Duration `protobuf:"bytes,14,opt,name=tpot_p99,json=tpotP99,proto3" json:"tpot_p99,omitempty"`
 	// Requests that had waited in the router's queue when they were assigned to a replica.
 	Held uint32 `protobuf:"varint,15,opt,name=held,proto3" json:"held,omitempty"`
-	// The longest of these waits, in milliseconds.
-	HeldMaxMs float64 `protobuf:"fixed64,16,opt,name=held_max_ms,json=heldMaxMs,proto3" json:"held_max_ms,omitempty"`
+	// The longest of these waits. Absent when there was none.
+	HeldMax *durationpb.Duration `protobuf:"bytes,16,opt,name=held_max,json=heldMax,proto3" json:"held_max,omitempty"`
 	// Attempts that ended on a replica; a request has one or more.
 	Attempts uint32 `protobuf:"varint,17,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Attempts that were repeated or continued on another replica. Their requests are not failed by that.
@@ -641,11 +641,11 @@ func (x *HistoryStep) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *HistoryStep) GetSeconds() uint32 {
+func (x *HistoryStep) GetCounted() *durationpb.Duration {
 	if x != nil {
-		return x.Seconds
+		return x.Counted
 	}
-	return 0
+	return nil
 }
 
 func (x *HistoryStep) GetRequests() uint32 {
@@ -690,18 +690,18 @@ func (x *HistoryStep) GetCountedTokens() uint64 {
 	return 0
 }
 
-func (x *HistoryStep) GetTtftP50Ms() float64 {
+func (x *HistoryStep) GetTtftP50() *durationpb.Duration {
 	if x != nil {
-		return x.TtftP50Ms
+		return x.TtftP50
 	}
-	return 0
+	return nil
 }
 
-func (x *HistoryStep) GetTtftP99Ms() float64 {
+func (x *HistoryStep) GetTtftP99() *durationpb.Duration {
 	if x != nil {
-		return x.TtftP99Ms
+		return x.TtftP99
 	}
-	return 0
+	return nil
 }
 
 func (x *HistoryStep) GetShadowAgreed() float64 {
@@ -711,25 +711,25 @@ func (x *HistoryStep) GetShadowAgreed() float64 {
 	return 0
 }
 
-func (x *HistoryStep) GetShadowRegretMs() float64 {
+func (x *HistoryStep) GetShadowRegret() *durationpb.Duration {
 	if x != nil {
-		return x.ShadowRegretMs
+		return x.ShadowRegret
 	}
-	return 0
+	return nil
 }
 
-func (x *HistoryStep) GetTpotP50Ms() float64 {
+func (x *HistoryStep) GetTpotP50() *durationpb.Duration {
 	if x != nil {
-		return x.TpotP50Ms
+		return x.TpotP50
 	}
-	return 0
+	return nil
 }
 
-func (x *HistoryStep) GetTpotP99Ms() float64 {
+func (x *HistoryStep) GetTpotP99() *durationpb.Duration {
 	if x != nil {
-		return x.TpotP99Ms
+		return x.TpotP99
 	}
-	return 0
+	return nil
 }
 
 func (x *HistoryStep) GetHeld() uint32 {
@@ -739,11 +739,11 @@ func (x *HistoryStep) GetHeld() uint32 {
 	return 0
 }
 
-func (x *HistoryStep) GetHeldMaxMs() float64 {
+func (x *HistoryStep) GetHeldMax() *durationpb.Duration {
 	if x != nil {
-		return x.HeldMaxMs
+		return x.HeldMax
 	}
-	return 0
+	return nil
 }
 
 func (x *HistoryStep) GetAttempts() uint32 {
@@ -1440,30 +1440,30 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\vTokenParity\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"u\n" +
-	"\x11GetHistoryRequest\x12.\n" +
-	"\fstep_seconds\x18\x01 \x01(\rB\v\xbaH\b*\x060\x000\x010\x0fR\vstepSeconds\x120\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x84\x01\n" +
+	"\x11GetHistoryRequest\x12=\n" +
+	"\x04step\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b:\x02\b\x01:\x02\b\x0fR\x04step\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"C\n" +
 	"\x12GetHistoryResponse\x12-\n" +
-	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\xeb\x05\n" +
+	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\x8a\a\n" +
 	"\vHistoryStep\x12.\n" +
-	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
-	"\aseconds\x18\x02 \x01(\rR\aseconds\x12\x1a\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x123\n" +
+	"\acounted\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\acounted\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\rR\brequests\x12\x16\n" +
 	"\x06failed\x18\x04 \x01(\rR\x06failed\x12A\n" +
 	"\bunserved\x18\x05 \x03(\v2%.kvpilot.v1.HistoryStep.UnservedEntryR\bunserved\x12#\n" +
 	"\rprompt_tokens\x18\x06 \x01(\x04R\fpromptTokens\x12#\n" +
 	"\rcached_tokens\x18\a \x01(\x04R\fcachedTokens\x12%\n" +
-	"\x0ecounted_tokens\x18\b \x01(\x04R\rcountedTokens\x12\x1e\n" +
-	"\vttft_p50_ms\x18\t \x01(\x01R\tttftP50Ms\x12\x1e\n" +
-	"\vttft_p99_ms\x18\n" +
-	" \x01(\x01R\tttftP99Ms\x12(\n" +
-	"\rshadow_agreed\x18\v \x01(\x01H\x00R\fshadowAgreed\x88\x01\x01\x12(\n" +
-	"\x10shadow_regret_ms\x18\f \x01(\x01R\x0eshadowRegretMs\x12\x1e\n" +
-	"\vtpot_p50_ms\x18\r \x01(\x01R\ttpotP50Ms\x12\x1e\n" +
-	"\vtpot_p99_ms\x18\x0e \x01(\x01R\ttpotP99Ms\x12\x12\n" +
-	"\x04held\x18\x0f \x01(\rR\x04held\x12\x1e\n" +
-	"\vheld_max_ms\x18\x10 \x01(\x01R\theldMaxMs\x12\x1a\n" +
+	"\x0ecounted_tokens\x18\b \x01(\x04R\rcountedTokens\x124\n" +
+	"\bttft_p50\x18\t \x01(\v2\x19.google.protobuf.DurationR\attftP50\x124\n" +
+	"\bttft_p99\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\attftP99\x12(\n" +
+	"\rshadow_agreed\x18\v \x01(\x01H\x00R\fshadowAgreed\x88\x01\x01\x12>\n" +
+	"\rshadow_regret\x18\f \x01(\v2\x19.google.protobuf.DurationR\fshadowRegret\x124\n" +
+	"\btpot_p50\x18\r \x01(\v2\x19.google.protobuf.DurationR\atpotP50\x124\n" +
+	"\btpot_p99\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\atpotP99\x12\x12\n" +
+	"\x04held\x18\x0f \x01(\rR\x04held\x124\n" +
+	"\bheld_max\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\aheldMax\x12\x1a\n" +
 	"\battempts\x18\x11 \x01(\rR\battempts\x12\x18\n" +
 	"\aretries\x18\x12 \x01(\rR\aretries\x12\x1d\n" +
 	"\n" +
@@ -1583,32 +1583,40 @@ var file_kvpilot_v1_router_proto_depIdxs = []int32{
 	5,  // 3: kvpilot.v1.GetStatusResponse.parity:type_name -> kvpilot.v1.TokenParity
 	8,  // 4: kvpilot.v1.GetStatusResponse.minute:type_name -> kvpilot.v1.HistoryStep
 	3,  // 5: kvpilot.v1.GetStatusResponse.links:type_name -> kvpilot.v1.Links
-	20, // 6: kvpilot.v1.GetHistoryRequest.since:type_name -> google.protobuf.Timestamp
-	8,  // 7: kvpilot.v1.GetHistoryResponse.steps:type_name -> kvpilot.v1.HistoryStep
-	20, // 8: kvpilot.v1.HistoryStep.time:type_name -> google.protobuf.Timestamp
-	18, // 9: kvpilot.v1.HistoryStep.unserved:type_name -> kvpilot.v1.HistoryStep.UnservedEntry
-	11, // 10: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
-	20, // 11: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
-	12, // 12: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
-	19, // 13: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
-	13, // 14: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
-	16, // 15: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
-	20, // 16: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
-	0,  // 17: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
-	17, // 18: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
-	1,  // 19: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
-	6,  // 20: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
-	14, // 21: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
-	9,  // 22: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
-	2,  // 23: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
-	7,  // 24: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
-	15, // 25: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
-	10, // 26: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
-	23, // [23:27] is the sub-list for method output_type
-	19, // [19:23] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	21, // 6: kvpilot.v1.GetHistoryRequest.step:type_name -> google.protobuf.Duration
+	20, // 7: kvpilot.v1.GetHistoryRequest.since:type_name -> google.protobuf.Timestamp
+	8,  // 8: kvpilot.v1.GetHistoryResponse.steps:type_name -> kvpilot.v1.HistoryStep
+	20, // 9: kvpilot.v1.HistoryStep.time:type_name -> google.protobuf.Timestamp
+	21, // 10: kvpilot.v1.HistoryStep.counted:type_name -> google.protobuf.Duration
+	18, // 11: kvpilot.v1.HistoryStep.unserved:type_name -> kvpilot.v1.HistoryStep.UnservedEntry
+	21, // 12: kvpilot.v1.HistoryStep.ttft_p50:type_name -> google.protobuf.Duration
+	21, // 13: kvpilot.v1.HistoryStep.ttft_p99:type_name -> google.protobuf.Duration
+	21, // 14: kvpilot.v1.HistoryStep.shadow_regret:type_name -> google.protobuf.Duration
+	21, // 15: kvpilot.v1.HistoryStep.tpot_p50:type_name -> google.protobuf.Duration
+	21, // 16: kvpilot.v1.HistoryStep.tpot_p99:type_name -> google.protobuf.Duration
+	21, // 17: kvpilot.v1.HistoryStep.held_max:type_name -> google.protobuf.Duration
+	11, // 18: kvpilot.v1.ListTracesResponse.traces:type_name -> kvpilot.v1.Trace
+	20, // 19: kvpilot.v1.Trace.time:type_name -> google.protobuf.Timestamp
+	12, // 20: kvpilot.v1.Trace.spans:type_name -> kvpilot.v1.Span
+	19, // 21: kvpilot.v1.Span.attributes:type_name -> kvpilot.v1.Span.AttributesEntry
+	13, // 22: kvpilot.v1.Span.events:type_name -> kvpilot.v1.SpanEvent
+	16, // 23: kvpilot.v1.ListRoutersResponse.routers:type_name -> kvpilot.v1.Router
+	20, // 24: kvpilot.v1.Router.started:type_name -> google.protobuf.Timestamp
+	0,  // 25: kvpilot.v1.Router.state:type_name -> kvpilot.v1.RouterState
+	17, // 26: kvpilot.v1.Router.report:type_name -> kvpilot.v1.RouterReport
+	1,  // 27: kvpilot.v1.RouterService.GetStatus:input_type -> kvpilot.v1.GetStatusRequest
+	6,  // 28: kvpilot.v1.RouterService.GetHistory:input_type -> kvpilot.v1.GetHistoryRequest
+	14, // 29: kvpilot.v1.RouterService.ListRouters:input_type -> kvpilot.v1.ListRoutersRequest
+	9,  // 30: kvpilot.v1.RouterService.ListTraces:input_type -> kvpilot.v1.ListTracesRequest
+	2,  // 31: kvpilot.v1.RouterService.GetStatus:output_type -> kvpilot.v1.GetStatusResponse
+	7,  // 32: kvpilot.v1.RouterService.GetHistory:output_type -> kvpilot.v1.GetHistoryResponse
+	15, // 33: kvpilot.v1.RouterService.ListRouters:output_type -> kvpilot.v1.ListRoutersResponse
+	10, // 34: kvpilot.v1.RouterService.ListTraces:output_type -> kvpilot.v1.ListTracesResponse
+	31, // [31:35] is the sub-list for method output_type
+	27, // [27:31] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_router_proto_init() }

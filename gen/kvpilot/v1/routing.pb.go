@@ -78,6 +78,63 @@ func (Reports) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{0}
 }
 
+// Booking is what a choice books.
+type Booking int32
+
+const (
+	// As BOOKING_RESERVE.
+	Booking_BOOKING_UNSPECIFIED Booking = 0
+	// The load, until the reservation is released or its lease ends (x-kvpilot-booking: reserve).
+	Booking_BOOKING_RESERVE Booking = 1
+	// Nothing. The request is sent all the same, so that the router expects its prompt on the replica (x-kvpilot-booking: none).
+	Booking_BOOKING_NONE Booking = 2
+	// Nothing, and the request is not sent: the router decides and explains only (x-kvpilot-booking: dry-run).
+	Booking_BOOKING_DRY_RUN Booking = 3
+)
+
+// Enum value maps for Booking.
+var (
+	Booking_name = map[int32]string{
+		0: "BOOKING_UNSPECIFIED",
+		1: "BOOKING_RESERVE",
+		2: "BOOKING_NONE",
+		3: "BOOKING_DRY_RUN",
+	}
+	Booking_value = map[string]int32{
+		"BOOKING_UNSPECIFIED": 0,
+		"BOOKING_RESERVE":     1,
+		"BOOKING_NONE":        2,
+		"BOOKING_DRY_RUN":     3,
+	}
+)
+
+func (x Booking) Enum() *Booking {
+	p := new(Booking)
+	*p = x
+	return p
+}
+
+func (x Booking) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Booking) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_routing_proto_enumTypes[1].Descriptor()
+}
+
+func (Booking) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_routing_proto_enumTypes[1]
+}
+
+func (x Booking) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Booking.Descriptor instead.
+func (Booking) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{1}
+}
+
 // Candidates narrows the choice. An empty message allows every replica of the pool.
 type Candidates struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -254,11 +311,9 @@ type ChooseReplicaRequest struct {
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt that the request will carry; empty for none.
 	CacheSalt string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
-	// Decide and explain, but book nothing and do not update the index.
-	DryRun bool `protobuf:"varint,13,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	// Book the load. Absent means yes, unless dry_run is set.
-	Reserve *bool `protobuf:"varint,14,opt,name=reserve,proto3,oneof" json:"reserve,omitempty"`
-	// How long the booking lives without a lifecycle report. Absent: as configured. 100 ms to 1 h.
+	// What the choice books.
+	Booking Booking `protobuf:"varint,13,opt,name=booking,proto3,enum=kvpilot.v1.Booking" json:"booking,omitempty"`
+	// How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,15,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
 	// the same request with the same id returns that booking and books nothing more.
@@ -400,18 +455,11 @@ func (x *ChooseReplicaRequest) GetCacheSalt() string {
 	return ""
 }
 
-func (x *ChooseReplicaRequest) GetDryRun() bool {
+func (x *ChooseReplicaRequest) GetBooking() Booking {
 	if x != nil {
-		return x.DryRun
+		return x.Booking
 	}
-	return false
-}
-
-func (x *ChooseReplicaRequest) GetReserve() bool {
-	if x != nil && x.Reserve != nil {
-		return *x.Reserve
-	}
-	return false
+	return Booking_BOOKING_UNSPECIFIED
 }
 
 func (x *ChooseReplicaRequest) GetLease() *durationpb.Duration {
@@ -491,12 +539,12 @@ type ChooseReplicaResponse struct {
 	Model string `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`
 	// The decision, for ExplainDecision.
 	DecisionId string `protobuf:"bytes,7,opt,name=decision_id,json=decisionId,proto3" json:"decision_id,omitempty"`
-	// The booking, for the lifecycle calls; empty when nothing was booked.
+	// The booking, for ReportReservation; empty when nothing was booked.
 	ReservationId string `protobuf:"bytes,8,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
 	// The attempt that the booking counts; the first is 0.
 	Attempt uint32 `protobuf:"varint,9,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// How long the booking lives without a lifecycle report, in milliseconds; 0 when nothing was booked.
-	LeaseMs uint32 `protobuf:"varint,10,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// How long the booking lives without a report. Absent when nothing was booked.
+	Lease *durationpb.Duration `protobuf:"bytes,10,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The policy that chose.
 	Policy string `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The reason of the choice, in one word.
@@ -509,8 +557,8 @@ type ChooseReplicaResponse struct {
 	OverlapCpuTokens uint32 `protobuf:"varint,15,opt,name=overlap_cpu_tokens,json=overlapCpuTokens,proto3" json:"overlap_cpu_tokens,omitempty"`
 	// Further contiguous tokens on disk or in a remote store.
 	OverlapDiskTokens uint32 `protobuf:"varint,16,opt,name=overlap_disk_tokens,json=overlapDiskTokens,proto3" json:"overlap_disk_tokens,omitempty"`
-	// The predicted time to the first token, in milliseconds.
-	PredictedTtftMs float64 `protobuf:"fixed64,17,opt,name=predicted_ttft_ms,json=predictedTtftMs,proto3" json:"predicted_ttft_ms,omitempty"`
+	// The predicted time to the first token. Absent when the policy predicts none, or the caller may not see it.
+	PredictedTtft *durationpb.Duration `protobuf:"bytes,17,opt,name=predicted_ttft,json=predictedTtft,proto3" json:"predicted_ttft,omitempty"`
 	// Headers to add to the request that goes to the replica.
 	RequestHeaders map[string]string `protobuf:"bytes,18,rep,name=request_headers,json=requestHeaders,proto3" json:"request_headers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The whole decision, if requested.
@@ -626,11 +674,11 @@ func (x *ChooseReplicaResponse) GetAttempt() uint32 {
 	return 0
 }
 
-func (x *ChooseReplicaResponse) GetLeaseMs() uint32 {
+func (x *ChooseReplicaResponse) GetLease() *durationpb.Duration {
 	if x != nil {
-		return x.LeaseMs
+		return x.Lease
 	}
-	return 0
+	return nil
 }
 
 func (x *ChooseReplicaResponse) GetPolicy() string {
@@ -675,11 +723,11 @@ func (x *ChooseReplicaResponse) GetOverlapDiskTokens() uint32 {
 	return 0
 }
 
-func (x *ChooseReplicaResponse) GetPredictedTtftMs() float64 {
+func (x *ChooseReplicaResponse) GetPredictedTtft() *durationpb.Duration {
 	if x != nil {
-		return x.PredictedTtftMs
+		return x.PredictedTtft
 	}
-	return 0
+	return nil
 }
 
 func (x *ChooseReplicaResponse) GetRequestHeaders() map[string]string {
@@ -1567,8 +1615,8 @@ type RankLoad struct {
 	KvUsage *float64 `protobuf:"fixed64,9,opt,name=kv_usage,json=kvUsage,proto3,oneof" json:"kv_usage,omitempty"`
 	// How old the engine's report is. Absent when there is none.
 	EngineAge *durationpb.Duration `protobuf:"bytes,10,opt,name=engine_age,json=engineAge,proto3" json:"engine_age,omitempty"`
-	// The predicted time until the rank has prefilled all that is booked, in milliseconds.
-	BacklogMs float64 `protobuf:"fixed64,11,opt,name=backlog_ms,json=backlogMs,proto3" json:"backlog_ms,omitempty"`
+	// The predicted time until the rank has prefilled all that is booked.
+	Backlog *durationpb.Duration `protobuf:"bytes,11,opt,name=backlog,proto3" json:"backlog,omitempty"`
 	// How fast the rank is, as the router has learned it. Absent for a rank that no request was sent to.
 	Speed *RankSpeed `protobuf:"bytes,12,opt,name=speed,proto3" json:"speed,omitempty"`
 	// The id of the router that counted the load: the one that decides for the replica's pool. Empty for this one.
@@ -1679,11 +1727,11 @@ func (x *RankLoad) GetEngineAge() *durationpb.Duration {
 	return nil
 }
 
-func (x *RankLoad) GetBacklogMs() float64 {
+func (x *RankLoad) GetBacklog() *durationpb.Duration {
 	if x != nil {
-		return x.BacklogMs
+		return x.Backlog
 	}
-	return 0
+	return nil
 }
 
 func (x *RankLoad) GetSpeed() *RankSpeed {
@@ -1884,7 +1932,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x0e\n" +
-	"\f_temperature\"\x85\a\n" +
+	"\f_temperature\"\xfa\x06\n" +
 	"\x14ChooseReplicaRequest\x12\x1e\n" +
 	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x123\n" +
 	"\ttoken_ids\x18\x02 \x01(\v2\x14.kvpilot.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
@@ -1902,18 +1950,15 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	" \x01(\rR\x14expectedOutputTokens\x12\"\n" +
 	"\aadapter\x18\v \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\aadapter\x12'\n" +
 	"\n" +
-	"cache_salt\x18\f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tcacheSalt\x12\x17\n" +
-	"\adry_run\x18\r \x01(\bR\x06dryRun\x12\x1d\n" +
-	"\areserve\x18\x0e \x01(\bH\x01R\areserve\x88\x01\x01\x12C\n" +
+	"cache_salt\x18\f \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\tcacheSalt\x127\n" +
+	"\abooking\x18\r \x01(\x0e2\x13.kvpilot.v1.BookingB\b\xbaH\x05\x82\x01\x02\x10\x01R\abooking\x12C\n" +
 	"\x05lease\x18\x0f \x01(\v2\x19.google.protobuf.DurationB\x12\xbaH\x0f\xaa\x01\f\"\x03\b\x90\x1c2\x05\x10\x80\xc2\xd7/R\x05lease\x12'\n" +
 	"\n" +
 	"request_id\x18\x10 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\trequestId\x12\x18\n" +
 	"\aexplain\x18\x11 \x01(\bR\aexplain\x12(\n" +
 	"\x10return_token_ids\x18\x12 \x01(\bR\x0ereturnTokenIds\x127\n" +
 	"\areports\x18\x13 \x01(\x0e2\x13.kvpilot.v1.ReportsB\b\xbaH\x05\x82\x01\x02\x10\x01R\areportsB\b\n" +
-	"\x06promptB\n" +
-	"\n" +
-	"\b_reserve\"\x91\b\n" +
+	"\x06prompt\"\xbd\b\n" +
 	"\x15ChooseReplicaResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1d\n" +
@@ -1925,16 +1970,16 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\vdecision_id\x18\a \x01(\tR\n" +
 	"decisionId\x12%\n" +
 	"\x0ereservation_id\x18\b \x01(\tR\rreservationId\x12\x18\n" +
-	"\aattempt\x18\t \x01(\rR\aattempt\x12\x19\n" +
-	"\blease_ms\x18\n" +
-	" \x01(\rR\aleaseMs\x12\x16\n" +
+	"\aattempt\x18\t \x01(\rR\aattempt\x12/\n" +
+	"\x05lease\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12\x16\n" +
 	"\x06policy\x18\v \x01(\tR\x06policy\x12\x16\n" +
 	"\x06reason\x18\f \x01(\tR\x06reason\x12#\n" +
 	"\rprompt_tokens\x18\r \x01(\rR\fpromptTokens\x12,\n" +
 	"\x12overlap_gpu_tokens\x18\x0e \x01(\rR\x10overlapGpuTokens\x12,\n" +
 	"\x12overlap_cpu_tokens\x18\x0f \x01(\rR\x10overlapCpuTokens\x12.\n" +
-	"\x13overlap_disk_tokens\x18\x10 \x01(\rR\x11overlapDiskTokens\x12*\n" +
-	"\x11predicted_ttft_ms\x18\x11 \x01(\x01R\x0fpredictedTtftMs\x12^\n" +
+	"\x13overlap_disk_tokens\x18\x10 \x01(\rR\x11overlapDiskTokens\x12@\n" +
+	"\x0epredicted_ttft\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\rpredictedTtft\x12^\n" +
 	"\x0frequest_headers\x18\x12 \x03(\v25.kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntryR\x0erequestHeaders\x120\n" +
 	"\bdecision\x18\x13 \x01(\v2\x14.kvpilot.v1.DecisionR\bdecision\x121\n" +
 	"\ttoken_ids\x18\x14 \x01(\v2\x14.kvpilot.v1.TokenIdsR\btokenIds\x12E\n" +
@@ -2016,7 +2061,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x05ranks\x18\x01 \x03(\v2\x14.kvpilot.v1.RankLoadR\x05ranks\x12\x1e\n" +
 	"\n" +
 	"unanswered\x18\x02 \x03(\tR\n" +
-	"unanswered\"\xc0\x04\n" +
+	"unanswered\"\xd6\x04\n" +
 	"\bRankLoad\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2030,9 +2075,8 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\bkv_usage\x18\t \x01(\x01H\x02R\akvUsage\x88\x01\x01\x128\n" +
 	"\n" +
 	"engine_age\x18\n" +
-	" \x01(\v2\x19.google.protobuf.DurationR\tengineAge\x12\x1d\n" +
-	"\n" +
-	"backlog_ms\x18\v \x01(\x01R\tbacklogMs\x12+\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\tengineAge\x123\n" +
+	"\abacklog\x18\v \x01(\v2\x19.google.protobuf.DurationR\abacklog\x12+\n" +
 	"\x05speed\x18\f \x01(\v2\x15.kvpilot.v1.RankSpeedR\x05speed\x12\x1d\n" +
 	"\n" +
 	"counted_by\x18\r \x01(\tR\tcountedBy\x121\n" +
@@ -2054,18 +2098,20 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aReports\x12\x17\n" +
 	"\x13REPORTS_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vREPORTS_ALL\x10\x01\x12\x0f\n" +
-	"\vREPORTS_END\x10\x022\xc4\x0f\n" +
+	"\vREPORTS_END\x10\x02*^\n" +
+	"\aBooking\x12\x17\n" +
+	"\x13BOOKING_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fBOOKING_RESERVE\x10\x01\x12\x10\n" +
+	"\fBOOKING_NONE\x10\x02\x12\x13\n" +
+	"\x0fBOOKING_DRY_RUN\x10\x032\xdf\v\n" +
 	"\x0eRoutingService\x12f\n" +
 	"\bTokenize\x12\x1b.kvpilot.v1.TokenizeRequest\x1a\x1c.kvpilot.v1.TokenizeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/tokenize\x12n\n" +
 	"\n" +
 	"Detokenize\x12\x1d.kvpilot.v1.DetokenizeRequest\x1a\x1e.kvpilot.v1.DetokenizeResponse\"!\x82\xd3\xe4\x93\x02\x1b:\x01*\"\x16/kvpilot/v1/detokenize\x12s\n" +
 	"\rChooseReplica\x12 .kvpilot.v1.ChooseReplicaRequest\x1a!.kvpilot.v1.ChooseReplicaResponse\"\x1d\x82\xd3\xe4\x93\x02\x17:\x01*\"\x12/kvpilot/v1/choose\x12x\n" +
-	"\tRouteBody\x12\x14.google.api.HttpBody\x1a!.kvpilot.v1.ChooseReplicaResponse\"2\x82\xd3\xe4\x93\x02,:\x01*Z\x15:\x01*\"\x10/v1/route/choose\"\x10/v1/route:choose\x12\xa3\x01\n" +
-	"\x16ReportPrefillCompleted\x12).kvpilot.v1.ReportPrefillCompletedRequest\x1a\x17.kvpilot.v1.Reservation\"E\x82\xd3\xe4\x93\x02?:\x01*\":/kvpilot/v1/reservations/{reservation_id}:prefillCompleted\x12\x9d\x01\n" +
-	"\x14ReportDecodeProgress\x12'.kvpilot.v1.ReportDecodeProgressRequest\x1a\x17.kvpilot.v1.Reservation\"C\x82\xd3\xe4\x93\x02=:\x01*\"8/kvpilot/v1/reservations/{reservation_id}:decodeProgress\x12\x92\x01\n" +
-	"\x12ReleaseReservation\x12%.kvpilot.v1.ReleaseReservationRequest\x1a\x17.kvpilot.v1.Reservation\"<\x82\xd3\xe4\x93\x026:\x01*\"1/kvpilot/v1/reservations/{reservation_id}:release\x12\x8c\x01\n" +
-	"\x10RenewReservation\x12#.kvpilot.v1.RenewReservationRequest\x1a\x17.kvpilot.v1.Reservation\":\x82\xd3\xe4\x93\x024:\x01*\"//kvpilot/v1/reservations/{reservation_id}:renew\x12\x8c\x01\n" +
-	"\x10TrackReservation\x12#.kvpilot.v1.TrackReservationRequest\x1a$.kvpilot.v1.TrackReservationResponse\")\x82\xd3\xe4\x93\x02#:\x01*\"\x1e/kvpilot/v1/reservations:track(\x010\x01\x12\xb6\x01\n" +
+	"\tRouteBody\x12\x14.google.api.HttpBody\x1a!.kvpilot.v1.ChooseReplicaResponse\"2\x82\xd3\xe4\x93\x02,:\x01*Z\x15:\x01*\"\x10/v1/route/choose\"\x10/v1/route:choose\x12\x88\x01\n" +
+	"\x11ReportReservation\x12\x1d.kvpilot.v1.ReservationReport\x1a\x17.kvpilot.v1.Reservation\";\x82\xd3\xe4\x93\x025:\x01*\"0/kvpilot/v1/reservations/{reservation_id}:report\x12\x86\x01\n" +
+	"\x10TrackReservation\x12\x1d.kvpilot.v1.ReservationReport\x1a$.kvpilot.v1.TrackReservationResponse\")\x82\xd3\xe4\x93\x02#:\x01*\"\x1e/kvpilot/v1/reservations:track(\x010\x01\x12\xb6\x01\n" +
 	"\x0fExplainDecision\x12\".kvpilot.v1.ExplainDecisionRequest\x1a#.kvpilot.v1.ExplainDecisionResponse\"Z\x82\xd3\xe4\x93\x02TZ-\x12+/kvpilot/v1/requests/{request_id}/decisions\x12#/kvpilot/v1/decisions/{decision_id}\x12s\n" +
 	"\rListDecisions\x12 .kvpilot.v1.ListDecisionsRequest\x1a!.kvpilot.v1.ListDecisionsResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/kvpilot/v1/decisions\x12~\n" +
 	"\x0eWatchDecisions\x12!.kvpilot.v1.WatchDecisionsRequest\x1a\".kvpilot.v1.WatchDecisionsResponse\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/kvpilot/v1/decisions:watch0\x01\x12q\n" +
@@ -2085,121 +2131,116 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_routing_proto_rawDescData
 }
 
-var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
-	(Reports)(0),                          // 0: kvpilot.v1.Reports
-	(*Candidates)(nil),                    // 1: kvpilot.v1.Candidates
-	(*PolicyOverride)(nil),                // 2: kvpilot.v1.PolicyOverride
-	(*ChooseReplicaRequest)(nil),          // 3: kvpilot.v1.ChooseReplicaRequest
-	(*ChooseReplicaResponse)(nil),         // 4: kvpilot.v1.ChooseReplicaResponse
-	(*ExplainDecisionRequest)(nil),        // 5: kvpilot.v1.ExplainDecisionRequest
-	(*ExplainDecisionResponse)(nil),       // 6: kvpilot.v1.ExplainDecisionResponse
-	(*ListDecisionsRequest)(nil),          // 7: kvpilot.v1.ListDecisionsRequest
-	(*ListDecisionsResponse)(nil),         // 8: kvpilot.v1.ListDecisionsResponse
-	(*WatchDecisionsRequest)(nil),         // 9: kvpilot.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 10: kvpilot.v1.WatchDecisionsResponse
-	(*ScoreOverlapRequest)(nil),           // 11: kvpilot.v1.ScoreOverlapRequest
-	(*ScoreOverlapResponse)(nil),          // 12: kvpilot.v1.ScoreOverlapResponse
-	(*RankOverlap)(nil),                   // 13: kvpilot.v1.RankOverlap
-	(*GetLoadsRequest)(nil),               // 14: kvpilot.v1.GetLoadsRequest
-	(*GetLoadsResponse)(nil),              // 15: kvpilot.v1.GetLoadsResponse
-	(*RankLoad)(nil),                      // 16: kvpilot.v1.RankLoad
-	(*ListPoliciesRequest)(nil),           // 17: kvpilot.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 18: kvpilot.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 19: kvpilot.v1.Policy
-	nil,                                   // 20: kvpilot.v1.PolicyOverride.ParamsEntry
-	nil,                                   // 21: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                                   // 22: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	nil,                                   // 23: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                      // 24: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),                   // 25: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),           // 26: google.protobuf.Duration
-	(*Decision)(nil),                      // 27: kvpilot.v1.Decision
-	(Effect)(0),                           // 28: kvpilot.v1.Effect
-	(End)(0),                              // 29: kvpilot.v1.End
-	(*Overlap)(nil),                       // 30: kvpilot.v1.Overlap
-	(FeedState)(0),                        // 31: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                     // 32: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),                   // 33: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),               // 34: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),             // 35: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),             // 36: google.api.HttpBody
-	(*ReportPrefillCompletedRequest)(nil), // 37: kvpilot.v1.ReportPrefillCompletedRequest
-	(*ReportDecodeProgressRequest)(nil),   // 38: kvpilot.v1.ReportDecodeProgressRequest
-	(*ReleaseReservationRequest)(nil),     // 39: kvpilot.v1.ReleaseReservationRequest
-	(*RenewReservationRequest)(nil),       // 40: kvpilot.v1.RenewReservationRequest
-	(*TrackReservationRequest)(nil),       // 41: kvpilot.v1.TrackReservationRequest
-	(*TokenizeResponse)(nil),              // 42: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),            // 43: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),                   // 44: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil),      // 45: kvpilot.v1.TrackReservationResponse
+	(Reports)(0),                     // 0: kvpilot.v1.Reports
+	(Booking)(0),                     // 1: kvpilot.v1.Booking
+	(*Candidates)(nil),               // 2: kvpilot.v1.Candidates
+	(*PolicyOverride)(nil),           // 3: kvpilot.v1.PolicyOverride
+	(*ChooseReplicaRequest)(nil),     // 4: kvpilot.v1.ChooseReplicaRequest
+	(*ChooseReplicaResponse)(nil),    // 5: kvpilot.v1.ChooseReplicaResponse
+	(*ExplainDecisionRequest)(nil),   // 6: kvpilot.v1.ExplainDecisionRequest
+	(*ExplainDecisionResponse)(nil),  // 7: kvpilot.v1.ExplainDecisionResponse
+	(*ListDecisionsRequest)(nil),     // 8: kvpilot.v1.ListDecisionsRequest
+	(*ListDecisionsResponse)(nil),    // 9: kvpilot.v1.ListDecisionsResponse
+	(*WatchDecisionsRequest)(nil),    // 10: kvpilot.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),   // 11: kvpilot.v1.WatchDecisionsResponse
+	(*ScoreOverlapRequest)(nil),      // 12: kvpilot.v1.ScoreOverlapRequest
+	(*ScoreOverlapResponse)(nil),     // 13: kvpilot.v1.ScoreOverlapResponse
+	(*RankOverlap)(nil),              // 14: kvpilot.v1.RankOverlap
+	(*GetLoadsRequest)(nil),          // 15: kvpilot.v1.GetLoadsRequest
+	(*GetLoadsResponse)(nil),         // 16: kvpilot.v1.GetLoadsResponse
+	(*RankLoad)(nil),                 // 17: kvpilot.v1.RankLoad
+	(*ListPoliciesRequest)(nil),      // 18: kvpilot.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),     // 19: kvpilot.v1.ListPoliciesResponse
+	(*Policy)(nil),                   // 20: kvpilot.v1.Policy
+	nil,                              // 21: kvpilot.v1.PolicyOverride.ParamsEntry
+	nil,                              // 22: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	nil,                              // 23: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	nil,                              // 24: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                 // 25: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),              // 26: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
+	(*Decision)(nil),                 // 28: kvpilot.v1.Decision
+	(Effect)(0),                      // 29: kvpilot.v1.Effect
+	(End)(0),                         // 30: kvpilot.v1.End
+	(*Overlap)(nil),                  // 31: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 32: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 33: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 34: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),          // 35: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 36: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 37: google.api.HttpBody
+	(*ReservationReport)(nil),        // 38: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 39: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 40: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 41: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 42: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
-	20, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	24, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
-	1,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
-	2,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	26, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
-	26, // 6: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
-	0,  // 7: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
-	21, // 8: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	27, // 9: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	24, // 10: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	22, // 11: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	28, // 12: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	27, // 13: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	29, // 14: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	26, // 15: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	27, // 16: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	27, // 17: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	24, // 18: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	25, // 19: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	13, // 20: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	30, // 21: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	31, // 22: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	16, // 23: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	26, // 24: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	32, // 25: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	33, // 26: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	19, // 27: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	23, // 28: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	34, // 29: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	35, // 30: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	3,  // 31: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	36, // 32: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	37, // 33: kvpilot.v1.RoutingService.ReportPrefillCompleted:input_type -> kvpilot.v1.ReportPrefillCompletedRequest
-	38, // 34: kvpilot.v1.RoutingService.ReportDecodeProgress:input_type -> kvpilot.v1.ReportDecodeProgressRequest
-	39, // 35: kvpilot.v1.RoutingService.ReleaseReservation:input_type -> kvpilot.v1.ReleaseReservationRequest
-	40, // 36: kvpilot.v1.RoutingService.RenewReservation:input_type -> kvpilot.v1.RenewReservationRequest
-	41, // 37: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.TrackReservationRequest
-	5,  // 38: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	7,  // 39: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	9,  // 40: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	11, // 41: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	14, // 42: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	17, // 43: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	42, // 44: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	43, // 45: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	4,  // 46: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	4,  // 47: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	44, // 48: kvpilot.v1.RoutingService.ReportPrefillCompleted:output_type -> kvpilot.v1.Reservation
-	44, // 49: kvpilot.v1.RoutingService.ReportDecodeProgress:output_type -> kvpilot.v1.Reservation
-	44, // 50: kvpilot.v1.RoutingService.ReleaseReservation:output_type -> kvpilot.v1.Reservation
-	44, // 51: kvpilot.v1.RoutingService.RenewReservation:output_type -> kvpilot.v1.Reservation
-	45, // 52: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	6,  // 53: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	8,  // 54: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	10, // 55: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	12, // 56: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	15, // 57: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	18, // 58: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	44, // [44:59] is the sub-list for method output_type
-	29, // [29:44] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	21, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
+	25, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	2,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
+	3,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
+	27, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	1,  // 6: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
+	27, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
+	27, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
+	27, // 10: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	22, // 11: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	28, // 12: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 13: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	23, // 14: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	29, // 15: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	28, // 16: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	30, // 17: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	27, // 18: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	28, // 19: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	28, // 20: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	25, // 21: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	26, // 22: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	14, // 23: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	31, // 24: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	32, // 25: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	17, // 26: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	27, // 27: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	27, // 28: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	33, // 29: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	34, // 30: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	20, // 31: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	24, // 32: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	35, // 33: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	36, // 34: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	4,  // 35: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	37, // 36: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	38, // 37: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	38, // 38: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	6,  // 39: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	8,  // 40: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	10, // 41: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	12, // 42: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	15, // 43: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	18, // 44: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	39, // 45: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	40, // 46: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	5,  // 47: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	5,  // 48: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	41, // 49: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	42, // 50: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	7,  // 51: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	9,  // 52: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	11, // 53: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	13, // 54: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	16, // 55: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	19, // 56: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	45, // [45:57] is the sub-list for method output_type
+	33, // [33:45] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
@@ -2232,7 +2273,7 @@ func file_kvpilot_v1_routing_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_routing_proto_rawDesc), len(file_kvpilot_v1_routing_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -171,9 +171,9 @@ func local_request_RoutingService_RouteBody_1(ctx context.Context, marshaler run
 	return msg, metadata, err
 }
 
-func request_RoutingService_ReportPrefillCompleted_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+func request_RoutingService_ReportReservation_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
 	var (
-		protoReq ReportPrefillCompletedRequest
+		protoReq ReservationReport
 		metadata runtime.ServerMetadata
 		err      error
 	)
@@ -191,13 +191,13 @@ func request_RoutingService_ReportPrefillCompleted_0(ctx context.Context, marsha
 	if req.Body != nil {
 		_, _ = io.Copy(io.Discard, req.Body)
 	}
-	msg, err := client.ReportPrefillCompleted(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
+	msg, err := client.ReportReservation(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
 	return msg, metadata, err
 }
 
-func local_request_RoutingService_ReportPrefillCompleted_0(ctx context.Context, marshaler runtime.Marshaler, server RoutingServiceServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+func local_request_RoutingService_ReportReservation_0(ctx context.Context, marshaler runtime.Marshaler, server RoutingServiceServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
 	var (
-		protoReq ReportPrefillCompletedRequest
+		protoReq ReservationReport
 		metadata runtime.ServerMetadata
 		err      error
 	)
@@ -212,142 +212,7 @@ func local_request_RoutingService_ReportPrefillCompleted_0(ctx context.Context, 
 	if err != nil {
 		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
 	}
-	msg, err := server.ReportPrefillCompleted(ctx, &protoReq)
-	return msg, metadata, err
-}
-
-func request_RoutingService_ReportDecodeProgress_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
-	var (
-		protoReq ReportDecodeProgressRequest
-		metadata runtime.ServerMetadata
-		err      error
-	)
-	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
-	}
-	val, ok := pathParams["reservation_id"]
-	if !ok {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "missing parameter %s", "reservation_id")
-	}
-	protoReq.ReservationId, err = runtime.String(val)
-	if err != nil {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
-	}
-	if req.Body != nil {
-		_, _ = io.Copy(io.Discard, req.Body)
-	}
-	msg, err := client.ReportDecodeProgress(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
-	return msg, metadata, err
-}
-
-func local_request_RoutingService_ReportDecodeProgress_0(ctx context.Context, marshaler runtime.Marshaler, server RoutingServiceServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
-	var (
-		protoReq ReportDecodeProgressRequest
-		metadata runtime.ServerMetadata
-		err      error
-	)
-	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
-	}
-	val, ok := pathParams["reservation_id"]
-	if !ok {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "missing parameter %s", "reservation_id")
-	}
-	protoReq.ReservationId, err = runtime.String(val)
-	if err != nil {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
-	}
-	msg, err := server.ReportDecodeProgress(ctx, &protoReq)
-	return msg, metadata, err
-}
-
-func request_RoutingService_ReleaseReservation_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
-	var (
-		protoReq ReleaseReservationRequest
-		metadata runtime.ServerMetadata
-		err      error
-	)
-	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
-	}
-	val, ok := pathParams["reservation_id"]
-	if !ok {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "missing parameter %s", "reservation_id")
-	}
-	protoReq.ReservationId, err = runtime.String(val)
-	if err != nil {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
-	}
-	if req.Body != nil {
-		_, _ = io.Copy(io.Discard, req.Body)
-	}
-	msg, err := client.ReleaseReservation(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
-	return msg, metadata, err
-}
-
-func local_request_RoutingService_ReleaseReservation_0(ctx context.Context, marshaler runtime.Marshaler, server RoutingServiceServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
-	var (
-		protoReq ReleaseReservationRequest
-		metadata runtime.ServerMetadata
-		err      error
-	)
-	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
-	}
-	val, ok := pathParams["reservation_id"]
-	if !ok {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "missing parameter %s", "reservation_id")
-	}
-	protoReq.ReservationId, err = runtime.String(val)
-	if err != nil {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
-	}
-	msg, err := server.ReleaseReservation(ctx, &protoReq)
-	return msg, metadata, err
-}
-
-func request_RoutingService_RenewReservation_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
-	var (
-		protoReq RenewReservationRequest
-		metadata runtime.ServerMetadata
-		err      error
-	)
-	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
-	}
-	val, ok := pathParams["reservation_id"]
-	if !ok {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "missing parameter %s", "reservation_id")
-	}
-	protoReq.ReservationId, err = runtime.String(val)
-	if err != nil {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
-	}
-	if req.Body != nil {
-		_, _ = io.Copy(io.Discard, req.Body)
-	}
-	msg, err := client.RenewReservation(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
-	return msg, metadata, err
-}
-
-func local_request_RoutingService_RenewReservation_0(ctx context.Context, marshaler runtime.Marshaler, server RoutingServiceServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
-	var (
-		protoReq RenewReservationRequest
-		metadata runtime.ServerMetadata
-		err      error
-	)
-	if err := marshaler.NewDecoder(req.Body).Decode(&protoReq); err != nil && !errors.Is(err, io.EOF) {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
-	}
-	val, ok := pathParams["reservation_id"]
-	if !ok {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "missing parameter %s", "reservation_id")
-	}
-	protoReq.ReservationId, err = runtime.String(val)
-	if err != nil {
-		return nil, metadata, status.Errorf(codes.InvalidArgument, "type mismatch, parameter: %s, error: %v", "reservation_id", err)
-	}
-	msg, err := server.RenewReservation(ctx, &protoReq)
+	msg, err := server.ReportReservation(ctx, &protoReq)
 	return msg, metadata, err
 }
 
@@ -360,7 +225,7 @@ func request_RoutingService_TrackReservation_0(ctx context.Context, marshaler ru
 	}
 	dec := marshaler.NewDecoder(req.Body)
 	handleSend := func() error {
-		var protoReq TrackReservationRequest
+		var protoReq ReservationReport
 		err := dec.Decode(&protoReq)
 		if errors.Is(err, io.EOF) {
 			return err
@@ -772,85 +637,25 @@ func RegisterRoutingServiceHandlerServer(ctx context.Context, mux *runtime.Serve
 		}
 		forward_RoutingService_RouteBody_1(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_ReportPrefillCompleted_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+	mux.Handle(http.MethodPost, pattern_RoutingService_ReportReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
 		defer cancel()
 		var stream runtime.ServerTransportStream
 		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
 		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReportPrefillCompleted", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:prefillCompleted"))
+		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReportReservation", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:report"))
 		if err != nil {
 			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
 			return
 		}
-		resp, md, err := local_request_RoutingService_ReportPrefillCompleted_0(annotatedContext, inboundMarshaler, server, req, pathParams)
+		resp, md, err := local_request_RoutingService_ReportReservation_0(annotatedContext, inboundMarshaler, server, req, pathParams)
 		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
 		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
 		if err != nil {
 			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
 			return
 		}
-		forward_RoutingService_ReportPrefillCompleted_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
-	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_ReportDecodeProgress_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
-		ctx, cancel := context.WithCancel(req.Context())
-		defer cancel()
-		var stream runtime.ServerTransportStream
-		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
-		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReportDecodeProgress", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:decodeProgress"))
-		if err != nil {
-			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		resp, md, err := local_request_RoutingService_ReportDecodeProgress_0(annotatedContext, inboundMarshaler, server, req, pathParams)
-		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
-		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
-		if err != nil {
-			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		forward_RoutingService_ReportDecodeProgress_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
-	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_ReleaseReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
-		ctx, cancel := context.WithCancel(req.Context())
-		defer cancel()
-		var stream runtime.ServerTransportStream
-		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
-		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReleaseReservation", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:release"))
-		if err != nil {
-			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		resp, md, err := local_request_RoutingService_ReleaseReservation_0(annotatedContext, inboundMarshaler, server, req, pathParams)
-		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
-		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
-		if err != nil {
-			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		forward_RoutingService_ReleaseReservation_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
-	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_RenewReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
-		ctx, cancel := context.WithCancel(req.Context())
-		defer cancel()
-		var stream runtime.ServerTransportStream
-		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
-		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/kvpilot.v1.RoutingService/RenewReservation", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:renew"))
-		if err != nil {
-			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		resp, md, err := local_request_RoutingService_RenewReservation_0(annotatedContext, inboundMarshaler, server, req, pathParams)
-		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
-		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
-		if err != nil {
-			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		forward_RoutingService_RenewReservation_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+		forward_RoutingService_ReportReservation_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
 
 	mux.Handle(http.MethodPost, pattern_RoutingService_TrackReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
@@ -1111,73 +916,22 @@ func RegisterRoutingServiceHandlerClient(ctx context.Context, mux *runtime.Serve
 		}
 		forward_RoutingService_RouteBody_1(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_ReportPrefillCompleted_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+	mux.Handle(http.MethodPost, pattern_RoutingService_ReportReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
 		defer cancel()
 		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReportPrefillCompleted", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:prefillCompleted"))
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReportReservation", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:report"))
 		if err != nil {
 			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
 			return
 		}
-		resp, md, err := request_RoutingService_ReportPrefillCompleted_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		resp, md, err := request_RoutingService_ReportReservation_0(annotatedContext, inboundMarshaler, client, req, pathParams)
 		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
 		if err != nil {
 			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
 			return
 		}
-		forward_RoutingService_ReportPrefillCompleted_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
-	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_ReportDecodeProgress_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
-		ctx, cancel := context.WithCancel(req.Context())
-		defer cancel()
-		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReportDecodeProgress", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:decodeProgress"))
-		if err != nil {
-			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		resp, md, err := request_RoutingService_ReportDecodeProgress_0(annotatedContext, inboundMarshaler, client, req, pathParams)
-		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
-		if err != nil {
-			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		forward_RoutingService_ReportDecodeProgress_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
-	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_ReleaseReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
-		ctx, cancel := context.WithCancel(req.Context())
-		defer cancel()
-		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ReleaseReservation", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:release"))
-		if err != nil {
-			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		resp, md, err := request_RoutingService_ReleaseReservation_0(annotatedContext, inboundMarshaler, client, req, pathParams)
-		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
-		if err != nil {
-			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		forward_RoutingService_ReleaseReservation_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
-	})
-	mux.Handle(http.MethodPost, pattern_RoutingService_RenewReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
-		ctx, cancel := context.WithCancel(req.Context())
-		defer cancel()
-		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
-		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.RoutingService/RenewReservation", runtime.WithHTTPPathPattern("/kvpilot/v1/reservations/{reservation_id}:renew"))
-		if err != nil {
-			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		resp, md, err := request_RoutingService_RenewReservation_0(annotatedContext, inboundMarshaler, client, req, pathParams)
-		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
-		if err != nil {
-			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
-			return
-		}
-		forward_RoutingService_RenewReservation_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+		forward_RoutingService_ReportReservation_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
 	mux.Handle(http.MethodPost, pattern_RoutingService_TrackReservation_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
@@ -1319,41 +1073,35 @@ func RegisterRoutingServiceHandlerClient(ctx context.Context, mux *runtime.Serve
 }
 
 var (
-	pattern_RoutingService_Tokenize_0               = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "tokenize"}, ""))
-	pattern_RoutingService_Detokenize_0             = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "detokenize"}, ""))
-	pattern_RoutingService_ChooseReplica_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "choose"}, ""))
-	pattern_RoutingService_RouteBody_0              = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "route"}, "choose"))
-	pattern_RoutingService_RouteBody_1              = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "route", "choose"}, ""))
-	pattern_RoutingService_ReportPrefillCompleted_0 = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "reservations", "reservation_id"}, "prefillCompleted"))
-	pattern_RoutingService_ReportDecodeProgress_0   = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "reservations", "reservation_id"}, "decodeProgress"))
-	pattern_RoutingService_ReleaseReservation_0     = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "reservations", "reservation_id"}, "release"))
-	pattern_RoutingService_RenewReservation_0       = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "reservations", "reservation_id"}, "renew"))
-	pattern_RoutingService_TrackReservation_0       = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "reservations"}, "track"))
-	pattern_RoutingService_ExplainDecision_0        = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "decisions", "decision_id"}, ""))
-	pattern_RoutingService_ExplainDecision_1        = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3, 2, 4}, []string{"kvpilot", "v1", "requests", "request_id", "decisions"}, ""))
-	pattern_RoutingService_ListDecisions_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "decisions"}, ""))
-	pattern_RoutingService_WatchDecisions_0         = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "decisions"}, "watch"))
-	pattern_RoutingService_ScoreOverlap_0           = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "overlap"}, ""))
-	pattern_RoutingService_GetLoads_0               = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "loads"}, ""))
-	pattern_RoutingService_ListPolicies_0           = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "policies"}, ""))
+	pattern_RoutingService_Tokenize_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "tokenize"}, ""))
+	pattern_RoutingService_Detokenize_0        = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "detokenize"}, ""))
+	pattern_RoutingService_ChooseReplica_0     = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "choose"}, ""))
+	pattern_RoutingService_RouteBody_0         = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1}, []string{"v1", "route"}, "choose"))
+	pattern_RoutingService_RouteBody_1         = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"v1", "route", "choose"}, ""))
+	pattern_RoutingService_ReportReservation_0 = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "reservations", "reservation_id"}, "report"))
+	pattern_RoutingService_TrackReservation_0  = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "reservations"}, "track"))
+	pattern_RoutingService_ExplainDecision_0   = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3}, []string{"kvpilot", "v1", "decisions", "decision_id"}, ""))
+	pattern_RoutingService_ExplainDecision_1   = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2, 1, 0, 4, 1, 5, 3, 2, 4}, []string{"kvpilot", "v1", "requests", "request_id", "decisions"}, ""))
+	pattern_RoutingService_ListDecisions_0     = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "decisions"}, ""))
+	pattern_RoutingService_WatchDecisions_0    = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "decisions"}, "watch"))
+	pattern_RoutingService_ScoreOverlap_0      = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "overlap"}, ""))
+	pattern_RoutingService_GetLoads_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "loads"}, ""))
+	pattern_RoutingService_ListPolicies_0      = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "policies"}, ""))
 )
 
 var (
-	forward_RoutingService_Tokenize_0               = runtime.ForwardResponseMessage
-	forward_RoutingService_Detokenize_0             = runtime.ForwardResponseMessage
-	forward_RoutingService_ChooseReplica_0          = runtime.ForwardResponseMessage
-	forward_RoutingService_RouteBody_0              = runtime.ForwardResponseMessage
-	forward_RoutingService_RouteBody_1              = runtime.ForwardResponseMessage
-	forward_RoutingService_ReportPrefillCompleted_0 = runtime.ForwardResponseMessage
-	forward_RoutingService_ReportDecodeProgress_0   = runtime.ForwardResponseMessage
-	forward_RoutingService_ReleaseReservation_0     = runtime.ForwardResponseMessage
-	forward_RoutingService_RenewReservation_0       = runtime.ForwardResponseMessage
-	forward_RoutingService_TrackReservation_0       = runtime.ForwardResponseStream
-	forward_RoutingService_ExplainDecision_0        = runtime.ForwardResponseMessage
-	forward_RoutingService_ExplainDecision_1        = runtime.ForwardResponseMessage
-	forward_RoutingService_ListDecisions_0          = runtime.ForwardResponseMessage
-	forward_RoutingService_WatchDecisions_0         = runtime.ForwardResponseStream
-	forward_RoutingService_ScoreOverlap_0           = runtime.ForwardResponseMessage
-	forward_RoutingService_GetLoads_0               = runtime.ForwardResponseMessage
-	forward_RoutingService_ListPolicies_0           = runtime.ForwardResponseMessage
+	forward_RoutingService_Tokenize_0          = runtime.ForwardResponseMessage
+	forward_RoutingService_Detokenize_0        = runtime.ForwardResponseMessage
+	forward_RoutingService_ChooseReplica_0     = runtime.ForwardResponseMessage
+	forward_RoutingService_RouteBody_0         = runtime.ForwardResponseMessage
+	forward_RoutingService_RouteBody_1         = runtime.ForwardResponseMessage
+	forward_RoutingService_ReportReservation_0 = runtime.ForwardResponseMessage
+	forward_RoutingService_TrackReservation_0  = runtime.ForwardResponseStream
+	forward_RoutingService_ExplainDecision_0   = runtime.ForwardResponseMessage
+	forward_RoutingService_ExplainDecision_1   = runtime.ForwardResponseMessage
+	forward_RoutingService_ListDecisions_0     = runtime.ForwardResponseMessage
+	forward_RoutingService_WatchDecisions_0    = runtime.ForwardResponseStream
+	forward_RoutingService_ScoreOverlap_0      = runtime.ForwardResponseMessage
+	forward_RoutingService_GetLoads_0          = runtime.ForwardResponseMessage
+	forward_RoutingService_ListPolicies_0      = runtime.ForwardResponseMessage
 )

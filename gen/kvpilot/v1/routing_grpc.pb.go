@@ -20,21 +20,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	RoutingService_Tokenize_FullMethodName               = "/kvpilot.v1.RoutingService/Tokenize"
-	RoutingService_Detokenize_FullMethodName             = "/kvpilot.v1.RoutingService/Detokenize"
-	RoutingService_ChooseReplica_FullMethodName          = "/kvpilot.v1.RoutingService/ChooseReplica"
-	RoutingService_RouteBody_FullMethodName              = "/kvpilot.v1.RoutingService/RouteBody"
-	RoutingService_ReportPrefillCompleted_FullMethodName = "/kvpilot.v1.RoutingService/ReportPrefillCompleted"
-	RoutingService_ReportDecodeProgress_FullMethodName   = "/kvpilot.v1.RoutingService/ReportDecodeProgress"
-	RoutingService_ReleaseReservation_FullMethodName     = "/kvpilot.v1.RoutingService/ReleaseReservation"
-	RoutingService_RenewReservation_FullMethodName       = "/kvpilot.v1.RoutingService/RenewReservation"
-	RoutingService_TrackReservation_FullMethodName       = "/kvpilot.v1.RoutingService/TrackReservation"
-	RoutingService_ExplainDecision_FullMethodName        = "/kvpilot.v1.RoutingService/ExplainDecision"
-	RoutingService_ListDecisions_FullMethodName          = "/kvpilot.v1.RoutingService/ListDecisions"
-	RoutingService_WatchDecisions_FullMethodName         = "/kvpilot.v1.RoutingService/WatchDecisions"
-	RoutingService_ScoreOverlap_FullMethodName           = "/kvpilot.v1.RoutingService/ScoreOverlap"
-	RoutingService_GetLoads_FullMethodName               = "/kvpilot.v1.RoutingService/GetLoads"
-	RoutingService_ListPolicies_FullMethodName           = "/kvpilot.v1.RoutingService/ListPolicies"
+	RoutingService_Tokenize_FullMethodName          = "/kvpilot.v1.RoutingService/Tokenize"
+	RoutingService_Detokenize_FullMethodName        = "/kvpilot.v1.RoutingService/Detokenize"
+	RoutingService_ChooseReplica_FullMethodName     = "/kvpilot.v1.RoutingService/ChooseReplica"
+	RoutingService_RouteBody_FullMethodName         = "/kvpilot.v1.RoutingService/RouteBody"
+	RoutingService_ReportReservation_FullMethodName = "/kvpilot.v1.RoutingService/ReportReservation"
+	RoutingService_TrackReservation_FullMethodName  = "/kvpilot.v1.RoutingService/TrackReservation"
+	RoutingService_ExplainDecision_FullMethodName   = "/kvpilot.v1.RoutingService/ExplainDecision"
+	RoutingService_ListDecisions_FullMethodName     = "/kvpilot.v1.RoutingService/ListDecisions"
+	RoutingService_WatchDecisions_FullMethodName    = "/kvpilot.v1.RoutingService/WatchDecisions"
+	RoutingService_ScoreOverlap_FullMethodName      = "/kvpilot.v1.RoutingService/ScoreOverlap"
+	RoutingService_GetLoads_FullMethodName          = "/kvpilot.v1.RoutingService/GetLoads"
+	RoutingService_ListPolicies_FullMethodName      = "/kvpilot.v1.RoutingService/ListPolicies"
 )
 
 // RoutingServiceClient is the client API for RoutingService service.
@@ -48,25 +45,19 @@ type RoutingServiceClient interface {
 	Tokenize(ctx context.Context, in *TokenizeRequest, opts ...grpc.CallOption) (*TokenizeResponse, error)
 	// Detokenize returns the text of token ids.
 	Detokenize(ctx context.Context, in *DetokenizeRequest, opts ...grpc.CallOption) (*DetokenizeResponse, error)
-	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+	// ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
 	// there. The role observe allows dry runs only.
 	ChooseReplica(ctx context.Context, in *ChooseReplicaRequest, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+	// x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
 	RouteBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
-	// ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
-	ReportPrefillCompleted(ctx context.Context, in *ReportPrefillCompletedRequest, opts ...grpc.CallOption) (*Reservation, error)
-	// ReportDecodeProgress says how many tokens were produced so far, and renews the lease.
-	ReportDecodeProgress(ctx context.Context, in *ReportDecodeProgressRequest, opts ...grpc.CallOption) (*Reservation, error)
-	// ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
-	ReleaseReservation(ctx context.Context, in *ReleaseReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
-	// RenewReservation restarts a lease without reporting progress.
-	RenewReservation(ctx context.Context, in *RenewReservationRequest, opts ...grpc.CallOption) (*Reservation, error)
-	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
-	// both directions are JSON objects, one per line.
-	TrackReservation(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrackReservationRequest, TrackReservationResponse], error)
+	// ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
+	ReportReservation(ctx context.Context, in *ReservationReport, opts ...grpc.CallOption) (*Reservation, error)
+	// TrackReservation carries the reports of many reservations on one stream, one answer per report. Over REST both directions
+	// are JSON objects, one per line.
+	TrackReservation(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ReservationReport, TrackReservationResponse], error)
 	// ExplainDecision returns a recorded decision with its candidates' numbers.
 	ExplainDecision(ctx context.Context, in *ExplainDecisionRequest, opts ...grpc.CallOption) (*ExplainDecisionResponse, error)
 	// ListDecisions returns recorded decisions, newest first.
@@ -130,58 +121,28 @@ func (c *routingServiceClient) RouteBody(ctx context.Context, in *httpbody.HttpB
 	return out, nil
 }
 
-func (c *routingServiceClient) ReportPrefillCompleted(ctx context.Context, in *ReportPrefillCompletedRequest, opts ...grpc.CallOption) (*Reservation, error) {
+func (c *routingServiceClient) ReportReservation(ctx context.Context, in *ReservationReport, opts ...grpc.CallOption) (*Reservation, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Reservation)
-	err := c.cc.Invoke(ctx, RoutingService_ReportPrefillCompleted_FullMethodName, in, out, cOpts...)
+	err := c.cc.Invoke(ctx, RoutingService_ReportReservation_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-func (c *routingServiceClient) ReportDecodeProgress(ctx context.Context, in *ReportDecodeProgressRequest, opts ...grpc.CallOption) (*Reservation, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Reservation)
-	err := c.cc.Invoke(ctx, RoutingService_ReportDecodeProgress_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *routingServiceClient) ReleaseReservation(ctx context.Context, in *ReleaseReservationRequest, opts ...grpc.CallOption) (*Reservation, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Reservation)
-	err := c.cc.Invoke(ctx, RoutingService_ReleaseReservation_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *routingServiceClient) RenewReservation(ctx context.Context, in *RenewReservationRequest, opts ...grpc.CallOption) (*Reservation, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(Reservation)
-	err := c.cc.Invoke(ctx, RoutingService_RenewReservation_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (c *routingServiceClient) TrackReservation(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TrackReservationRequest, TrackReservationResponse], error) {
+func (c *routingServiceClient) TrackReservation(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ReservationReport, TrackReservationResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &RoutingService_ServiceDesc.Streams[0], RoutingService_TrackReservation_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	x := &grpc.GenericClientStream[TrackReservationRequest, TrackReservationResponse]{ClientStream: stream}
+	x := &grpc.GenericClientStream[ReservationReport, TrackReservationResponse]{ClientStream: stream}
 	return x, nil
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type RoutingService_TrackReservationClient = grpc.BidiStreamingClient[TrackReservationRequest, TrackReservationResponse]
+type RoutingService_TrackReservationClient = grpc.BidiStreamingClient[ReservationReport, TrackReservationResponse]
 
 func (c *routingServiceClient) ExplainDecision(ctx context.Context, in *ExplainDecisionRequest, opts ...grpc.CallOption) (*ExplainDecisionResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -263,25 +224,19 @@ type RoutingServiceServer interface {
 	Tokenize(context.Context, *TokenizeRequest) (*TokenizeResponse, error)
 	// Detokenize returns the text of token ids.
 	Detokenize(context.Context, *DetokenizeRequest) (*DetokenizeResponse, error)
-	// ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+	// ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
 	// there. The role observe allows dry runs only.
 	ChooseReplica(context.Context, *ChooseReplicaRequest) (*ChooseReplicaResponse, error)
 	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
 	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
 	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+	// x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
 	RouteBody(context.Context, *httpbody.HttpBody) (*ChooseReplicaResponse, error)
-	// ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
-	ReportPrefillCompleted(context.Context, *ReportPrefillCompletedRequest) (*Reservation, error)
-	// ReportDecodeProgress says how many tokens were produced so far, and renews the lease.
-	ReportDecodeProgress(context.Context, *ReportDecodeProgressRequest) (*Reservation, error)
-	// ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
-	ReleaseReservation(context.Context, *ReleaseReservationRequest) (*Reservation, error)
-	// RenewReservation restarts a lease without reporting progress.
-	RenewReservation(context.Context, *RenewReservationRequest) (*Reservation, error)
-	// TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
-	// both directions are JSON objects, one per line.
-	TrackReservation(grpc.BidiStreamingServer[TrackReservationRequest, TrackReservationResponse]) error
+	// ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
+	ReportReservation(context.Context, *ReservationReport) (*Reservation, error)
+	// TrackReservation carries the reports of many reservations on one stream, one answer per report. Over REST both directions
+	// are JSON objects, one per line.
+	TrackReservation(grpc.BidiStreamingServer[ReservationReport, TrackReservationResponse]) error
 	// ExplainDecision returns a recorded decision with its candidates' numbers.
 	ExplainDecision(context.Context, *ExplainDecisionRequest) (*ExplainDecisionResponse, error)
 	// ListDecisions returns recorded decisions, newest first.
@@ -317,19 +272,10 @@ func (UnimplementedRoutingServiceServer) ChooseReplica(context.Context, *ChooseR
 func (UnimplementedRoutingServiceServer) RouteBody(context.Context, *httpbody.HttpBody) (*ChooseReplicaResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RouteBody not implemented")
 }
-func (UnimplementedRoutingServiceServer) ReportPrefillCompleted(context.Context, *ReportPrefillCompletedRequest) (*Reservation, error) {
-	return nil, status.Error(codes.Unimplemented, "method ReportPrefillCompleted not implemented")
+func (UnimplementedRoutingServiceServer) ReportReservation(context.Context, *ReservationReport) (*Reservation, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportReservation not implemented")
 }
-func (UnimplementedRoutingServiceServer) ReportDecodeProgress(context.Context, *ReportDecodeProgressRequest) (*Reservation, error) {
-	return nil, status.Error(codes.Unimplemented, "method ReportDecodeProgress not implemented")
-}
-func (UnimplementedRoutingServiceServer) ReleaseReservation(context.Context, *ReleaseReservationRequest) (*Reservation, error) {
-	return nil, status.Error(codes.Unimplemented, "method ReleaseReservation not implemented")
-}
-func (UnimplementedRoutingServiceServer) RenewReservation(context.Context, *RenewReservationRequest) (*Reservation, error) {
-	return nil, status.Error(codes.Unimplemented, "method RenewReservation not implemented")
-}
-func (UnimplementedRoutingServiceServer) TrackReservation(grpc.BidiStreamingServer[TrackReservationRequest, TrackReservationResponse]) error {
+func (UnimplementedRoutingServiceServer) TrackReservation(grpc.BidiStreamingServer[ReservationReport, TrackReservationResponse]) error {
 	return status.Error(codes.Unimplemented, "method TrackReservation not implemented")
 }
 func (UnimplementedRoutingServiceServer) ExplainDecision(context.Context, *ExplainDecisionRequest) (*ExplainDecisionResponse, error) {
@@ -443,84 +389,30 @@ func _RoutingService_RouteBody_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
-func _RoutingService_ReportPrefillCompleted_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ReportPrefillCompletedRequest)
+func _RoutingService_ReportReservation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReservationReport)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(RoutingServiceServer).ReportPrefillCompleted(ctx, in)
+		return srv.(RoutingServiceServer).ReportReservation(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: RoutingService_ReportPrefillCompleted_FullMethodName,
+		FullMethod: RoutingService_ReportReservation_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(RoutingServiceServer).ReportPrefillCompleted(ctx, req.(*ReportPrefillCompletedRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _RoutingService_ReportDecodeProgress_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ReportDecodeProgressRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(RoutingServiceServer).ReportDecodeProgress(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: RoutingService_ReportDecodeProgress_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(RoutingServiceServer).ReportDecodeProgress(ctx, req.(*ReportDecodeProgressRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _RoutingService_ReleaseReservation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ReleaseReservationRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(RoutingServiceServer).ReleaseReservation(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: RoutingService_ReleaseReservation_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(RoutingServiceServer).ReleaseReservation(ctx, req.(*ReleaseReservationRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
-func _RoutingService_RenewReservation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(RenewReservationRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(RoutingServiceServer).RenewReservation(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: RoutingService_RenewReservation_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(RoutingServiceServer).RenewReservation(ctx, req.(*RenewReservationRequest))
+		return srv.(RoutingServiceServer).ReportReservation(ctx, req.(*ReservationReport))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _RoutingService_TrackReservation_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(RoutingServiceServer).TrackReservation(&grpc.GenericServerStream[TrackReservationRequest, TrackReservationResponse]{ServerStream: stream})
+	return srv.(RoutingServiceServer).TrackReservation(&grpc.GenericServerStream[ReservationReport, TrackReservationResponse]{ServerStream: stream})
 }
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type RoutingService_TrackReservationServer = grpc.BidiStreamingServer[TrackReservationRequest, TrackReservationResponse]
+type RoutingService_TrackReservationServer = grpc.BidiStreamingServer[ReservationReport, TrackReservationResponse]
 
 func _RoutingService_ExplainDecision_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExplainDecisionRequest)
@@ -647,20 +539,8 @@ var RoutingService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _RoutingService_RouteBody_Handler,
 		},
 		{
-			MethodName: "ReportPrefillCompleted",
-			Handler:    _RoutingService_ReportPrefillCompleted_Handler,
-		},
-		{
-			MethodName: "ReportDecodeProgress",
-			Handler:    _RoutingService_ReportDecodeProgress_Handler,
-		},
-		{
-			MethodName: "ReleaseReservation",
-			Handler:    _RoutingService_ReleaseReservation_Handler,
-		},
-		{
-			MethodName: "RenewReservation",
-			Handler:    _RoutingService_RenewReservation_Handler,
+			MethodName: "ReportReservation",
+			Handler:    _RoutingService_ReportReservation_Handler,
 		},
 		{
 			MethodName: "ExplainDecision",

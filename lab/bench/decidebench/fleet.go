@@ -21,6 +21,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
@@ -153,16 +154,30 @@ func (f *fleet) serveReplica(ctx context.Context) (string, error) {
 	return l.Addr().String(), nil
 }
 
+func booking(book bool) kvpilotv1.Booking {
+	if book {
+		return kvpilotv1.Booking_BOOKING_RESERVE
+	}
+	return kvpilotv1.Booking_BOOKING_NONE
+}
+
+func bookingHeader(book bool) string {
+	if book {
+		return "reserve"
+	}
+	return "none"
+}
+
 // grpcAsk asks over gRPC; booked questions are released.
 func (f *fleet) grpcAsk(book bool) func(context.Context, []uint32) error {
 	return func(ctx context.Context, ids []uint32) error {
 		out, err := f.routing.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{
-			Model: model, Reserve: &book, Prompt: &kvpilotv1.ChooseReplicaRequest_TokenIds{TokenIds: &kvpilotv1.TokenIds{Ids: ids}},
+			Model: model, Booking: booking(book), Prompt: &kvpilotv1.ChooseReplicaRequest_TokenIds{TokenIds: &kvpilotv1.TokenIds{Ids: ids}},
 		})
 		if err != nil || !book {
 			return err
 		}
-		_, err = f.routing.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: out.GetReservationId()})
+		_, err = f.routing.ReportReservation(ctx, reports.Completed(out.GetReservationId()))
 		return err
 	}
 }
@@ -170,7 +185,7 @@ func (f *fleet) grpcAsk(book bool) func(context.Context, []uint32) error {
 // typedAsk is grpcAsk with the same messages as JSON.
 func (f *fleet) typedAsk(book bool) func(context.Context, []uint32) error {
 	return func(ctx context.Context, ids []uint32) error {
-		body := appendIDs(fmt.Appendf(nil, `{"model":%q,"reserve":%t,"tokenIds":{"ids":`, model, book), ids)
+		body := appendIDs(fmt.Appendf(nil, `{"model":%q,"booking":%q,"tokenIds":{"ids":`, model, booking(book)), ids)
 		return f.restAsk(ctx, "/kvpilot/v1/choose", append(body, "}}"...), book)
 	}
 }
@@ -195,7 +210,7 @@ func appendIDs(body []byte, ids []uint32) []byte {
 }
 
 func (f *fleet) restAsk(ctx context.Context, path string, body []byte, book bool) error {
-	text, err := f.call(ctx, http.MethodPost, f.rest+path, body, "X-Kvpilot-Reserve", strconv.FormatBool(book))
+	text, err := f.call(ctx, http.MethodPost, f.rest+path, body, "X-Kvpilot-Booking", bookingHeader(book))
 	if err != nil || !book {
 		return err
 	}
@@ -205,7 +220,7 @@ func (f *fleet) restAsk(ctx context.Context, path string, body []byte, book bool
 	if err := json.Unmarshal(text, &out); err != nil {
 		return err
 	}
-	_, err = f.call(ctx, http.MethodPost, f.rest+"/kvpilot/v1/reservations/"+out.ReservationID+":release", []byte("{}"))
+	_, err = f.call(ctx, http.MethodPost, f.rest+"/kvpilot/v1/reservations/"+out.ReservationID+":report", []byte(`{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`))
 	return err
 }
 

@@ -33,7 +33,7 @@ type Chooser struct {
 	metrics    *metrics
 }
 
-// Params are what a Chooser works with. Index and Book are needed, the rest may be zero.
+// Params are what a Chooser works with. Index and Book are needed, the rest may be zero. The Book's clock is the Chooser's.
 type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
@@ -46,8 +46,6 @@ type Params struct {
 	Record Record
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
-	// Now is the clock; nil takes the system's.
-	Now func() time.Time
 	// Shares has the tenants' shares of the hold queue; nil: all have the same.
 	Shares holdqueue.Shares
 	// Seed starts the dice; 0 takes one from the clock.
@@ -59,9 +57,6 @@ type Params struct {
 func (p *Params) fill() {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.Now == nil {
-		p.Now = time.Now
 	}
 	if p.Gate == nil {
 		p.Gate = noGate{}
@@ -78,7 +73,7 @@ func (p *Params) fill() {
 func New(cfg Config, params Params) *Chooser {
 	params.fill()
 	set := instruments.New(params.Meter, "server/choose/chooser")
-	now, settings, rolls := &clock{now: params.Now, start: params.Now()}, &current{}, &dice{}
+	now, settings, rolls := newClock(params.Book.Clock()), &current{}, &dice{}
 	settings.Store(newSettings(cfg))
 	rolls.seed.Store(params.Seed)
 	c := &Chooser{settings: settings, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}

@@ -5,13 +5,18 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
+	"github.com/kvpilot/kvpilot/server/choose/load"
 )
 
 // clock is the time of a chooser. Its scale, which the load estimate uses, is in nanoseconds since start.
 type clock struct {
-	now   func() time.Time
-	start time.Time
+	source load.Clock
+	start  time.Time
 }
+
+func newClock(source load.Clock) *clock { return &clock{source: source, start: source.Now()} }
+
+func (k *clock) now() time.Time { return k.source.Now() }
 
 func (k *clock) since(t time.Time) int64 { return int64(t.Sub(k.start)) }
 

@@ -112,7 +112,7 @@ func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned ma
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
-	var busy float64
+	var busy, rate float64
 	usable := 0
 	g := gauge{views: e.book.ViewAll(now), now: e.clock.since(now)}
 	decodes := decodeWeight * float64(outputs(d.ExpectedOutput))
@@ -161,12 +161,13 @@ func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned ma
 		if cand.Veto == decision.VetoNone {
 			cand.Busy, cand.Revisits = at.busy, at.Revisits
 			busy += cand.Busy
+			rate += 1 / cand.TokenTime
 			usable++
 		}
 	}
-	d.Load, d.Omega = 0, 1
+	d.Load, d.Omega, d.Rate = 0, 1, 0
 	if usable > 0 {
-		d.Load = busy / float64(usable)
+		d.Load, d.Rate = busy/float64(usable), rate/float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
 }

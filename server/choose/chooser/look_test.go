@@ -166,7 +166,7 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
-	var busy float64
+	var busy, rate float64
 	usable := 0
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
@@ -212,10 +212,11 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 			cand.Returns, cand.Saved = left*returns, was.saved.get()/returns
 		}
 		busy += cand.Busy
+		rate += 1 / cand.TokenTime
 		usable++
 	}
 	if usable > 0 {
-		d.Load = busy / float64(usable)
+		d.Load, d.Rate = busy/float64(usable), rate/float64(usable)
 		d.Omega = omega(d.Load, usable)
 	}
 }
@@ -258,13 +259,17 @@ func (z zooReports) Report(slot replica.Slot, _ time.Time, _ int, to *Report) bo
 	return ok
 }
 
+// variable is a clock that a test sets.
+type variable time.Time
+
+func (v *variable) Now() time.Time { return time.Time(*v) }
+
 func newZoo(r *rand.Rand, ranks int) *zoo {
 	z := &zoo{r: r, now: time.Unix(1_000_000, 0), reports: map[replica.Slot]Report{}, open: map[replica.ID]bool{}}
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxRanks = max(icfg.MaxRanks, ranks+8)
 	z.index = kvindex.New(icfg, kvindex.Params{})
-	clock := func() time.Time { return z.now }
-	z.book = load.New(load.DefaultConfig(), load.Params{Now: clock})
+	z.book = load.New(load.DefaultConfig(), load.Params{Clock: (*variable)(&z.now)})
 	cfg := DefaultConfig()
 	if r.IntN(3) == 0 {
 		cfg.MaxRequestsPerRank = 1 + r.IntN(4)
@@ -272,7 +277,7 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 	cfg.Shadow = one(r, append(decision.Policies(), "", "")...)
 	cfg.Objective = one(r, decision.Objectives()...)
 	z.Chooser = New(cfg, Params{
-		Index: z.index, Book: z.book, Seed: 1, Now: clock,
+		Index: z.index, Book: z.book, Seed: 1,
 		Reports: zooReports(z.reports), Gate: zooGate{z},
 	})
 	for slot := 0; slot < ranks; {

@@ -13,9 +13,9 @@ import (
 // What was routed to a rank is counted per second of the last minute, and fades.
 func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	now := time.Unix(1000, 0)
-	book := load.New(load.DefaultConfig(), load.Params{Now: func() time.Time { return now }})
+	book := load.New(load.DefaultConfig(), load.Params{Clock: (*variable)(&now)})
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	c := New(DefaultConfig(), Params{Index: index, Book: book, Now: func() time.Time { return now }})
+	c := New(DefaultConfig(), Params{Index: index, Book: book})
 	c.AddRank(0, &replica.Replica{ID: "r"}, 0)
 	book.AddRank(0)
 	near := func(what string, got, want float64) {

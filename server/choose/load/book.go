@@ -41,11 +41,11 @@ func New(config Config, params Params) *Book {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	clock := params.Now
+	clock := params.Clock
 	if clock == nil {
-		clock = time.Now
+		clock = system{}
 	}
-	b := &Book{config: config, log: log, scale: scale{clock: clock, start: clock()}, seed: maphash.MakeSeed()}
+	b := &Book{config: config, log: log, scale: scale{clock: clock, start: clock.Now()}, seed: maphash.MakeSeed()}
 	for i := range b.shards {
 		b.shards[i].open(share(config.Remembered, i))
 	}
@@ -301,11 +301,14 @@ func (b *Book) shard(tenant, id string) (*shard, uint64) {
 
 // scale is the time since the book was made, in nanoseconds, from a clock that does not go back.
 type scale struct {
-	clock func() time.Time
+	clock Clock
 	start time.Time
 }
 
-func (s *scale) now() int64 { return s.since(s.clock()) }
+func (s *scale) now() int64 { return s.since(s.clock.Now()) }
+
+// Clock is the book's time.
+func (s *scale) Clock() Clock { return s.clock }
 
 func (s *scale) since(t time.Time) int64 { return int64(t.Sub(s.start)) }
 

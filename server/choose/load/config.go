@@ -70,6 +70,16 @@ type Params struct {
 	Meter metric.MeterProvider
 	// Ranks name the slots for the metrics of each rank; nil leaves them out.
 	Ranks Ranks
-	// Now is the clock; nil takes the system's. Its readings must not go back.
-	Now func() time.Time
+	// Clock is the time; nil takes the system's.
+	Clock Clock
 }
+
+// Clock is the time. Its readings must not go back.
+type Clock interface {
+	Now() time.Time
+}
+
+// system is the system's clock.
+type system struct{}
+
+func (system) Now() time.Time { return time.Now() }

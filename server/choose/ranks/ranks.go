@@ -27,8 +27,8 @@ type Config struct {
 
 // Params are what code passes to New.
 type Params struct {
-	// Lookup finds the variables of the environment that settings name.
-	Lookup func(name string) (value string, ok bool)
+	// Env has the variables of the environment that settings name.
+	Env registry.Environment
 	// Watcher is informed of stored blocks; nil: none is.
 	Watcher Watcher
 	Scope   scope.Scope
@@ -94,7 +94,7 @@ func New(c Config, p Params) *Ranks {
 	r := &Ranks{log: p.Scope.Log(), watcher: p.Watcher, changes: make(chan struct{}, 1)}
 	part := p.Scope.Part
 	r.Registry = registry.New(c.Registry, registry.Params{
-		Log: part("registry").Log(), Meter: p.Scope.Meters(), Lookup: p.Lookup,
+		Log: part("registry").Log(), Meter: p.Scope.Meters(), Env: p.Env,
 		Observer: r, Reporter: r,
 	})
 	r.Index = kvindex.New(c.Index, kvindex.Params{Log: part("kvindex").Log(), Meter: p.Scope.Meters(), Feeds: feeds{r}})

@@ -99,14 +99,14 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // that is already promised to others. The weight is Omega, for those that wait in the fleet, plus the
 // rank's own Busy, plus Interference for those that decode on the rank: each full step of prefill
 // delays them all by one step. Their number counts by its square root: weighted in full, a busy rank
-// is avoided at the price of queues elsewhere (docs/adr/017-whole-answer.md).
+// is avoided at the price of queues elsewhere. It grows with the rank's speed, since a fast rank has more of them
+// than a slow one by its speed, not by chance (docs/adr/017-whole-answer.md).
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
-	decoding := float64(c.Requests) - float64(c.Waiting)
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(max(0, decoding))*p.prefill
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(decoding(d, c))*p.prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -119,6 +119,15 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// decoding is the number of requests that decode on the rank, by its speed.
+func decoding(d *decision.Decision, c *decision.Candidate) float64 {
+	n := max(0, float64(c.Requests)-float64(c.Waiting))
+	if d.Rate > 0 && c.TokenTime > 0 {
+		n /= c.TokenTime * d.Rate
+	}
+	return n
 }
 
 const (

@@ -170,6 +170,35 @@ func TestPredictedTTFTSpreadsWhatCostsLessElsewhere(t *testing.T) {
 	}
 }
 
+// A fast rank has more requests that decode than a slow one by its speed: each counts more there, as long as there is something to win.
+func TestAFastRanksDecodesCountMore(t *testing.T) {
+	rank := func(rate, backlog float64, decoding uint32) decision.Candidate {
+		return decision.Candidate{
+			Pace: decision.Pace{TokenTime: 1 / rate, Bend: 1e9}, RankLoad: decision.RankLoad{Requests: decoding}, Forecast: decision.Forecast{Backlog: backlog},
+		}
+	}
+	fleet := func(rate float64) *decision.Decision {
+		d := question(decision.PredictedTTFT, 24_000, rank(24_000, 3, 30), rank(8_000, 0, 10))
+		d.Rate = rate
+		return d
+	}
+	if got := chosen(fleet(16_000)); got != "B" {
+		t.Errorf("chose %s: a second of prefill on the fast rank delays 30 answers, after a queue of 3 s", got)
+	}
+	if got := chosen(fleet(0)); got != "A" {
+		t.Errorf("chose %s without a rate of the fleet: the number alone counts", got)
+	}
+	even := func(rate float64) float64 {
+		d := question(decision.PredictedTTFT, 24_000, rank(8_000, 3, 30), rank(8_000, 0, 10))
+		d.Rate = rate
+		chosen(d)
+		return d.Candidates[0].Cost
+	}
+	if a, b := even(0), even(8_000); math.Abs(a-b) > 1e-9 {
+		t.Errorf("a cost of %v, and %v without a rate: among equals the speed changes nothing", b, a)
+	}
+}
+
 func TestPrefillTimeBendsWithContext(t *testing.T) {
 	if got, want := decision.PrefillTime(1e-4, 50000, 0, 10000), 1.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("10,000 tokens from nothing take %v, want %v", got, want)

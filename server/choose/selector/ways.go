@@ -139,10 +139,9 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 // ahead is the price of a candidate's computing of the prompt for another one, until the transfer can begin: the terms of predicted
 // without those of the answer.
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
-	decoding := float64(c.Requests) - float64(c.Waiting)
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Overhead + c.Crowding + c.Drag
-	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*math.Sqrt(max(0, decoding))*c.Prefill
+	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*math.Sqrt(decoding(d, c))*c.Prefill
 }
 
 // behind is the price of a candidate's answer once it has the cache: the terms of predicted without those of the prompt.

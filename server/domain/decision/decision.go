@@ -91,6 +91,8 @@ type Fleet struct {
 	// Load is the fleet's load ρ as estimated then, 0 to 1; Omega the weight 1/(1−ρ) it gave.
 	Load  float64
 	Omega float64
+	// Rate is the mean prefill rate of the ranks that may serve, in tokens per second; 0 when none is known.
+	Rate float64
 	// Returning is how likely the request's session sends a next turn, from 0 to 1.
 	Returning float64
 }

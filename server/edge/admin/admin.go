@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/pprof"
+	"slices"
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -65,10 +66,10 @@ func routes(c Config, p Params) []route {
 		list = append(list,
 			route{"/console", false, caller.Observe, page},
 			route{"/console/", false, caller.Observe, page},
-			// The RPCs that read, the one that makes dry runs, and the only one here that changes something: Drain.
+			// The RPCs that read, the one that makes dry runs, and the only ones here that change something: Drain and Undrain.
 			route{"GET /kvpilot/v1/", false, caller.Observe, p.RPCs},
 			route{"POST /kvpilot/v1/choose", false, caller.Observe, p.RPCs},
-			route{"POST /kvpilot/v1/replicas/{verb}", false, caller.Admin, only(":drain", p.RPCs)})
+			route{"POST /kvpilot/v1/replicas/{verb}", false, caller.Admin, only(p.RPCs, ":drain", ":undrain")})
 	}
 	if c.Profiles {
 		for pattern, h := range map[string]http.HandlerFunc{
@@ -81,10 +82,10 @@ func routes(c Config, p Params) []route {
 	return list
 }
 
-// only serves the paths that end with suffix.
-func only(suffix string, h http.Handler) http.Handler {
+// only serves the paths that end with one of the suffixes.
+func only(h http.Handler, suffixes ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !strings.HasSuffix(r.PathValue("verb"), suffix) {
+		if !slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(r.PathValue("verb"), s) }) {
 			reject(w, apierror.New(apierror.RouteNotFound, "the admin address has no such route", nil))
 			return
 		}

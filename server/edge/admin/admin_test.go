@@ -75,6 +75,12 @@ func TestEveryRouteHasARole(t *testing.T) {
 	}
 	h := Handler(DefaultConfig(), p)
 	who = &caller.Caller{Roles: caller.Admin}
+	for _, verb := range []string{"drain", "undrain"} {
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/kvpilot/v1/replicas/gpu-a:"+verb, nil)); w.Code >= 400 {
+			t.Errorf("an operator's %s: %d", verb, w.Code)
+		}
+	}
 	for _, path := range []string{"/kvpilot/v1/replicas", "/kvpilot/v1/replicas/gpu-a", "/kvpilot/v1/replicas/gpu-a:other", "/kvpilot/v1/config:reload"} {
 		w := httptest.NewRecorder()
 		if h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, nil)); w.Code < 400 {

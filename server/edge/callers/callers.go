@@ -32,9 +32,19 @@ type Params struct {
 	Reads Reads
 	// NoFollow turns off reading a changed file of keys again; only Update does.
 	NoFollow bool
-	// Now is the clock.
-	Now func() time.Time
+	// Clock is the time.
+	Clock Clock
 }
+
+// Clock is the time at which tokens and keys end.
+type Clock interface {
+	Now() time.Time
+}
+
+// system is the system's clock.
+type system struct{}
+
+func (system) Now() time.Time { return time.Now() }
 
 // Reads records that credentials were read.
 type Reads interface {
@@ -55,7 +65,7 @@ const (
 type Callers struct {
 	log       *slog.Logger
 	metrics   *metrics
-	now       func() time.Time
+	clock     Clock
 	reads     Reads
 	noFollow  bool
 	anonymous *caller.Caller
@@ -72,11 +82,11 @@ func New(c Config, p Params) (*Callers, error) {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	if p.Now == nil {
-		p.Now = time.Now
+	if p.Clock == nil {
+		p.Clock = system{}
 	}
 	cs := &Callers{
-		log: p.Log, metrics: newMetrics(p.Meter), now: p.Now, reads: p.Reads, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
+		log: p.Log, metrics: newMetrics(p.Meter), clock: p.Clock, reads: p.Reads, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }
@@ -138,7 +148,7 @@ func (cs *Callers) tokensFor(j JWT, fetch bool) (*tokens, error) {
 	if j.JWKSFile != "" || fetch {
 		ctx, cancel := context.WithTimeout(context.Background(), updateTimeout)
 		defer cancel()
-		if err := keys.read(ctx, cs.now()); err != nil {
+		if err := keys.read(ctx, cs.clock.Now()); err != nil {
 			return nil, err
 		}
 	}
@@ -164,7 +174,7 @@ func (cs *Callers) Identify(c Credentials) (*caller.Caller, error) {
 	if s.open {
 		return cs.anonymous, nil
 	}
-	now := cs.now()
+	now := cs.clock.Now()
 	who, err := s.identify(&c, now)
 	if err != nil {
 		return nil, err
@@ -242,13 +252,13 @@ func (cs *Callers) readKeysFile() {
 // readKeySet reads the key set of tokens when that is due.
 func (cs *Callers) readKeySet(ctx context.Context) {
 	t := cs.set.Load().tokens
-	if t == nil || !t.keys.due(cs.now(), t.config.Refresh) {
+	if t == nil || !t.keys.due(cs.clock.Now(), t.config.Refresh) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, updateTimeout)
 	defer cancel()
 	before := t.keys.current.Load()
-	err := t.keys.read(ctx, cs.now())
+	err := t.keys.read(ctx, cs.clock.Now())
 	if err != nil {
 		cs.log.Error("the key set of tokens cannot be read; the previous one stays in force", "from", t.keys.from.String(), "error", err)
 	}

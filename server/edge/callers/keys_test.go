@@ -23,6 +23,11 @@ func config(keys ...callers.Key) callers.Config {
 
 func key(tenant, text string) callers.Key { return callers.Key{Name: tenant, Key: secret.New(text)} }
 
+// clockFunc is a clock that a test moves.
+type clockFunc func() time.Time
+
+func (f clockFunc) Now() time.Time { return f() }
+
 func mustNew(t testing.TB, c callers.Config, p callers.Params) *callers.Callers {
 	t.Helper()
 	if err := c.Validate(); err != nil {
@@ -58,7 +63,7 @@ func TestKeysOfAFile(t *testing.T) {
 	c := config()
 	c.KeysFile = file
 	now := time.Date(2030, 1, 1, 23, 59, 0, 0, time.UTC)
-	cs := mustNew(t, c, callers.Params{Now: func() time.Time { return now }})
+	cs := mustNew(t, c, callers.Params{Clock: clockFunc(func() time.Time { return now })})
 	for _, tc := range []struct {
 		name string
 		by   callers.Credentials

@@ -15,8 +15,8 @@ import (
 )
 
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
-// message is JSON as package jsonform writes it. Unknown fields are ignored, so that old routers take new
-// clients, unless one is there and every needed field is missing.
+// message is JSON as package jsonform writes it. Unknown fields are rejected: without what they mean, the answer would be to another
+// question.
 type codec struct{}
 
 var (

@@ -114,7 +114,7 @@ func (s *services) WatchDecisions(_ *kvpilotv1.WatchDecisionsRequest, out grpc.S
 	return apierror.New(apierror.ShuttingDown, "stopping", nil)
 }
 
-func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+func (s *services) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.ReservationReport, kvpilotv1.TrackReservationResponse]) error {
 	for n := 1; ; n++ {
 		in, err := ss.Recv()
 		if errors.Is(err, io.EOF) {
@@ -522,7 +522,7 @@ func TestTypedRoutes(t *testing.T) {
 		got = in
 		return &kvpilotv1.ChooseReplicaResponse{Host: "h", Port: 1, ReplicaId: "a/b"}, nil
 	}})
-	resp, text := call(t, "POST", url+"/kvpilot/v1/choose", `{"model":"m","token_ids":{"ids":[1,2,3]},"sessionId":"s","unheard_of":1}`, "Content-Type", "application/json")
+	resp, text := call(t, "POST", url+"/kvpilot/v1/choose", `{"model":"m","token_ids":{"ids":[1,2,3]},"sessionId":"s"}`, "Content-Type", "application/json")
 	if resp.StatusCode != 200 || !slices.Equal(got.GetTokenIds().GetIds(), []uint32{1, 2, 3}) || got.GetSessionId() != "s" {
 		t.Errorf("%d %s; the service saw %v", resp.StatusCode, text, got)
 	}

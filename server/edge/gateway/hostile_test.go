@@ -240,7 +240,7 @@ func TestHostilePaths(t *testing.T) {
 	url := start(t, &services{chat: echo})
 	for _, target := range []string{
 		"*", "/", "//", "/..", "/v1/../v1/models", "/v1/models/", "/v1/models/%2e%2e%2f", "/v1/chat/completions/", "/V1/chat/completions",
-		"/v1/models/%00", "/v1/models/%ff", "/kvpilot/v1/reservations/:release", "/kvpilot/v1/reservations/a:b:release", "/%", "/v1/chat%2Fcompletions",
+		"/v1/models/%00", "/v1/models/%ff", "/kvpilot/v1/reservations/:report", "/kvpilot/v1/reservations/a:b:report", "/%", "/v1/chat%2Fcompletions",
 		"http://other/v1/models/m", "/v1/responses//cancel", "/v1/models?%zz=1&;", "/kvpilot/v1/decisions?model=%ff", "/" + strings.Repeat("a/", 2000),
 	} {
 		for _, method := range []string{"GET", "POST", "OPTIONS", "DELETE"} {

@@ -17,7 +17,7 @@ func readAlike(t *testing.T, text string) (quick bool) {
 	t.Helper()
 	for _, m := range []proto.Message{&kvpilotv1.ChooseReplicaRequest{}, &kvpilotv1.ScoreOverlapRequest{}} {
 		want := m.ProtoReflect().New().Interface()
-		err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal([]byte(text), want)
+		err := protojson.Unmarshal([]byte(text), want)
 		if !readWithIDs([]byte(text), m) {
 			continue
 		}
@@ -33,10 +33,11 @@ func readAlike(t *testing.T, text string) (quick bool) {
 func messagesWithIDs() map[string]bool {
 	return map[string]bool{
 		`{"token_ids":{"ids":[1,2,3]}}`:                                            true,
-		`{"model":"m","tokenIds":{"ids":[1]},"reserve":false}`:                     true,
-		` { "tokenIds" : { "ids" : [ 1 , 4294967295, 0 ] } , "later" : [1,2] } `:   true,
+		`{"model":"m","tokenIds":{"ids":[1]},"booking":"BOOKING_NONE"}`:            true,
+		` { "tokenIds" : { "ids" : [ 1 , 4294967295, 0 ] } , "model" : "a" } `:     true,
 		`{"tokenIds":{"ids":[]}}`:                                                  true,
-		`{"tokenIds":{"ids":[1],"later":{}},"later":{"token_ids":{"ids":[9]}}}`:    true,
+		`{"tokenIds":{"ids":[1],"later":{}}}`:                                      false,
+		`{"tokenIds":{"ids":[1]},"later":{"token_ids":{"ids":[9]}}}`:               false,
 		`{"tokenIds":{"ids":[1]},"text":null}`:                                     true,
 		`{"text":"{\"token_ids\":{\"ids\":[1]}}"}`:                                 false,
 		`{"tokenIds":{"ids":[1]},"text":"both"}`:                                   false,
@@ -104,7 +105,7 @@ func FuzzMessagesWithIDs(f *testing.F) {
 
 func BenchmarkReadIDs(b *testing.B) {
 	var text strings.Builder
-	text.WriteString(`{"model":"m","reserve":false,"tokenIds":{"ids":[`)
+	text.WriteString(`{"model":"m","booking":"BOOKING_NONE","tokenIds":{"ids":[`)
 	for range 8191 {
 		fmt.Fprintf(&text, "%d,", rand.Uint32N(150_000))
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/kvpilot/kvpilot/server/kit/suggest"
 )
 
 // manyItems is the size of a list in bytes above which the item that is wrong is not looked for.
@@ -33,13 +36,14 @@ func (m *mistake) Error() string { return fieldPrefix + m.field + `" ` + m.what 
 
 // readMessage is protojson with errors that name the field and what it should be.
 func readMessage(data []byte, m proto.Message) error {
-	if (protojson.UnmarshalOptions{}).Unmarshal(data, m) == nil {
-		return nil // nothing is unknown
+	strict := protojson.UnmarshalOptions{}.Unmarshal(data, m)
+	if strict == nil {
+		return nil
 	}
 	proto.Reset(m)
 	err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
 	if err == nil {
-		return unknownNames(data, m.ProtoReflect())
+		return cmp.Or(unknownName(data, m.ProtoReflect()), strict)
 	}
 	if kind := kindOf(data); kind != anObject {
 		return errors.New("the body must be a JSON object, not " + kind)
@@ -53,13 +57,13 @@ func readMessage(data []byte, m proto.Message) error {
 	return err
 }
 
-// unknownNames looks for names that protojson skips although they are mistakes.
-func unknownNames(data []byte, m protoreflect.Message) error {
-	if err := misnamed(data, m); err != nil {
-		return err
-	}
+// unknownName returns the first unknown name of a field or of an enum's value. The default would be taken for what it means.
+func unknownName(data []byte, m protoreflect.Message) error {
 	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
 		return nil
+	}
+	if err := misnamed(data, m); err != nil {
+		return err
 	}
 	if found := misspelt("", data, m.Descriptor()); found != nil {
 		return found
@@ -67,13 +71,15 @@ func unknownNames(data []byte, m protoreflect.Message) error {
 	return nil
 }
 
-// misspelt finds the first enum value that has an unknown name: protojson takes it for the default when it skips what is unknown.
-// A newer client that needs a new value must not get another one.
+// misspelt finds the first field of the message, and of those in it, whose name or enum value is unknown.
 func misspelt(at string, data []byte, md protoreflect.MessageDescriptor) *mistake {
 	given := members(data)
 	for _, name := range slices.Sorted(maps.Keys(given)) {
 		fd := fieldNamed(md, name)
-		if fd == nil || fd.IsMap() || fd.Enum() == nil && (fd.Message() == nil || wellKnown(fd.Message())) {
+		if fd == nil {
+			return &mistake{join(at, clip(name)), "is unknown" + instead(name, md.Fields())}
+		}
+		if fd.IsMap() || fd.Enum() == nil && (fd.Message() == nil || wellKnown(fd.Message())) {
 			continue
 		}
 		path, items := join(at, string(fd.Name())), []json.RawMessage{given[name]}
@@ -104,12 +110,20 @@ func misspeltIn(at string, value []byte, fd protoreflect.FieldDescriptor) *mista
 	return &mistake{at, fmt.Sprintf("must be %s, not %q", expected(fd), clip(name))}
 }
 
-// misnamed looks for an unknown field where one of several is expected and none is there: what the caller meant would be
-// silently ignored. Other unknown fields are a newer client's.
-func misnamed(data []byte, m protoreflect.Message) error {
-	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
-		return nil
+// instead names the fields that an unknown one may mean.
+func instead(name string, fields protoreflect.FieldDescriptors) string {
+	known := make([]string, fields.Len())
+	for i := range known {
+		known[i] = string(fields.Get(i).Name())
 	}
+	if near := suggest.Near(name, known); len(near) > 0 {
+		return suggest.Question(near)
+	}
+	return ""
+}
+
+// misnamed looks for an unknown field where one of several is expected and none is there.
+func misnamed(data []byte, m protoreflect.Message) error {
 	all := m.Descriptor().Oneofs()
 	for i := range all.Len() {
 		one := all.Get(i)
@@ -273,6 +287,9 @@ func expectedMessage(md protoreflect.MessageDescriptor) string {
 		return `a duration in seconds, as in "90s"`
 	case "google.protobuf.Timestamp":
 		return `a time, as in "2030-01-31T12:00:00Z"`
+	}
+	if md.Fields().Len() == 0 {
+		return "an empty object"
 	}
 	return "an object with " + names(md.Fields())
 }

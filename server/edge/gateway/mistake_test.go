@@ -26,7 +26,7 @@ func TestAWrongFieldIsNamedWithWhatIsExpected(t *testing.T) {
 		"an unknown prompt":        {"tokenize", `{"prompt":"hi"}`, "prompt", `is unknown, and one of "text", "body", "texts" is required`},
 		"a misspelt value":         {"choose", `{"text":"x","reports":"REPORTS_EVERY"}`, "reports", `must be one of REPORTS_UNSPECIFIED`},
 		"a misspelt value inside":  {"tokenize", `{"wish":1,"body":{"json":"e30=","api":"CHAT"}}`, "body.api", `not "CHAT"`},
-		"a misspelt end":           {"reservations/x:release", `{"end":"END_CANCELLED"}`, "end", `not "END_CANCELLED"`},
+		"a misspelt reason":        {"reservations/x:report", `{"release":{"reason":"RELEASE_REASON_CANCELLED"}}`, "release.reason", `not "RELEASE_REASON_CANCELLED"`},
 		"with ids":                 {"choose", `{"token_ids":{"ids":[1,2]},"reports":"ALL"}`, "reports", `not "ALL"`},
 		"no object":                {"choose", `[]`, "", "the body must be a JSON object, not an array"},
 		"a string":                 {"choose", `"x"`, "", "the body must be a JSON object, not a string"},
@@ -82,7 +82,7 @@ func TestAWrongLineOfAStreamIsTold(t *testing.T) {
 		body string
 		want []string // of each answer
 	}{
-		"the first":      {"{\"sequence\":7,\"renew\":[]}\n{\"sequence\":2}", []string{`"sequence":"7"+message 1: the field \"renew\" must be an object with \"reservation_id\"`, `"sequence":"2"`}},
+		"the first":      {"{\"sequence\":7,\"renew\":[]}\n{\"sequence\":2}", []string{`"sequence":"7"+message 1: the field \"renew\" must be an empty object, not an array`, `"sequence":"2"`}},
 		"a later one":    {"{\"sequence\":1}\n{\"sequence\":\"x\"}\n{\"sequence\":3}", []string{`"sequence":"1"`, `"sequence":"0"+message 2: the field \"sequence\" must be an integer`, `"sequence":"3"`}},
 		"no JSON":        {"{\"sequence\":1}\n\n{sequence}\n{\"sequence\":3}\n", []string{`"sequence":"1"`, `message 2: invalid character`, `"sequence":"3"`}},
 		"rubbish behind": {"{\"sequence\":1} x y\n{\"sequence\":3}\n", []string{`"sequence":"1"`, `message 2: invalid character`, `"sequence":"3"`}},
@@ -115,16 +115,26 @@ func TestAnEndlessLineEndsTheStream(t *testing.T) {
 	}
 }
 
-// A newer client's fields are ignored, as gRPC ignores them.
-func TestAnUnknownFieldBesideWhatIsNeededIsIgnored(t *testing.T) {
-	var asked *kvpilotv1.ChooseReplicaRequest
-	url := start(t, &services{choose: func(in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
-		asked = in
+// A field that is ignored would change the question: a dry run would book.
+func TestAnUnknownFieldIsRejected(t *testing.T) {
+	asked := 0
+	url := start(t, &services{choose: func(*kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
+		asked++
 		return &kvpilotv1.ChooseReplicaResponse{}, nil
 	}})
-	for body, want := range map[string]string{`{"text":"hi","wish":1}`: "hi", `{"model":"m"}`: "", ``: ""} {
-		if resp, got := call(t, "POST", url+"/kvpilot/v1/choose", body); resp.StatusCode != 200 || asked.GetText() != want {
-			t.Errorf("%s: got %d %s", body, resp.StatusCode, got)
+	many := strings.Repeat("7,", 1_100_000)
+	for body, want := range map[string]string{
+		`{"text":"hi","dry_run":true}`:                                `the field \"dry_run\" is unknown`,
+		`{"text":"hi","candidates":{"alow":["r"]}}`:                   `the field \"candidates.alow\" is unknown; did you mean allow?`,
+		`{"token_ids":{"ids":[1]},"wish":1}`:                          `the field \"wish\" is unknown`,
+		`{"token_ids":{"ids":[` + many + `1]},"wish":1}`:              `unknown field \"wish\"`,
+		`{"text":"hi","policy":{"params":{"any":1}},"sessionId":"s"}`: "",
+		`{"text":"hi"}`: "", `{"model":"m"}`: "", ``: "",
+	} {
+		asked = 0
+		resp, got := call(t, "POST", url+"/kvpilot/v1/choose", body)
+		if refused := want != ""; refused != (resp.StatusCode == 400) || refused != (asked == 0) || !strings.Contains(got, want) {
+			t.Errorf("%.80s: got %d %s, want %q", body, resp.StatusCode, got, want)
 		}
 	}
 }

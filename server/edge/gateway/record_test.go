@@ -34,11 +34,11 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		}
 		return echo(e, in, out)
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), Dropped: func(int) {}, Keep: func(tr *recorder.Trace) {
+		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), To: recorder.KeepFunc(func(tr *recorder.Trace) {
 			mu.Lock()
 			defer mu.Unlock()
 			ended = append(ended, tr.Spans()...)
-		}})
+		})})
 		p.Meter = metric.NewMeterProvider(metric.WithReader(counts))
 	})
 	const trace = "0af7651916cd43dd8448eb211c80319c"

@@ -33,7 +33,7 @@ func TestTypedRoutesSeeTheRequest(t *testing.T) {
 		_, deadline = ctx.Deadline()
 		return &kvpilotv1.ChooseReplicaResponse{}, nil
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), Keep: func(*recorder.Trace) {}, Dropped: func(int) {}})
+		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), To: recorder.KeepFunc((*recorder.Trace).Drop)})
 		p.Senders = senders(func(*http.Request, string, string) (*caller.Caller, error) { return who, nil })
 	})
 	const id = "0af7651916cd43dd8448eb211c80319c"

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -428,7 +429,7 @@ func TestRules(t *testing.T) {
 		if e := apierror.From(err); e.Reason != apierror.InvalidBody || e.Param != "model" || status.Code(err) != codes.InvalidArgument {
 			t.Errorf("a long model: %v, param %q", err, e.Param)
 		}
-		_, err = routing.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{})
+		_, err = routing.ReportReservation(t.Context(), reports.Renew(""))
 		if e := apierror.From(err); e.Param != "reservation_id" {
 			t.Errorf("no reservation: %v", err)
 		}
@@ -441,7 +442,7 @@ func TestRules(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := stream.Send(&kvpilotv1.TrackReservationRequest{Sequence: 1}); err != nil {
+		if err := stream.Send(&kvpilotv1.ReservationReport{Sequence: 1}); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := stream.Recv(); err != nil || out.GetReason() != apierror.InvalidBody { // one bad report ends no stream

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -36,10 +37,11 @@ type choices struct {
 }
 
 func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplicaRequest) (*kvpilotv1.ChooseReplicaResponse, error) {
-	if who := s.calls.senders.of(ctx); !in.GetDryRun() && !who.May(caller.Route) {
+	isDry := in.GetBooking() == kvpilotv1.Booking_BOOKING_DRY_RUN
+	if who := s.calls.senders.of(ctx); !isDry && !who.May(caller.Route) {
 		return nil, s.admission.permit(who, kvpilotv1.RoutingService_ChooseReplica_FullMethodName, &methodInfo{roles: caller.Route}, originOf(ctx))
 	}
-	if in.GetDryRun() && !trace.SpanContextFromContext(ctx).IsValid() {
+	if isDry && !trace.SpanContextFromContext(ctx).IsValid() {
 		var dry trace.Span
 		ctx, dry = span.Start(ctx, s.tracer, span.DryRun, trace.SpanKindInternal)
 		defer dry.End()
@@ -54,10 +56,7 @@ func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Priority, q.ExpectedOutput = int(in.GetPriority()), int(in.GetExpectedOutputTokens())
 	q.Explain = in.GetExplain()
 	q.ReturnIDs = in.GetReturnTokenIds()
-	if in.GetDryRun() && in.GetReserve() {
-		return nil, invalid("reserve", "a dry run books nothing")
-	}
-	q.Booking = booking(in.GetDryRun(), in.Reserve == nil || in.GetReserve(), in.GetRequestId() != "")
+	q.Booking = booking(in.GetBooking(), in.GetRequestId() != "")
 	q.Lease = in.GetLease().AsDuration()
 	switch in.GetReports() {
 	case kvpilotv1.Reports_REPORTS_END:
@@ -115,15 +114,9 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 			q.Route = openai.RouteAny
 		}
 	}
-	dry, err := flag(h, headerDryRun, false)
-	if err != nil {
+	if q.Booking, err = bookingHeader(h); err != nil {
 		return nil, err
 	}
-	reserve, err := flag(h, headerReserve, !dry)
-	if err != nil {
-		return nil, err
-	}
-	q.Booking = booking(dry, reserve, false)
 	explain, err := flag(h, headerExplain, false)
 	if err != nil {
 		return nil, err
@@ -206,7 +199,7 @@ func (s *choices) choose(ctx context.Context, q *router.Question, deadline time.
 	}
 	a.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 	fastest := fastest(s.others.explainChosen(ctx, a.Decision))
-	if fastest == nil || fastest.GetTtftMs() > limit*milli {
+	if fastest == nil || fastest.GetTtft().AsDuration().Seconds() > limit {
 		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))
 		return nil, apierror.New(apierror.DeadlineUnreachable, "no replica can give the first token in time", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 	}
@@ -217,7 +210,7 @@ func (s *choices) choose(ctx context.Context, q *router.Question, deadline time.
 func fastest(d *kvpilotv1.Decision) *kvpilotv1.Candidate {
 	var best *kvpilotv1.Candidate
 	for _, c := range d.GetCandidates() {
-		if c.GetVeto() == "" && c.GetTtftMs() > 0 && (best == nil || c.GetTtftMs() < best.GetTtftMs()) {
+		if c.GetVeto() == "" && c.GetTtft() != nil && (best == nil || c.GetTtft().AsDuration() < best.GetTtft().AsDuration()) {
 			best = c
 		}
 	}
@@ -252,10 +245,10 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 		out.Reason = "" // like the predicted time, it shows what the replica holds
 	} else if pick := d.Pick(); pick != nil {
 		out.OverlapGpuTokens, out.OverlapCpuTokens, out.OverlapDiskTokens = pick.GPU, pick.CPU, pick.Disk
-		out.PredictedTtftMs = pick.TTFT * 1000
+		out.PredictedTtft = seconds(pick.TTFT)
 	}
 	if q.Booking.Reserves() {
-		out.ReservationId, out.Attempt, out.LeaseMs = d.ID, uint32(d.Attempt), uint32(a.Lease.Milliseconds())
+		out.ReservationId, out.Attempt, out.Lease = d.ID, uint32(d.Attempt), durationpb.New(a.Lease)
 		if out.Effect = kvpilotv1.Effect_EFFECT_APPLIED; a.Duplicate {
 			out.Effect = kvpilotv1.Effect_EFFECT_DUPLICATE
 		}
@@ -370,14 +363,16 @@ func handTrace(ctx context.Context, d *decision.Decision, to map[string]string) 
 }
 
 // booking is what a caller wants to be booked, under its request id if once.
-func booking(dry, reserve, once bool) router.Booking {
-	switch {
-	case dry:
+func booking(in kvpilotv1.Booking, once bool) router.Booking {
+	switch in {
+	case kvpilotv1.Booking_BOOKING_DRY_RUN:
 		return router.DryRun
-	case reserve && once:
-		return router.ReserveOnce
-	case reserve:
-		return router.Reserve
+	case kvpilotv1.Booking_BOOKING_NONE:
+		return router.BookNothing
+	case kvpilotv1.Booking_BOOKING_UNSPECIFIED, kvpilotv1.Booking_BOOKING_RESERVE:
 	}
-	return router.BookNothing
+	if once {
+		return router.ReserveOnce
+	}
+	return router.Reserve
 }

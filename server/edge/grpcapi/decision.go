@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"encoding/json"
+	"math"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -17,6 +18,17 @@ import (
 )
 
 const milli = 1000 // seconds to milliseconds
+
+// maxSeconds bounds times: longer ones are as good as never.
+const maxSeconds = 1e9
+
+// seconds is a time of the decision, whose zero is no time.
+func seconds(s float64) *durationpb.Duration {
+	if s == 0 || math.IsNaN(s) {
+		return nil
+	}
+	return durationpb.New(time.Duration(math.Round(min(max(s, -maxSeconds), maxSeconds) * float64(time.Second))))
+}
 
 // DecisionLine is an entry of the decision log as a line of its file: the contract's Decision.
 func DecisionLine(e decisionlog.Entry) json.Marshaler { return decisionLine(e) }
@@ -60,7 +72,7 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 		out.Candidates = append(out.Candidates, candidateProto(pick, scale))
 	}
 	if s := d.Shadow; s != nil {
-		out.Shadow = &kvpilotv1.Shadow{Policy: string(s.Policy), ReplicaId: string(s.Replica), Rank: uint32(s.Rank), Agrees: s.Agrees, RegretMs: s.Regret * milli}
+		out.Shadow = &kvpilotv1.Shadow{Policy: string(s.Policy), ReplicaId: string(s.Replica), Rank: uint32(s.Rank), Agrees: s.Agrees, Regret: seconds(s.Regret)}
 	}
 	if o != nil {
 		out.Outcome = outcomeProto(o)
@@ -81,10 +93,10 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		ReplicaId: string(c.Replica), Rank: uint32(c.Rank), Veto: c.Veto.String(), Overlap: overlapProto(&c.Overlap),
 		Feed: feedProto(c.Feed), BlockSize: c.BlockSize, Session: c.Session,
 		Requests: c.Requests, Waiting: c.Waiting, QueuedTokens: c.QueuedTokens, DecodeBlocks: c.DecodeBlocks, Blocks: c.Blocks,
-		BacklogMs: c.Backlog * milli, SilentMs: c.Silent * milli, UncachedTokens: c.Uncached, PrefillMs: c.Prefill * milli, TtftMs: c.TTFT * milli, Cost: c.Cost * scale,
-		Slowdown: c.Slowdown, PlannedMs: c.Planned * milli, FullStepMs: c.FullStep * milli, DecodeMs: c.Decode * milli, CrowdingMs: c.Crowding * milli,
-		TpotMs: c.TPOT * milli, Late: c.Late, ReturnsPerSecond: c.Returns, SavedMs: c.Saved * milli, ResidualMs: c.Residual * milli,
-		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, DragMs: c.Drag * milli,
+		Backlog: seconds(c.Backlog), Silent: seconds(c.Silent), UncachedTokens: c.Uncached, Prefill: seconds(c.Prefill), Ttft: seconds(c.TTFT), Cost: c.Cost * scale,
+		Slowdown: c.Slowdown, Planned: seconds(c.Planned), FullStep: seconds(c.FullStep), Decode: seconds(c.Decode), Crowding: seconds(c.Crowding),
+		Tpot: seconds(c.TPOT), Late: c.Late, ReturnsPerSecond: c.Returns, Saved: seconds(c.Saved), Residual: seconds(c.Residual),
+		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, Drag: seconds(c.Drag),
 		Speed: paceProto(&c.Pace),
 	}
 	if s := conduct.Suspicion(c.Suspicions); s != 0 {
@@ -103,7 +115,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 
 func paceProto(p *decision.Pace) *kvpilotv1.RankSpeed {
 	out := &kvpilotv1.RankSpeed{
-		BendTokens: p.Bend, StepMs: p.StepTime * milli, OverheadMs: p.Overhead * milli, Spread: p.Spread, Source: p.Speed.String(), Busy: p.Busy,
+		BendTokens: p.Bend, Step: seconds(p.StepTime), Overhead: seconds(p.Overhead), Spread: p.Spread, Source: p.Speed.String(), Busy: p.Busy,
 	}
 	if p.TokenTime > 0 {
 		out.TokensPerSecond = 1 / p.TokenTime
@@ -113,13 +125,13 @@ func paceProto(p *decision.Pace) *kvpilotv1.RankSpeed {
 
 func conductProto(r conduct.Record) *kvpilotv1.RankConduct {
 	return &kvpilotv1.RankConduct{
-		Suspicions: r.Suspicions.Names(), Slowness: r.Slowness, TokenMs: r.Token * milli, EmptyShare: r.EmptyShare, OverlapTrust: r.Trust,
+		Suspicions: r.Suspicions.Names(), Slowness: r.Slowness, TokenTime: seconds(r.Token), EmptyShare: r.EmptyShare, OverlapTrust: r.Trust,
 	}
 }
 
 func rateProto(r chooser.Rate) *kvpilotv1.RankSpeed {
 	return &kvpilotv1.RankSpeed{
-		TokensPerSecond: r.TokensPerSecond, BendTokens: r.Bend, StepMs: r.StepTime * milli, OverheadMs: r.Overhead * milli,
+		TokensPerSecond: r.TokensPerSecond, BendTokens: r.Bend, Step: seconds(r.StepTime), Overhead: seconds(r.Overhead),
 		Spread: r.Spread, Source: r.Source.String(), Busy: r.Busy, Samples: uint32(r.Samples), PredictionRatio: r.Error,
 	}
 }

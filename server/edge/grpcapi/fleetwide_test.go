@@ -19,7 +19,9 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -184,16 +186,16 @@ func TestAnyRouterTakesAReport(t *testing.T) {
 	ctx, at, id := as(t, "team"), f.routing(idA), idB+"0001"
 	for _, send := range []func() (*kvpilotv1.Reservation, error){
 		func() (*kvpilotv1.Reservation, error) {
-			return at.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id})
+			return at.ReportReservation(ctx, reports.Renew(id))
 		},
 		func() (*kvpilotv1.Reservation, error) {
-			return at.ReportPrefillCompleted(ctx, &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: id})
+			return at.ReportReservation(ctx, reports.FirstToken(id))
 		},
 		func() (*kvpilotv1.Reservation, error) {
-			return at.ReportDecodeProgress(ctx, &kvpilotv1.ReportDecodeProgressRequest{ReservationId: id, OutputTokens: 3})
+			return at.ReportReservation(ctx, reports.Progress(id, 3))
 		},
 		func() (*kvpilotv1.Reservation, error) {
-			return at.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, End: kvpilotv1.End_END_FAILED})
+			return at.ReportReservation(ctx, reports.Release(id, kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED))
 		},
 	} {
 		if out, err := send(); err != nil || out.GetReservationId() != id || out.GetEffect() != kvpilotv1.Effect_EFFECT_APPLIED {
@@ -212,7 +214,7 @@ func TestAReservationOfAnotherTenantIsUnknownEverywhere(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	for _, at := range []string{idA, idB} {
 		for _, who := range []string{"rivals"} {
-			_, err := f.routing(at).ReleaseReservation(as(t, who), &kvpilotv1.ReleaseReservationRequest{ReservationId: idB + "0001"})
+			_, err := f.routing(at).ReportReservation(as(t, who), reports.Completed(idB+"0001"))
 			if reasonOf(err) != apierror.ReservationNotFound {
 				t.Errorf("%s at %s: %v", who, at, err)
 			}
@@ -226,7 +228,7 @@ func TestAReservationOfAnotherTenantIsUnknownEverywhere(t *testing.T) {
 func TestReservationsWithoutALivingOwner(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	renew := func(id string) apierror.Reason {
-		_, err := f.routing(idA).RenewReservation(as(t, "team"), &kvpilotv1.RenewReservationRequest{ReservationId: id})
+		_, err := f.routing(idA).ReportReservation(as(t, "team"), reports.Renew(id))
 		return reasonOf(err)
 	}
 	for _, id := range []string{"dddddddd0001", "short", "BBBBBBBB0001", idB} {
@@ -258,7 +260,7 @@ func TestAStreamReleasesWhatOtherRoutersOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range []string{idA + "0001", idB + "0001", idC + "0002"} {
-		if err := stream.Send(&kvpilotv1.TrackReservationRequest{Report: &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}}); err != nil {
+		if err := stream.Send(reports.Bind(id)); err != nil {
 			t.Fatal(err)
 		}
 		out, err := stream.Recv()
@@ -278,19 +280,29 @@ func TestAStreamReleasesWhatOtherRoutersOwn(t *testing.T) {
 	}
 }
 
+// passedFor is the metadata of a call that a router passes on for a caller.
+func passedFor(t *testing.T, who *peerv1.ForwardedCaller) string {
+	t.Helper()
+	text, err := proto.Marshal(who)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // What a client says of itself in the form that routers use is not believed.
 func TestAForgedCallerIsNotBelieved(t *testing.T) {
 	f := newFleetRig(t, keyed)
-	forged := metadata.AppendToOutgoingContext(as(t, "rivals"), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin","observe","route"],"by":"key"}`)
+	forged := metadata.AppendToOutgoingContext(as(t, "rivals"), "kvpilot-caller-bin", passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin", "observe", "route"}, By: "key"}))
 	for _, at := range []string{idA, idB} {
-		if _, err := f.routing(at).RenewReservation(forged, &kvpilotv1.RenewReservationRequest{ReservationId: idB + "0001"}); reasonOf(err) != apierror.ReservationNotFound {
+		if _, err := f.routing(at).ReportReservation(forged, reports.Renew(idB+"0001")); reasonOf(err) != apierror.ReservationNotFound {
 			t.Errorf("at %s: %v", at, err)
 		}
 		if _, err := f.routing(at).GetLoads(forged, &kvpilotv1.GetLoadsRequest{}); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("loads at %s: %v", at, err)
 		}
 	}
-	without := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
+	without := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin"}, By: "key"}))
 	if _, err := f.routing(idB).ListDecisions(without, &kvpilotv1.ListDecisionsRequest{}); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("without a key: %v", err)
 	}
@@ -312,13 +324,13 @@ func TestTheListenerOfPeersNeedsACaller(t *testing.T) {
 		want codes.Code
 	}{
 		"none":                         {ask(), codes.Unauthenticated},
-		"two":                          {ask(`{"roles":["admin"]}`, `{"roles":["admin"]}`), codes.Unauthenticated},
-		"no JSON":                      {ask(`x`), codes.Unauthenticated},
-		"no roles":                     {ask(`{"tenant":"team"}`), codes.PermissionDenied},
-		"a role of a later version":    {ask(`{"tenant":"team","roles":["emperor"]}`), codes.PermissionDenied},
-		"a router without credentials": {ask(`{"roles":["infer","route","observe","admin"],"by":"open"}`), codes.PermissionDenied},
-		"an operator":                  {ask(`{"tenant":"ops","roles":["observe"],"by":"key"}`), codes.OK},
-		"a caller without the role":    {ask(`{"tenant":"ops","roles":["route"],"by":"key"}`), codes.PermissionDenied},
+		"two":                          {ask(passedFor(t, &peerv1.ForwardedCaller{Roles: []string{"admin"}}), passedFor(t, &peerv1.ForwardedCaller{Roles: []string{"admin"}})), codes.Unauthenticated},
+		"no message":                   {ask(`x`), codes.Unauthenticated},
+		"no roles":                     {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "team"})), codes.PermissionDenied},
+		"a role of a later version":    {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"emperor"}})), codes.PermissionDenied},
+		"a router without credentials": {ask(passedFor(t, &peerv1.ForwardedCaller{Roles: []string{"infer", "route", "observe", "admin"}, By: "open"})), codes.PermissionDenied},
+		"an operator":                  {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "ops", Roles: []string{"observe"}, By: "key"})), codes.OK},
+		"a caller without the role":    {ask(passedFor(t, &peerv1.ForwardedCaller{Tenant: "ops", Roles: []string{"route"}, By: "key"})), codes.PermissionDenied},
 	} {
 		if status.Code(c.err) != c.want {
 			t.Errorf("%s: %v", name, c.err)
@@ -336,9 +348,9 @@ func TestTheListenerOfPeersNeedsACaller(t *testing.T) {
 // A call that was passed on is answered where it arrives, whatever it is about.
 func TestAPassedCallIsNotPassedOn(t *testing.T) {
 	f := newFleetRig(t, keyed)
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", `{"tenant":"team","roles":["admin"],"by":"key"}`)
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "kvpilot-caller-bin", passedFor(t, &peerv1.ForwardedCaller{Tenant: "team", Roles: []string{"admin"}, By: "key"}))
 	inward := kvpilotv1.NewRoutingServiceClient(f.nodes[idA].inward)
-	if _, err := inward.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: idB + "0001"}); reasonOf(err) != apierror.ReservationNotFound {
+	if _, err := inward.ReportReservation(ctx, reports.Renew(idB+"0001")); reasonOf(err) != apierror.ReservationNotFound {
 		t.Errorf("renew: %v", err)
 	}
 	record(f.nodes[idB], &decision.Decision{Request: decision.Request{ID: idB + "0001", Tenant: "team", Model: "m"}, At: time.Now()})
@@ -530,11 +542,11 @@ func TestTheDeciderAnswersDryRuns(t *testing.T) {
 			t.Errorf("%v, %v", out, err)
 		}
 	}
-	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", DryRun: true, Explain: true})
+	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true})
 	if got := asked(); got != "a:q" {
 		t.Errorf("a dry run: %s", got)
 	}
-	choose(&kvpilotv1.ChooseReplicaRequest{Prompt: body, DryRun: true})
+	choose(&kvpilotv1.ChooseReplicaRequest{Prompt: body, Booking: kvpilotv1.Booking_BOOKING_DRY_RUN})
 	if got := asked(); got != "a:q" {
 		t.Errorf("a dry run of a body: %s", got)
 	}
@@ -549,7 +561,7 @@ func TestTheDeciderAnswersDryRuns(t *testing.T) {
 		t.Errorf("a booking: %s", got)
 	}
 	f.up = func(string) bool { return false }
-	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", DryRun: true})
+	choose(&kvpilotv1.ChooseReplicaRequest{Model: "m", Booking: kvpilotv1.Booking_BOOKING_DRY_RUN})
 	if got := asked(); got != "b:q" {
 		t.Errorf("the decider is silent: %s", got)
 	}
@@ -600,9 +612,11 @@ func TestAQuestionWithANameHasOneHome(t *testing.T) {
 		want string
 		do   func()
 	}{
-		"no name":        {idA, func() { choose(idA, "") }},
-		"nothing booked": {idA, func() { choose(idA, ofB, func(in *kvpilotv1.ChooseReplicaRequest) { in.Reserve = proto.Bool(false) }) }},
-		"booked here":    {idA, func() { f.nodes[idA].router.claimed = ofB; choose(idA, ofB); f.nodes[idA].router.claimed = "" }},
+		"no name": {idA, func() { choose(idA, "") }},
+		"nothing booked": {idA, func() {
+			choose(idA, ofB, func(in *kvpilotv1.ChooseReplicaRequest) { in.Booking = kvpilotv1.Booking_BOOKING_NONE })
+		}},
+		"booked here": {idA, func() { f.nodes[idA].router.claimed = ofB; choose(idA, ofB); f.nodes[idA].router.claimed = "" }},
 		"the home is down": {idA, func() {
 			f.up = func(id string) bool { return id != idB }
 			choose(idA, ofB)

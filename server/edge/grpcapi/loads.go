@@ -56,7 +56,7 @@ func (s *loads) rankLoad(r *replica.Replica, rank int, slot replica.Slot, now ti
 	out := &kvpilotv1.RankLoad{
 		ReplicaId: string(r.ID), Rank: uint32(rank),
 		Requests: uint32(v.InFlight), Waiting: uint32(v.Prefilling),
-		QueuedTokens: uint64(max(v.PrefillTokens, 0)), DecodeBlocks: v.DecodeBlocks, BacklogMs: millis(v.PrefillTime),
+		QueuedTokens: uint64(max(v.PrefillTokens, 0)), DecodeBlocks: v.DecodeBlocks, Backlog: durationpb.New(v.PrefillTime),
 	}
 	if e, ok := s.ranks.Engines.Stats(slot); ok && !e.At.IsZero() {
 		running, waiting := uint32(max(e.Running, 0)), uint32(max(e.Waiting, 0))

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
 // The request headers (and metadata keys) by which a caller takes part in the choice. Lists are
@@ -26,8 +27,7 @@ const (
 	headerDeny      = "X-Kvpilot-Deny"
 	headerPin       = "X-Kvpilot-Pin" // replica, or replica@rank
 	headerLease     = "X-Kvpilot-Lease-Ms"
-	headerReserve   = "X-Kvpilot-Reserve"
-	headerDryRun    = "X-Kvpilot-Dry-Run"
+	headerBooking   = "X-Kvpilot-Booking" // reserve, none or dry-run; absent: reserve
 	headerExplain   = "X-Kvpilot-Explain"
 	headerReports   = "X-Kvpilot-Reports" // all: the first token is reported; end: only the end is; absent: either
 	headerPath      = "X-Kvpilot-Path"
@@ -195,6 +195,19 @@ func flag(h http.Header, name string, absent bool) (bool, error) {
 		return false, invalid(name, "must be true or false")
 	}
 	return v, nil
+}
+
+// bookingHeader reads what an external proxy wants to be booked.
+func bookingHeader(h http.Header) (router.Booking, error) {
+	switch first(h, headerBooking) {
+	case "", "reserve":
+		return router.Reserve, nil
+	case "none":
+		return router.BookNothing, nil
+	case "dry-run":
+		return router.DryRun, nil
+	}
+	return router.DryRun, invalid(headerBooking, "must be reserve, none or dry-run")
 }
 
 // lease reads the lease that an external proxy asks for; zero when it asks for none.

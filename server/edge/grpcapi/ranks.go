@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -78,7 +79,7 @@ func (k *Ranks) replicaProto(r *replica.Replica, c caches) *kvpilotv1.Replica {
 	for i, slot := range r.Slots {
 		held, feed := c.held[slot], c.feeds[slot]
 		rank := &kvpilotv1.ReplicaRank{
-			Rank: uint32(i), Feed: feedProto(k.Index.State(slot)), FeedError: feed.LastError, FeedLagMs: millis(feed.Lag), Gaps: feed.Gaps, Resets: feed.Resets,
+			Rank: uint32(i), Feed: feedProto(k.Index.State(slot)), FeedError: feed.LastError, FeedLag: durationpb.New(feed.Lag), Gaps: feed.Gaps, Resets: feed.Resets,
 			KnownBlocks:      uint32(held.Blocks[kvblock.TierGPU] + held.Guessed),
 			KnownLowerBlocks: uint32(held.Blocks[kvblock.TierCPU] + held.Blocks[kvblock.TierDisk]),
 		}

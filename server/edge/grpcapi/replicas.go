@@ -218,27 +218,38 @@ func cutPort(endpoint string) (host string, port int, ok bool) {
 	return endpoint[:i], port, err == nil
 }
 
-func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (_ *kvpilotv1.DrainResponse, err error) {
-	event := audit.Event{Kind: audit.Drain, Method: kvpilotv1.ReplicaService_Drain_FullMethodName, Target: in.GetReplicaId(), Detail: in.GetReason()}
-	if in.GetUndo() {
-		event.Kind = audit.Undrain
+func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (*kvpilotv1.DrainResponse, error) {
+	who := s.senders.of(ctx)
+	err := s.ranks.Registry.Drain(ctx, replica.ID(in.GetReplicaId()), registry.DrainOptions{
+		By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce(), Move: in.GetMove(),
+	})
+	out, err := s.drained(ctx, in.GetReplicaId(), err)
+	s.trail.recordWith(ctx, audit.Event{Kind: audit.Drain, Method: kvpilotv1.ReplicaService_Drain_FullMethodName, Target: in.GetReplicaId(), Detail: in.GetReason()}, err)
+	if err != nil {
+		return nil, err
 	}
-	defer func() { s.trail.recordWith(ctx, event, err) }()
-	id := replica.ID(in.GetReplicaId())
-	if in.GetUndo() {
-		err = s.ranks.Registry.Undrain(ctx, id)
-	} else {
-		who := s.senders.of(ctx)
-		err = s.ranks.Registry.Drain(ctx, id, registry.DrainOptions{By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce(), Move: in.GetMove()})
+	return &kvpilotv1.DrainResponse{Replica: out}, nil
+}
+
+func (s *replicas) Undrain(ctx context.Context, in *kvpilotv1.UndrainRequest) (*kvpilotv1.UndrainResponse, error) {
+	out, err := s.drained(ctx, in.GetReplicaId(), s.ranks.Registry.Undrain(ctx, replica.ID(in.GetReplicaId())))
+	s.trail.recordWith(ctx, audit.Event{Kind: audit.Undrain, Method: kvpilotv1.ReplicaService_Undrain_FullMethodName, Target: in.GetReplicaId()}, err)
+	if err != nil {
+		return nil, err
 	}
+	return &kvpilotv1.UndrainResponse{Replica: out}, nil
+}
+
+// drained returns a replica after a drain or its end, or the error of that.
+func (s *replicas) drained(ctx context.Context, id string, err error) (*kvpilotv1.Replica, error) {
 	if err != nil && !errors.Is(err, registry.ErrUnknownReplica) {
 		return nil, registryError(err)
 	}
-	r, ok := s.ranks.Registry.Snapshot().Replica(id)
+	r, ok := s.ranks.Registry.Snapshot().Replica(replica.ID(id))
 	if !ok || err != nil {
-		return nil, s.pools.unknownReplica(in.GetReplicaId())
+		return nil, s.pools.unknownReplica(id)
 	}
 	out := s.ranks.replicaProto(r, s.ranks.caches())
 	s.countDraining(ctx, []*replica.Replica{r}, out)
-	return &kvpilotv1.DrainResponse{Replica: out}, nil
+	return out, nil
 }

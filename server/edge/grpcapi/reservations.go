@@ -44,36 +44,49 @@ type reservations struct {
 	metrics   *metrics
 }
 
-func (s *reservations) ReportPrefillCompleted(ctx context.Context, in *kvpilotv1.ReportPrefillCompletedRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportPrefillCompleted); passed {
-		return s.passed(ctx, out, err)
+func (s *reservations) ReportReservation(ctx context.Context, in *kvpilotv1.ReservationReport) (*kvpilotv1.Reservation, error) {
+	if in.GetBind() != nil {
+		return nil, invalid("bind", "a reservation is bound to a stream: send it to TrackReservation")
 	}
-	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, key, s.lifecycle.PrefillCompleted(key))
+	return s.report(ctx, in)
 }
 
-func (s *reservations) ReportDecodeProgress(ctx context.Context, in *kvpilotv1.ReportDecodeProgressRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportDecodeProgress); passed {
+// report has a report applied by the router that made the reservation.
+func (s *reservations) report(ctx context.Context, in *kvpilotv1.ReservationReport) (*kvpilotv1.Reservation, error) {
+	nameReport(trace.SpanFromContext(ctx), in)
+	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReportReservation); passed {
 		return s.passed(ctx, out, err)
 	}
 	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, key, s.lifecycle.ReportProgress(key, int(in.GetOutputTokens())))
+	var outcome load.Outcome
+	switch e := in.GetEvent().(type) {
+	case *kvpilotv1.ReservationReport_FirstToken:
+		outcome = s.lifecycle.PrefillCompleted(key)
+	case *kvpilotv1.ReservationReport_Progress:
+		outcome = s.lifecycle.ReportProgress(key, int(e.Progress.GetOutputTokens()))
+	case *kvpilotv1.ReservationReport_Renew:
+		outcome = s.lifecycle.Renew(key)
+	case *kvpilotv1.ReservationReport_Release:
+		outcome = s.release(ctx, key, e.Release)
+	default:
+		return nil, invalid("event", "is missing")
+	}
+	return s.reported(ctx, key, outcome)
 }
 
-func (s *reservations) RenewReservation(ctx context.Context, in *kvpilotv1.RenewReservationRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.RenewReservation); passed {
-		return s.passed(ctx, out, err)
+// nameReport adds to a span the report that the call makes.
+func nameReport(sp trace.Span, in *kvpilotv1.ReservationReport) {
+	if !sp.IsRecording() {
+		return
 	}
-	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	return s.reported(ctx, key, s.lifecycle.Renew(key))
+	m := in.ProtoReflect()
+	if event := m.WhichOneof(m.Descriptor().Oneofs().ByName("event")); event != nil {
+		sp.SetAttributes(span.Report.String(string(event.Name())))
+	}
 }
 
-func (s *reservations) ReleaseReservation(ctx context.Context, in *kvpilotv1.ReleaseReservationRequest) (*kvpilotv1.Reservation, error) {
-	if out, passed, err := toOwner(ctx, s.others, in.GetReservationId(), in, kvpilotv1.RoutingServiceClient.ReleaseReservation); passed {
-		return s.passed(ctx, out, err)
-	}
-	key := s.key(ctx, in.GetReservationId(), in.Attempt)
-	result := chooser.Result{End: endFrom(in.GetEnd()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: replica.ID(in.GetServedBy())}
+func (s *reservations) release(ctx context.Context, key load.Key, in *kvpilotv1.ReleaseReport) load.Outcome {
+	result := chooser.Result{End: releaseEnd(in.GetReason()), PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: replica.ID(in.GetServedBy())}
 	if in.OutputTokens != nil {
 		result.OutputTokens = int(in.GetOutputTokens())
 	}
@@ -83,9 +96,23 @@ func (s *reservations) ReleaseReservation(ctx context.Context, in *kvpilotv1.Rel
 	s.noteServer(ctx, key, in.GetServedBy())
 	outcome := s.lifecycle.Finish(key, result)
 	if outcome == load.Ended {
-		outcome = load.Duplicate // what the caller wanted is already done
+		return load.Duplicate // what the caller wanted is already done
 	}
-	return s.reported(ctx, key, outcome)
+	return outcome
+}
+
+// releaseEnd is the end that a caller reports. The contract's rules reject every other value.
+func releaseEnd(reason kvpilotv1.ReleaseReason) decision.End {
+	switch reason {
+	case kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED:
+		return decision.EndCompleted
+	case kvpilotv1.ReleaseReason_RELEASE_REASON_CANCELED:
+		return decision.EndCanceled
+	case kvpilotv1.ReleaseReason_RELEASE_REASON_REJECTED:
+		return decision.EndRejected
+	case kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED, kvpilotv1.ReleaseReason_RELEASE_REASON_UNSPECIFIED:
+	}
+	return decision.EndFailed
 }
 
 // passed is the answer to a report that its owner has taken.
@@ -157,14 +184,6 @@ func (s *reservations) link(sp trace.Span, key load.Key) {
 	}
 }
 
-// endFrom is the end that a caller reports; the request completed when it names none.
-func endFrom(in kvpilotv1.End) decision.End {
-	if e := endOf(in); e != endOf(kvpilotv1.End_END_UNSPECIFIED) {
-		return e
-	}
-	return decision.EndCompleted
-}
-
 // maxLinks is how many reservations a stream's span is tied to; the SDK would keep the last ones of
 // more.
 const maxLinks = 128
@@ -183,7 +202,7 @@ const maxBound = 65536
 
 // TrackReservation answers each report on the stream, and ends what was bound to it when its caller ends it. When the router
 // leaves, the bookings keep their leases: their requests continue, and in a fleet the caller reports to another router.
-func (s *reservations) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.TrackReservationRequest, kvpilotv1.TrackReservationResponse]) error {
+func (s *reservations) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.ReservationReport, kvpilotv1.TrackReservationResponse]) error {
 	bound, linked := map[string]uint32{}, map[string]bool{}
 	quiet := trace.ContextWithSpan(ss.Context(), noop.Span{}) // thousands of reports would fill the stream's span
 	defer func() {
@@ -209,7 +228,7 @@ func (s *reservations) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.Tr
 		}
 		out := &kvpilotv1.TrackReservationResponse{Sequence: in.GetSequence()}
 		if err = unreadable.Take(n); err == nil {
-			out.Reservation, err = s.report(quiet, in, bound)
+			out.Reservation, err = s.reportOnStream(quiet, in, bound)
 		}
 		s.linkOnce(ss.Context(), linked, out.Reservation)
 		if err != nil {
@@ -222,38 +241,31 @@ func (s *reservations) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.Tr
 	}
 }
 
-// report applies one report of a stream. One that breaks a rule is answered like any other.
-func (s *reservations) report(ctx context.Context, in *kvpilotv1.TrackReservationRequest, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+// reportOnStream applies one report of a stream. One that breaks a rule is answered like any other.
+func (s *reservations) reportOnStream(ctx context.Context, in *kvpilotv1.ReservationReport, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
 	if err := s.rules.check(in); err != nil {
 		return nil, err
 	}
-	switch r := in.GetReport().(type) {
-	case *kvpilotv1.TrackReservationRequest_PrefillCompleted:
-		return s.ReportPrefillCompleted(ctx, r.PrefillCompleted)
-	case *kvpilotv1.TrackReservationRequest_DecodeProgress:
-		return s.ReportDecodeProgress(ctx, r.DecodeProgress)
-	case *kvpilotv1.TrackReservationRequest_Renew:
-		return s.RenewReservation(ctx, r.Renew)
-	case *kvpilotv1.TrackReservationRequest_Release:
-		out, err := s.ReleaseReservation(ctx, r.Release)
-		if err == nil && bound[out.GetReservationId()] == out.GetAttempt() {
-			delete(bound, out.GetReservationId())
-		}
-		return out, err
-	case *kvpilotv1.TrackReservationRequest_Bind:
-		return s.bind(ctx, r.Bind, bound)
+	if in.GetBind() != nil {
+		return s.bind(ctx, in, bound)
 	}
-	return nil, invalid("report", "is missing")
+	out, err := s.report(ctx, in)
+	if err == nil && in.GetRelease() != nil && bound[out.GetReservationId()] == out.GetAttempt() {
+		delete(bound, out.GetReservationId())
+	}
+	return out, err
 }
 
 // bind ties a reservation to the stream. The lease still runs: a stream that is open but silent for
 // longer is treated as dead.
-func (s *reservations) bind(ctx context.Context, in *kvpilotv1.BindReservation, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
+func (s *reservations) bind(ctx context.Context, in *kvpilotv1.ReservationReport, bound map[string]uint32) (*kvpilotv1.Reservation, error) {
 	id := in.GetReservationId()
 	if _, again := bound[id]; !again && len(bound) >= maxBound {
 		return nil, apierror.New(apierror.Overloaded, "too many reservations are bound to this stream", nil)
 	}
-	out, err := s.RenewReservation(ctx, &kvpilotv1.RenewReservationRequest{ReservationId: id, Attempt: in.Attempt})
+	out, err := s.report(ctx, &kvpilotv1.ReservationReport{
+		ReservationId: id, Attempt: in.Attempt, Event: &kvpilotv1.ReservationReport_Renew{Renew: &kvpilotv1.RenewalReport{}},
+	})
 	if err == nil {
 		bound[id] = out.GetAttempt()
 	}
@@ -269,7 +281,10 @@ func (s *reservations) releaseAll(ctx context.Context, bound map[string]uint32) 
 	for id, attempt := range bound {
 		if s.others.of(ctx) != nil && forward.OwnerID(id) != s.others.peers.Self().ID {
 			passing.Go(func() error {
-				out, err := s.ReleaseReservation(ctx, &kvpilotv1.ReleaseReservationRequest{ReservationId: id, Attempt: &attempt, End: kvpilotv1.End_END_CANCELED})
+				out, err := s.report(ctx, &kvpilotv1.ReservationReport{
+					ReservationId: id, Attempt: &attempt,
+					Event: &kvpilotv1.ReservationReport_Release{Release: &kvpilotv1.ReleaseReport{Reason: kvpilotv1.ReleaseReason_RELEASE_REASON_CANCELED}},
+				})
 				if err == nil && out.GetEffect() == kvpilotv1.Effect_EFFECT_APPLIED {
 					s.metrics.released.Add(ctx, 1)
 				}

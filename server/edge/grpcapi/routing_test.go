@@ -14,6 +14,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"google.golang.org/genproto/googleapis/api/httpbody"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -55,11 +57,11 @@ func TestChooseReplica(t *testing.T) {
 		t.Errorf("options %+v", o)
 	}
 	want := &kvpilotv1.ChooseReplicaResponse{
-		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", LeaseMs: 30000,
-		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtftMs: 250, Effect: kvpilotv1.Effect_EFFECT_APPLIED,
+		Host: "h", Port: 8000, Url: "http://h:8000", ReplicaId: "r-1", Model: "m", DecisionId: "d-1", ReservationId: "d-1", Lease: durationpb.New(30 * time.Second),
+		Policy: "predicted-ttft", Reason: "cost", PromptTokens: 48, OverlapGpuTokens: 32, OverlapCpuTokens: 16, PredictedTtft: durationpb.New(250 * time.Millisecond), Effect: kvpilotv1.Effect_EFFECT_APPLIED,
 		RequestHeaders: map[string]string{"x-request-id": "req-1", "x-data-parallel-rank": "0"},
 	}
-	if d := got.GetDecision(); d.GetCandidates()[1].GetTtftMs() != 500 || d.GetReplicaId() != "r-1" {
+	if d := got.GetDecision(); d.GetCandidates()[1].GetTtft().AsDuration() != 500*time.Millisecond || d.GetReplicaId() != "r-1" {
 		t.Errorf("decision %v", d)
 	}
 	got.Decision = nil
@@ -106,7 +108,7 @@ func TestWaits13WhatACallerReports(t *testing.T) {
 func TestChooseReplicaRefusals(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25), nil }
-	yes, zero := true, uint32(0)
+	zero := uint32(0)
 	for name, tc := range map[string]struct {
 		in    *kvpilotv1.ChooseReplicaRequest
 		param string
@@ -115,7 +117,7 @@ func TestChooseReplicaRefusals(t *testing.T) {
 		"unknown number":     {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Params: map[string]float64{"x": 1}}}, "policy.params"},
 		"not a number":       {&kvpilotv1.ChooseReplicaRequest{Policy: &kvpilotv1.PolicyOverride{Params: map[string]float64{"cpu_credit": math.NaN()}}}, `policy.params["cpu_credit"]`},
 		"ranks upside down":  {&kvpilotv1.ChooseReplicaRequest{Candidates: &kvpilotv1.Candidates{MinRank: 1, MaxRank: &zero}}, "candidates.max_rank"},
-		"a dry booking":      {&kvpilotv1.ChooseReplicaRequest{DryRun: true, Reserve: &yes}, "reserve"},
+		"no such booking":    {&kvpilotv1.ChooseReplicaRequest{Booking: 9}, "booking"},
 		"an endless lease":   {&kvpilotv1.ChooseReplicaRequest{Lease: durationpb.New(2 * time.Hour)}, "lease"},
 		"a negative lease":   {&kvpilotv1.ChooseReplicaRequest{Lease: durationpb.New(-time.Hour)}, "lease"},
 		"an empty body":      {&kvpilotv1.ChooseReplicaRequest{Prompt: &kvpilotv1.ChooseReplicaRequest_Body{Body: &kvpilotv1.RequestBody{}}}, "body.json"},
@@ -222,11 +224,16 @@ func TestRouteBody(t *testing.T) {
 	if out.GetReservationId() == "" || out.GetRequestHeaders()["x-request-id"] != "id" || out.GetRequestHeaders()["x-data-parallel-rank"] != "" {
 		t.Errorf("answer %v", out)
 	}
-	if out, q, err = ask(http.Header{"X-Kvpilot-Dry-Run": {"true"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != router.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
+	if out, q, err = ask(http.Header{"X-Kvpilot-Booking": {"dry-run"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != router.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
 		t.Errorf("a dry run: %+v, %v, %v", q, out, err)
 	}
+	for header, want := range map[string]router.Booking{"": router.Reserve, "reserve": router.Reserve, "none": router.BookNothing} {
+		if _, q, err = ask(http.Header{"X-Kvpilot-Booking": {header}}); err != nil || q.Booking != want {
+			t.Errorf("booking %q: %v, %v", header, q.Booking, err)
+		}
+	}
 	for name, h := range map[string]http.Header{
-		"lease": {"X-Kvpilot-Lease-Ms": {"soon"}}, "reserve": {"X-Kvpilot-Reserve": {"maybe"}},
+		"lease": {"X-Kvpilot-Lease-Ms": {"soon"}}, "booking": {"X-Kvpilot-Booking": {"maybe"}},
 		"weights": {"X-Kvpilot-Weights": {"cpu_credit"}}, "rank": {"X-Kvpilot-Pin": {"r@x"}},
 	} {
 		if _, _, err := ask(h); apierror.From(err) == nil || apierror.From(err).Reason != apierror.InvalidBody {
@@ -250,34 +257,55 @@ func TestLifecycle(t *testing.T) {
 		load.Unknown:   {reason: apierror.ReservationNotFound},
 	} {
 		r.life.outcome = outcome
-		got, err := client.ReportDecodeProgress(t.Context(), &kvpilotv1.ReportDecodeProgressRequest{ReservationId: "x", OutputTokens: 3})
+		got, err := client.ReportReservation(t.Context(), reports.Progress("x", 3))
 		if got.GetEffect() != want.effect || want.reason != 0 && apierror.From(err).Reason != want.reason || want.reason == 0 && err != nil {
 			t.Errorf("%s: %v, %v", outcome, got, err)
 		}
 	}
 	r.life.outcome = load.Ended
 	n := uint32(0)
-	got, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: "x", End: kvpilotv1.End_END_FAILED, CachedTokens: &n})
+	release := reports.Release("x", kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED)
+	release.GetRelease().CachedTokens = &n
+	got, err := client.ReportReservation(t.Context(), release)
 	if err != nil || got.GetEffect() != kvpilotv1.Effect_EFFECT_DUPLICATE {
 		t.Errorf("a second release: %v, %v", got, err)
 	}
 	if res := r.life.finished["x"]; res.End != decision.EndFailed || res.CachedTokens != 0 || res.OutputTokens != -1 {
 		t.Errorf("result %+v", res)
 	}
-	for number := range kvpilotv1.End_name {
-		end := kvpilotv1.End(number)
-		if _, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: end.String(), End: end}); err != nil {
-			t.Fatal(err)
+	if _, err := client.ReportReservation(t.Context(), reports.Bind("x")); apierror.From(err).Reason != apierror.InvalidBody || apierror.From(err).Param != "bind" {
+		t.Errorf("a bind without a stream: %v", err)
+	}
+}
+
+func TestReleaseNeedsAReason(t *testing.T) {
+	r := newRig(t, grpcapi.DefaultConfig())
+	for _, conn := range []grpc.ClientConnInterface{r.socket, r.hop} {
+		client := kvpilotv1.NewRoutingServiceClient(conn)
+		for reason, want := range map[kvpilotv1.ReleaseReason]decision.End{
+			kvpilotv1.ReleaseReason_RELEASE_REASON_COMPLETED: decision.EndCompleted, kvpilotv1.ReleaseReason_RELEASE_REASON_CANCELED: decision.EndCanceled,
+			kvpilotv1.ReleaseReason_RELEASE_REASON_REJECTED: decision.EndRejected, kvpilotv1.ReleaseReason_RELEASE_REASON_FAILED: decision.EndFailed,
+		} {
+			if _, err := client.ReportReservation(t.Context(), reports.Release(reason.String(), reason)); err != nil {
+				t.Error(err)
+			}
+			if got := r.life.finished[reason.String()].End; got != want {
+				t.Errorf("%s ended as %s", reason, got)
+			}
 		}
-		want := map[kvpilotv1.End]decision.End{
-			kvpilotv1.End_END_UNSPECIFIED: decision.EndCompleted, kvpilotv1.End_END_COMPLETED: decision.EndCompleted, kvpilotv1.End_END_CANCELED: decision.EndCanceled,
-			kvpilotv1.End_END_REJECTED: decision.EndRejected, kvpilotv1.End_END_FAILED: decision.EndFailed, kvpilotv1.End_END_MOVED: decision.EndMoved,
-			kvpilotv1.End_END_EXPIRED: decision.EndExpired, kvpilotv1.End_END_REMOVED: decision.EndRemoved,
-			kvpilotv1.End_END_RESUMED: decision.EndResumed, kvpilotv1.End_END_UNSERVED: decision.EndUnserved, kvpilotv1.End_END_HANDED_OVER: decision.EndHandedOver,
-		}[end]
-		if got := r.life.finished[end.String()].End; got != want {
-			t.Errorf("%s ended as %s", end, got)
+		for _, reason := range []kvpilotv1.ReleaseReason{0, 5, 10, -1} {
+			_, err := client.ReportReservation(t.Context(), reports.Release("none", reason))
+			if e := apierror.From(err); status.Code(err) != codes.InvalidArgument || e.Param != "release.reason" {
+				t.Errorf("reason %d: %v", reason, err)
+			}
 		}
+		_, err := client.ReportReservation(t.Context(), reports.Release("none", 0))
+		if want := "must be RELEASE_REASON_COMPLETED, RELEASE_REASON_CANCELED,"; !strings.Contains(apierror.From(err).Message, want) {
+			t.Errorf("%q does not name the reasons", apierror.From(err).Message)
+		}
+	}
+	if _, ended := r.life.finished["none"]; ended {
+		t.Error("a release without a reason ended its reservation")
 	}
 }
 
@@ -291,7 +319,9 @@ func TestARequestServedElsewhereIsCounted(t *testing.T) {
 		servedBy string
 		want     int64
 	}{{"", 0}, {"r-1", 0}, {"r-2", 1}, {"no such replica", 2}} {
-		if _, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: "d-1", ServedBy: step.servedBy}); err != nil {
+		release := reports.Completed("d-1")
+		release.GetRelease().ServedBy = step.servedBy
+		if _, err := client.ReportReservation(t.Context(), release); err != nil {
 			t.Fatal(err)
 		}
 		if got := counted(t, reader, "kvpilot.grpcapi.served_elsewhere"); got != step.want {
@@ -325,7 +355,7 @@ func TestTrackReservation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	say := func(in *kvpilotv1.TrackReservationRequest) *kvpilotv1.TrackReservationResponse {
+	say := func(in *kvpilotv1.ReservationReport) *kvpilotv1.TrackReservationResponse {
 		t.Helper()
 		if err := stream.Send(in); err != nil {
 			t.Fatal(err)
@@ -336,31 +366,34 @@ func TestTrackReservation(t *testing.T) {
 		}
 		return out
 	}
-	bind := func(id string) *kvpilotv1.TrackReservationRequest_Bind {
-		return &kvpilotv1.TrackReservationRequest_Bind{Bind: &kvpilotv1.BindReservation{ReservationId: id}}
+	sequence := uint64(0)
+	next := func(in *kvpilotv1.ReservationReport) *kvpilotv1.TrackReservationResponse {
+		t.Helper()
+		sequence++
+		in.Sequence = sequence
+		return say(in)
 	}
-	say(&kvpilotv1.TrackReservationRequest{Sequence: 1, Report: bind("a")})
-	say(&kvpilotv1.TrackReservationRequest{Sequence: 2, Report: bind("b")})
-	say(&kvpilotv1.TrackReservationRequest{Sequence: 3, Report: &kvpilotv1.TrackReservationRequest_PrefillCompleted{PrefillCompleted: &kvpilotv1.ReportPrefillCompletedRequest{ReservationId: "a"}}})
-	say(&kvpilotv1.TrackReservationRequest{Sequence: 4, Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: "a"}}})
+	for _, valid := range []*kvpilotv1.ReservationReport{reports.Bind("a"), reports.Bind("b"), reports.FirstToken("a"), reports.Completed("a")} {
+		if out := next(valid); out.GetReason() != apierror.Unspecified || out.GetReservation().GetEffect() != kvpilotv1.Effect_EFFECT_APPLIED {
+			t.Errorf("%v: %v", valid, out)
+		}
+	}
 	r.life.outcome = load.Unknown
-	if out := say(&kvpilotv1.TrackReservationRequest{Sequence: 5, Report: bind("gone")}); out.GetReason() != apierror.ReservationNotFound || out.GetMessage() == "" {
+	if out := next(reports.Bind("gone")); out.GetReason() != apierror.ReservationNotFound || out.GetMessage() == "" {
 		t.Errorf("a fault ends its own report only: %v", out)
 	}
 	r.life.outcome = load.Applied
-	for sequence, invalid := range map[uint64]*kvpilotv1.TrackReservationRequest{
-		6: {}, 7: {Report: bind("")}, 8: {Report: bind(strings.Repeat("x", 129))},
-		9: {Report: &kvpilotv1.TrackReservationRequest_Release{Release: &kvpilotv1.ReleaseReservationRequest{ReservationId: "b", End: 99}}},
+	for _, invalid := range []*kvpilotv1.ReservationReport{
+		{}, {ReservationId: "b"}, reports.Bind(""), reports.Bind(strings.Repeat("x", 129)), reports.Release("b", 99), reports.Release("b", 0),
 	} {
-		invalid.Sequence = sequence
-		if out := say(invalid); out.GetReason() != apierror.InvalidBody || out.GetMessage() == "" || out.GetReservation() != nil {
-			t.Errorf("invalid report %d: %v", sequence, out)
+		if out := next(invalid); out.GetReason() != apierror.InvalidBody || out.GetMessage() == "" || out.GetReservation() != nil {
+			t.Errorf("invalid report %v: %v", invalid, out)
 		}
 	}
 	if _, freed := r.life.finished["b"]; freed {
 		t.Error("an invalid report freed what is bound to the stream")
 	}
-	say(&kvpilotv1.TrackReservationRequest{Sequence: 10, Report: &kvpilotv1.TrackReservationRequest_Renew{Renew: &kvpilotv1.RenewReservationRequest{ReservationId: "b"}}})
+	next(reports.Renew("b"))
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +429,7 @@ func TestDecisionsCanBeReadBack(t *testing.T) {
 			t.Errorf("outcome %v", e.GetOutcome())
 		}
 		c := e.GetCandidates()[0]
-		if c.EngineWaiting != nil || c.GetKvUsage() != 0.5 || c.GetTtftMs() != 250 || e.GetTime().AsTime().Unix() != 1700000000 {
+		if c.EngineWaiting != nil || c.GetKvUsage() != 0.5 || c.GetTtft().AsDuration() != 250*time.Millisecond || e.GetTime().AsTime().Unix() != 1700000000 {
 			t.Errorf("candidate %v", c)
 		}
 	}
@@ -486,23 +519,6 @@ func TestMetadataNamesAreOneRule(t *testing.T) {
 	for name := range h {
 		if name == "Blob-Bin" || name == "User-Agent" || name[0] == ':' {
 			t.Errorf("transport metadata %q is passed on", name)
-		}
-	}
-}
-
-func TestReleaseTakesEveryEnd(t *testing.T) {
-	r := newRig(t, grpcapi.DefaultConfig())
-	client := kvpilotv1.NewRoutingServiceClient(r.hop)
-	for n, name := range kvpilotv1.End_name {
-		want := strings.ToLower(strings.TrimPrefix(name, "END_"))
-		if n == 0 {
-			want = "completed"
-		}
-		if _, err := client.ReleaseReservation(t.Context(), &kvpilotv1.ReleaseReservationRequest{ReservationId: name, End: kvpilotv1.End(n)}); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if got := r.life.finished[name].End.String(); got != want {
-			t.Errorf("%s: %s, want %s", name, got, want)
 		}
 	}
 }

@@ -87,7 +87,7 @@ func (s *status) GetHistory(ctx context.Context, in *kvpilotv1.GetHistoryRequest
 		return nil, err
 	}
 	out := &kvpilotv1.GetHistoryResponse{}
-	for _, step := range s.history.Since(in.GetSince().AsTime(), in.GetStepSeconds() > 1) {
+	for _, step := range s.history.Since(in.GetSince().AsTime(), in.GetStep().AsDuration() > time.Second) {
 		out.Steps = append(out.Steps, stepProto(step))
 	}
 	return out, nil
@@ -95,10 +95,10 @@ func (s *status) GetHistory(ctx context.Context, in *kvpilotv1.GetHistoryRequest
 
 func stepProto(s history.Step) *kvpilotv1.HistoryStep {
 	out := &kvpilotv1.HistoryStep{
-		Time: timestamppb.New(time.Unix(s.T, 0)), Seconds: uint32(s.Seconds), Requests: uint32(s.Requests), Failed: uint32(s.Failed),
+		Time: timestamppb.New(time.Unix(s.T, 0)), Counted: durationpb.New(time.Duration(s.Seconds) * time.Second), Requests: uint32(s.Requests), Failed: uint32(s.Failed),
 		PromptTokens: uint64(s.PromptTokens), CachedTokens: uint64(s.CachedTokens), CountedTokens: uint64(s.CountedTokens),
-		TtftP50Ms: s.P50, TtftP99Ms: s.P99, ShadowRegretMs: s.Regret, Unserved: map[string]uint32{},
-		TpotP50Ms: s.TPOT50, TpotP99Ms: s.TPOT99, Held: uint32(s.Held), HeldMaxMs: millis(s.HeldMost),
+		TtftP50: seconds(s.P50 / milli), TtftP99: seconds(s.P99 / milli), ShadowRegret: seconds(s.Regret / milli), Unserved: map[string]uint32{},
+		TpotP50: seconds(s.TPOT50 / milli), TpotP99: seconds(s.TPOT99 / milli), Held: uint32(s.Held), HeldMax: limitProto(s.HeldMost),
 		Attempts: uint32(s.Attempts), Retries: uint32(s.Retries), HandOvers: uint32(s.HandOvers),
 	}
 	for reason, n := range s.Unserved {
@@ -213,7 +213,10 @@ func (s *status) report() *kvpilotv1.RouterReport {
 }
 
 func describe(r *kvpilotv1.Router, m members.Member) {
-	r.RouterId, r.Name, r.Address, r.WireMajor, r.WireMinor, r.Started = m.ID, m.Name, m.Address, m.WireMajor, m.WireMinor, timestamppb.New(m.Started)
+	r.RouterId, r.Name, r.Address, r.WireMajor, r.WireMinor = m.ID, m.Name, m.Address, m.WireMajor, m.WireMinor
+	if !m.Started.IsZero() {
+		r.Started = timestamppb.New(m.Started)
+	}
 }
 
 func routerState(s members.State) kvpilotv1.RouterState {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
@@ -87,7 +88,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, &filed, "counted_output_tokens")
 	complete(t, filed.GetCandidates()[1], "")
 	complete(t, filed.GetCandidates()[1].GetSpeed(), "samples prediction_ratio") // not a decision's
-	complete(t, filed.GetCandidates()[1].GetConduct(), "token_ms empty_share")   // not a decision's
+	complete(t, filed.GetCandidates()[1].GetConduct(), "token_time empty_share") // not a decision's
 	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
 	complete(t, filed.GetShadow(), "")
 	if got := filed.GetParams(); len(got) != 2 || got["temperature"] != 1 || got["kv_weight"] != .5 {
@@ -130,11 +131,10 @@ func TestObserversMakeDryRuns(t *testing.T) {
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "observe-key-0001")
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
-	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{DryRun: true, Explain: true}); err != nil || r.router.questions[0].Booking != router.DryRun || !r.router.questions[0].ShowOverlap {
+	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}); err != nil || r.router.questions[0].Booking != router.DryRun || !r.router.questions[0].ShowOverlap {
 		t.Errorf("a dry run: %v, %+v", err, r.router.questions)
 	}
-	no := false
-	for _, in := range []*kvpilotv1.ChooseReplicaRequest{{}, {Reserve: &no}} {
+	for _, in := range []*kvpilotv1.ChooseReplicaRequest{{}, {Booking: kvpilotv1.Booking_BOOKING_RESERVE}, {Booking: kvpilotv1.Booking_BOOKING_NONE}} {
 		if _, err := client.ChooseReplica(ctx, in); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "the role route") {
 			t.Errorf("a choice: %v", err)
 		}
@@ -154,24 +154,28 @@ func TestTheRouterReportsItself(t *testing.T) {
 	if err != nil || got.GetPolicy() != "predicted-ttft" || got.GetUptime().AsDuration() <= 0 || got.GetIndex() == nil || got.GetMinute() == nil {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, seconds := range []uint32{0, 1, 15} {
-		got, err := client.GetHistory(t.Context(), &kvpilotv1.GetHistoryRequest{StepSeconds: seconds})
+	for _, length := range []time.Duration{0, time.Second, 15 * time.Second} {
+		in := &kvpilotv1.GetHistoryRequest{}
+		if length > 0 {
+			in.Step = durationpb.New(length)
+		}
+		got, err := client.GetHistory(t.Context(), in)
 		steps := got.GetSteps()
-		if err != nil || len(steps) == 0 || steps[len(steps)-1].GetSeconds() != max(seconds, 1) {
-			t.Fatalf("steps of %d s: %v, %v", seconds, got, err)
+		if err != nil || len(steps) == 0 || steps[len(steps)-1].GetCounted().AsDuration() != max(length, time.Second) {
+			t.Fatalf("steps of %s: %v, %v", length, got, err)
 		}
 		requests, unserved := uint32(0), uint32(0)
 		for _, s := range steps {
 			requests, unserved = requests+s.GetRequests(), unserved+s.GetUnserved()["NO_REPLICA"]
 		}
 		if requests != 1 || unserved != 1 {
-			t.Errorf("steps of %d s count %d and %d", seconds, requests, unserved)
+			t.Errorf("steps of %s count %d and %d", length, requests, unserved)
 		}
 	}
 	if got, err := client.GetHistory(t.Context(), &kvpilotv1.GetHistoryRequest{Since: timestamppb.New(time.Now().Add(time.Hour))}); err != nil || len(got.GetSteps()) != 0 {
 		t.Errorf("of the future: %v, %v", got, err)
 	}
-	if _, err := client.GetHistory(t.Context(), &kvpilotv1.GetHistoryRequest{StepSeconds: 7}); status.Code(err) != codes.InvalidArgument {
+	if _, err := client.GetHistory(t.Context(), &kvpilotv1.GetHistoryRequest{Step: durationpb.New(7 * time.Second)}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("steps of 7 s: %v", err)
 	}
 }

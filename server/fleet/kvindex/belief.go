@@ -63,17 +63,8 @@ func (b *Belief) End() {
 // expire ends what has had its time: beliefs, and a snapshot's ranks that were not added. Run
 // calls it four times a second.
 func (ix *Index) expire(now time.Time) {
-	ix.mu.Lock()
-	for name, p := range ix.parked {
-		if !p.until.After(now) {
-			for _, part := range p.rank.parts {
-				ix.entries.Add(int64(-part.rev.live))
-			}
-			delete(ix.parked, name)
-		}
-	}
-	ix.mu.Unlock()
-	for _, r := range *ix.ranks.Load() {
+	ix.parked.expire(now)
+	for _, r := range ix.all() {
 		if r == nil {
 			continue
 		}

@@ -8,7 +8,7 @@
 //
 // All methods may be called at once from any goroutine. Match takes no lock and never waits
 // for a writer. Events of one rank must come one at a time and in order; ranks run in
-// parallel. Locks nest in this order: Index.mu, rank.mu, guesses.mu, shard.mu, setTable.mu.
+// parallel. Locks nest in this order: roster.mu, parked.mu, rank.mu, guesses.mu, shard.mu, setTable.mu.
 //
 // The index's answers are advice: a stale or missing entry costs a cache hit, never a request.
 // Which state a rank's feed is in is set by the feed (SetState) and only kept here.

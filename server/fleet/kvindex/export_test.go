@@ -12,7 +12,7 @@ import (
 // BlockSizes returns the distinct block sizes of all ranks in ascending order.
 func (ix *Index) BlockSizes() []int {
 	var sizes []int
-	for slot, r := range *ix.ranks.Load() {
+	for slot, r := range ix.all() {
 		if r == nil {
 			continue
 		}

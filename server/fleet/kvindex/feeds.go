@@ -25,40 +25,34 @@ const (
 )
 
 // Claim gives slot the content that a snapshot brought with its feed's position, now that it has a feed.
-func (ix *Index) Claim(slot replica.Slot) {
-	r := ix.rank(slot)
+func (s *snapshots) Claim(slot replica.Slot) {
+	r := s.ix.rank(slot)
 	if r == nil {
 		return
 	}
-	ix.mu.Lock()
-	from := ix.parked[r.info.Rank].rank
-	if from == nil || from.position == nil {
-		ix.mu.Unlock()
-		return
+	if from := s.parked.take(r.info.Rank, true); from != nil {
+		s.continued(from)
 	}
-	delete(ix.parked, r.info.Rank)
-	ix.mu.Unlock()
-	ix.continued(from)
 }
 
 // continued gives a loaded rank's content to the rank of its name when that one's feed continues where the content ends.
-func (ix *Index) continued(from *rank) (n Loaded) {
-	to := ix.named(from.info.Rank)
+func (s *snapshots) continued(from *rank) (n Loaded) {
+	to := s.ix.named(from.info.Rank)
 	if to == nil {
-		return ix.park(from)
+		return s.parked.park(from)
 	}
 	to.mu.Lock()
 	larger := from.size() > to.size()
 	to.mu.Unlock()
-	switch ix.feeds.Continue(to.writer.slot, from.position, larger, func() { n = to.replace(from) }) {
+	switch s.feeds.Continue(to.writer.slot, from.position, larger, func() { n = to.replace(from) }) {
 	case ContinuedNone:
-		return ix.park(from)
+		return s.parked.park(from)
 	case ContinuedHere:
 		n = Loaded{Skipped: 1}
 	case ContinuedThere:
 	}
 	if n.Ranks == 0 {
-		ix.entries.Add(-from.size())
+		s.ix.budget.held.Add(-from.size())
 	}
 	return n
 }

@@ -15,51 +15,51 @@ import (
 // Restore loads the file that Config.Snapshot names, when there is one. It is called once, before
 // the feeds begin: a rank that has content of its own keeps that. A damaged file is logged, and what is
 // whole in it is taken; the index works without.
-func (ix *Index) Restore() {
-	name := ix.config.Snapshot
+func (s *snapshots) Restore() {
+	name := s.ix.config.Snapshot
 	if name == "" {
 		return
 	}
 	f, err := os.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		ix.log.Info("no snapshot of the index yet", "file", name)
+		s.ix.log.Info("no snapshot of the index yet", "file", name)
 		return
 	}
 	if err != nil {
-		ix.log.Warn("the snapshot of the index cannot be read", "error", err)
+		s.ix.log.Warn("the snapshot of the index cannot be read", "error", err)
 		return
 	}
 	defer f.Close()
 	begin := time.Now()
-	got, err := ix.Load(bufio.NewReaderSize(f, 1<<20))
+	got, err := s.Load(bufio.NewReaderSize(f, 1<<20))
 	if err != nil {
-		ix.log.Warn("the snapshot of the index is incomplete", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "error", err)
+		s.ix.log.Warn("the snapshot of the index is incomplete", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "error", err)
 		return
 	}
-	ix.log.Info("index restored", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "took", time.Since(begin).Round(time.Millisecond))
+	s.ix.log.Info("index restored", "file", name, "ranks", got.Ranks, "blocks", got.Blocks, "took", time.Since(begin).Round(time.Millisecond))
 }
 
 // save writes the snapshot to a new file next to the old one, which it replaces once it is complete and on disk.
-func (ix *Index) save() {
-	name := ix.config.Snapshot
+func (s *snapshots) save() {
+	name := s.ix.config.Snapshot
 	if name == "" {
 		return
 	}
 	begin := time.Now()
-	if err := ix.replace(name); err != nil {
-		ix.log.Warn("the snapshot of the index was not written", "file", name, "error", err)
+	if err := s.replace(name); err != nil {
+		s.ix.log.Warn("the snapshot of the index was not written", "file", name, "error", err)
 		return
 	}
-	ix.log.Debug("index saved", "file", name, "took", time.Since(begin).Round(time.Millisecond))
+	s.ix.log.Debug("index saved", "file", name, "took", time.Since(begin).Round(time.Millisecond))
 }
 
-func (ix *Index) replace(name string) error {
+func (s *snapshots) replace(name string) error {
 	f, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".*.tmp")
 	if err != nil {
 		return err
 	}
 	w := bufio.NewWriterSize(f, 1<<20)
-	err = ix.Snapshot(w)
+	err = s.Snapshot(w)
 	if err == nil {
 		err = w.Flush()
 	}
@@ -77,8 +77,8 @@ func (ix *Index) replace(name string) error {
 
 // Began notes when a replica's engine process began. What an older snapshot brought and no event has
 // named is another process's: it is forgotten.
-func (ix *Index) Began(id replica.ID, began time.Time) {
-	for _, r := range *ix.ranks.Load() {
+func (s *snapshots) Began(id replica.ID, began time.Time) {
+	for _, r := range s.ix.all() {
 		if r == nil || r.info.Rank.Replica != id {
 			continue
 		}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -33,59 +30,27 @@ type RankInfo struct {
 	Capacity int
 }
 
-// Index holds which rank holds which block.
+// Index holds which rank holds which block. Its parts: the roster of ranks, the tables that lookups read, and snapshots. Its own methods
+// change what ranks hold.
 type Index struct {
 	config Config
 	log    *slog.Logger
-	feeds  Feeds
-	sets   *setTable
-	// tiers are facts, one plane per tier; the GPU plane also has, under keys of their own, the
-	// blocks of limiting groups. guesses and beliefs lie apart.
-	tiers   [kvblock.Tiers]*plane
-	guesses *guesses
-	beliefs *plane
-	// ranks by slot; replaced as a whole under mu.
-	ranks atomic.Pointer[[]*rank]
-	faces []face // by slot
-	// limited counts the ranks with matches that limiting groups cut.
-	limited atomic.Int32
-	// strides has bit k set when a rank's tier ever held chunks of k > 1 blocks.
-	strides [kvblock.Tiers]atomic.Uint64
-	// entries counts reverse entries of all ranks; it is what the budget bounds.
-	entries atomic.Int64
-	// searches are lent to lookups, so that these allocate nothing.
-	searches sync.Pool
-	unknown  atomic.Int64 // calls for slots that do not exist
-	retries  atomic.Int64 // lookups started over
-
-	mu     sync.Mutex
-	parked map[replica.Rank]parked // loaded from a snapshot, not yet added; guarded by mu
-	past   Totals                  // of ranks that are gone; guarded by mu
+	roster
+	lookup
+	snapshots
+	budget budget
 }
-
-// parked is a snapshot's rank that waits for AddRank.
-type parked struct {
-	rank  *rank
-	until time.Time
-}
-
-// parkFor is how long such a rank is kept: replicas are found within minutes of a start.
-const parkFor = 15 * time.Minute
 
 // New returns an empty index. config must be valid.
 func New(config Config, params Params) *Index {
-	ix := &Index{config: config, faces: make([]face, config.MaxRanks), log: params.Log, feeds: params.Feeds, sets: newSetTable(config.MaxRanks)}
+	ix := &Index{config: config, log: params.Log, budget: newBudget(config)}
 	if ix.log == nil {
 		ix.log = slog.New(slog.DiscardHandler)
 	}
-	for t := range ix.tiers {
-		ix.tiers[t] = newPlane(ix.sets)
-	}
-	ix.beliefs = newPlane(ix.sets)
-	ix.guesses = newGuesses(ix.sets, config.MaxRanks)
-	words := ix.sets.words
-	ix.searches.New = func() any { return &search{active: make([]uint64, words)} }
-	ix.ranks.Store(&[]*rank{})
+	ix.faces = make([]face, config.MaxRanks)
+	ix.list.Store(&[]*rank{})
+	ix.lookup.begin(&ix.roster)
+	ix.snapshots.ix, ix.feeds, ix.parked.budget = ix, params.Feeds, &ix.budget
 	newMetrics(params.Meter, ix)
 	return ix
 }
@@ -120,15 +85,13 @@ func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	if int(slot) >= ix.config.MaxRanks {
 		return fmt.Errorf("kvindex: rank slot %d is above max_ranks (%d): its cache is not indexed", slot, ix.config.MaxRanks)
 	}
-	ix.mu.Lock()
-	defer ix.mu.Unlock()
+	ix.roster.mu.Lock()
+	defer ix.roster.mu.Unlock()
 	if ix.rank(slot) != nil {
 		return fmt.Errorf("kvindex: rank slot %d was added twice", slot)
 	}
-	r := ix.parked[info.Rank].rank
-	if r != nil && info.Rank != (replica.Rank{}) && r.position == nil { // else Claim takes it
-		delete(ix.parked, info.Rank)
-	} else {
+	r := ix.parked.take(info.Rank, false)
+	if r == nil {
 		r = newRank(ix)
 	}
 	r.mu.Lock()
@@ -140,26 +103,19 @@ func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	r.writer.slot = slot
 	r.publishAll()
 	r.mu.Unlock()
-	list := slices.Clone(*ix.ranks.Load())
-	for len(list) <= int(slot) {
-		list = append(list, nil)
-	}
-	list[slot] = r
-	ix.ranks.Store(&list)
+	ix.put(slot, r)
 	return nil
 }
 
 // RemoveRank forgets the rank and everything it held.
 func (ix *Index) RemoveRank(slot replica.Slot) {
-	ix.mu.Lock()
-	defer ix.mu.Unlock()
+	ix.roster.mu.Lock()
+	defer ix.roster.mu.Unlock()
 	r := ix.rank(slot)
 	if r == nil {
 		return
 	}
-	list := slices.Clone(*ix.ranks.Load())
-	list[slot] = nil
-	ix.ranks.Store(&list)
+	ix.put(slot, nil)
 	r.mu.Lock()
 	r.reset()
 	r.writer.forget(ix.sets)
@@ -181,31 +137,6 @@ func (ix *Index) UpdateRank(slot replica.Slot, info RankInfo) {
 			r.info.Capacity = info.Capacity
 		}
 	})
-}
-
-// rank returns the rank of slot, or nil.
-func (ix *Index) rank(slot replica.Slot) *rank {
-	list := *ix.ranks.Load()
-	if int(slot) >= len(list) {
-		return nil
-	}
-	return list[slot]
-}
-
-// locked calls f with the rank of slot under its lock; an unknown slot is counted.
-func (ix *Index) locked(slot replica.Slot, f func(*rank)) {
-	r := ix.rank(slot)
-	if r == nil {
-		ix.unknown.Add(1)
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.gone {
-		ix.unknown.Add(1)
-		return
-	}
-	f(r)
 }
 
 // Store applies a stored event.
@@ -251,40 +182,4 @@ func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 		r.state = s
 		r.feed.Store(uint32(s))
 	})
-}
-
-// State returns the state of the rank's feed; FeedNone for slots that do not exist.
-func (ix *Index) State(slot replica.Slot) kvblock.FeedState {
-	state, _ := ix.Rank(slot)
-	return state
-}
-
-// BlockSize returns the rank's block size in tokens: learned from events, else as reported,
-// else 0.
-func (ix *Index) BlockSize(slot replica.Slot) int {
-	_, size := ix.Rank(slot)
-	return size
-}
-
-// Rank returns State and BlockSize in one look.
-func (ix *Index) Rank(slot replica.Slot) (state kvblock.FeedState, blockSize int) {
-	if int(slot) >= len(ix.faces) {
-		return kvblock.FeedNone, 0
-	}
-	f := &ix.faces[slot]
-	if blockSize = int(f.blockSize.Load()); blockSize == 0 {
-		blockSize = int(f.reported.Load())
-	}
-	return kvblock.FeedState(f.feed.Load()), blockSize
-}
-
-// Reach returns how many of a prompt's tokens the rank can take from its cache at most, whatever it
-// holds: the last token is always computed, and an engine that speculates names a block only when
-// the tokens behind it are there.
-func (ix *Index) Reach(slot replica.Slot, promptTokens int) int {
-	ahead := 1
-	if r := ix.rank(slot); r != nil {
-		ahead = max(ahead, int(r.lookahead.Load()))
-	}
-	return max(0, promptTokens-ahead)
 }

@@ -56,8 +56,8 @@ func (r *rank) setLimits() {
 }
 
 // limitedLead returns the longest end up to lead that all limiting groups allow.
-func (ix *Index) limitedLead(slot replica.Slot, hashes []blockhash.Hash, lead int) int {
-	r := ix.rank(slot)
+func (l *lookup) limitedLead(slot replica.Slot, hashes []blockhash.Hash, lead int) int {
+	r := l.ranks.rank(slot)
 	if r == nil {
 		return 0
 	}
@@ -67,8 +67,8 @@ func (ix *Index) limitedLead(slot replica.Slot, hashes []blockhash.Hash, lead in
 	}
 	for again := true; again && lead > 0; {
 		again = false
-		for _, l := range *limits {
-			if end := ix.limitEnd(slot, hashes, l, lead); end < lead {
+		for _, g := range *limits {
+			if end := l.limitEnd(slot, hashes, g, lead); end < lead {
 				lead, again = end, len(*limits) > 1
 			}
 		}
@@ -77,27 +77,27 @@ func (ix *Index) limitedLead(slot replica.Slot, hashes []blockhash.Hash, lead in
 }
 
 // limitEnd returns the longest end up to lead that one group allows.
-func (ix *Index) limitEnd(slot replica.Slot, hashes []blockhash.Hash, l limit, lead int) int {
-	gpu := ix.tiers[kvblock.TierGPU]
-	end := lead / l.stride // counted in the group's own blocks
+func (l *lookup) limitEnd(slot replica.Slot, hashes []blockhash.Hash, g limit, lead int) int {
+	gpu := l.tiers[kvblock.TierGPU]
+	end := lead / g.stride // counted in the group's own blocks
 	run := 0               // consecutive held blocks, going down from end
 	for at := end; at > 0; at-- {
 		if at%8 == 0 {
 			for i := at; i > max(at-8, 0); i-- {
-				gpu.touch(limitCell(hashes[i*l.stride-1], l.group))
+				gpu.touch(limitCell(hashes[i*g.stride-1], g.group))
 			}
 		}
-		id := gpu.get(limitCell(hashes[at*l.stride-1], l.group))
-		if !ix.sets.has(id, slot) {
+		id := gpu.get(limitCell(hashes[at*g.stride-1], g.group))
+		if !l.sets.has(id, slot) {
 			end, run = at-1, 0
 			continue
 		}
-		if run++; run == l.need {
-			return end * l.stride
+		if run++; run == g.need {
+			return end * g.stride
 		}
 	}
-	if l.mamba {
+	if g.mamba {
 		return 0
 	}
-	return end * l.stride // everything from the root up to end is held
+	return end * g.stride // everything from the root up to end is held
 }

@@ -35,14 +35,14 @@ type Loaded struct {
 //
 // A truncated or damaged snapshot gives the ranks before the damage, and an error that wraps
 // ErrSnapshot.
-func (ix *Index) Load(from io.Reader) (Loaded, error) {
-	l := &loader{ix: ix, from: from, ranks: make(chan *draft, 2)}
+func (s *snapshots) Load(from io.Reader) (Loaded, error) {
+	l := &loader{ix: s.ix, from: from, ranks: make(chan *draft, 2)}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	for range loadWorkers {
 		wg.Go(func() {
 			for d := range l.ranks {
-				n := ix.adopt(d.build(ix))
+				n := s.adopt(d.build(s))
 				mu.Lock()
 				l.done.Ranks += n.Ranks
 				l.done.Parked += n.Parked
@@ -160,7 +160,7 @@ func (l *loader) read() error {
 
 // reserve makes room for the distinct blocks that the snapshot has, within the budget.
 func (l *loader) reserve(sizes []byte) {
-	budget := uint64(max(int64(l.ix.config.MaxBytes)/BlockCost-l.ix.entries.Load(), 0))
+	budget := uint64(max(l.ix.budget.left(), 0))
 	for _, p := range l.ix.tiers {
 		n := min(binary.LittleEndian.Uint64(sizes), budget)
 		budget -= n
@@ -217,10 +217,10 @@ func (r *rank) loadPart(body []byte) bool {
 // build makes the draft's tables. Pairs come in the order of their places, so a table gets its
 // full size first: a growing one would crowd all of them into its beginning. What the budget
 // does not allow, and what cannot be an entry, is left out.
-func (d *draft) build(ix *Index) *rank {
-	r := d.rank
+func (d *draft) build(to *snapshots) *rank {
+	r, budget := d.rank, &to.ix.budget
 	mark := uint64(refGuess)
-	if ix.feeds == nil {
+	if to.feeds == nil {
 		r.position = nil
 	}
 	if r.position != nil {
@@ -228,7 +228,7 @@ func (d *draft) build(ix *Index) *rank {
 	}
 	for i, p := range r.parts {
 		pairs := d.items[i]
-		if over := ix.entries.Load() + int64(len(pairs)/2) - int64(ix.config.MaxBytes)/BlockCost; over > 0 {
+		if over := int64(len(pairs)/2) - budget.left(); over > 0 {
 			keep := max(int64(len(pairs)/2)-over, 0)
 			r.totals.Cut += int64(len(pairs)/2) - keep
 			pairs = pairs[:2*keep]
@@ -239,7 +239,7 @@ func (d *draft) build(ix *Index) *rank {
 				p.unkeyed++
 			}
 		})
-		ix.entries.Add(int64(p.rev.live))
+		budget.held.Add(int64(p.rev.live))
 	}
 	r.salts.fill(d.salts, 0)
 	d.items, d.salts = nil, nil
@@ -261,32 +261,22 @@ func (m *revmap) fill(pairs []uint64, mark uint64) {
 }
 
 // adopt gives a loaded rank's content to the rank of its name, or parks it.
-func (ix *Index) adopt(from *rank) Loaded {
+func (s *snapshots) adopt(from *rank) Loaded {
 	if from.position != nil {
-		return ix.continued(from)
+		return s.continued(from)
 	}
-	to := ix.named(from.info.Rank)
+	to := s.ix.named(from.info.Rank)
 	if to == nil {
-		return ix.park(from)
+		return s.parked.park(from)
 	}
 	to.mu.Lock()
 	defer to.mu.Unlock()
 	if to.gone || len(to.parts) > 0 {
-		ix.entries.Add(-from.size())
+		s.ix.budget.held.Add(-from.size())
 		return Loaded{Skipped: 1}
 	}
 	to.loaded = true
 	return to.take(from)
-}
-
-// named is the rank of this name, or nil.
-func (ix *Index) named(name replica.Rank) *rank {
-	for _, r := range *ix.ranks.Load() {
-		if r != nil && r.info.Rank == name {
-			return r
-		}
-	}
-	return nil
 }
 
 // take makes r hold what a loaded rank brings; r.mu is held, and r holds nothing.
@@ -300,22 +290,4 @@ func (r *rank) take(from *rank) Loaded {
 	r.totals.Cut += from.totals.Cut
 	r.publishAll()
 	return Loaded{Ranks: 1, Blocks: from.size()}
-}
-
-// park keeps a loaded rank until its replica is found. A position makes it worth more than one without.
-func (ix *Index) park(from *rank) Loaded {
-	ix.mu.Lock()
-	defer ix.mu.Unlock()
-	if ix.parked == nil {
-		ix.parked = map[replica.Rank]parked{}
-	}
-	if old := ix.parked[from.info.Rank].rank; old != nil {
-		if from.position == nil {
-			ix.entries.Add(-from.size())
-			return Loaded{Skipped: 1}
-		}
-		ix.entries.Add(-old.size())
-	}
-	ix.parked[from.info.Rank] = parked{from, time.Now().Add(parkFor)}
-	return Loaded{Ranks: 1, Parked: 1, Blocks: from.size()}
 }

@@ -2,6 +2,8 @@ package kvindex
 
 import (
 	"math/bits"
+	"sync"
+	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -18,6 +20,45 @@ type Overlap struct {
 	CPU, Disk uint32
 }
 
+// tables are what lookups read without a lock and the ranks' writers fill.
+type tables struct {
+	sets *setTable
+	// tiers are facts, one plane per tier; the GPU plane also has, under keys of their own, the
+	// blocks of limiting groups. guesses and beliefs lie apart.
+	tiers   [kvblock.Tiers]*plane
+	guesses *guesses
+	beliefs *plane
+	// limited counts the ranks with matches that limiting groups cut.
+	limited atomic.Int32
+	// strides has bit k set when a rank's tier ever held chunks of k > 1 blocks.
+	strides [kvblock.Tiers]atomic.Uint64
+}
+
+// begin makes empty tables for so many ranks.
+func (t *tables) begin(ranks int) {
+	t.sets = newSetTable(ranks)
+	for i := range t.tiers {
+		t.tiers[i] = newPlane(t.sets)
+	}
+	t.beliefs, t.guesses = newPlane(t.sets), newGuesses(t.sets, ranks)
+}
+
+// lookup finds the ranks that hold the beginning of a prompt. It changes nothing but its counts.
+type lookup struct {
+	tables
+	ranks *roster
+	// searches are lent to lookups, so that these allocate nothing.
+	searches sync.Pool
+	retries  atomic.Int64 // lookups started over
+}
+
+func (l *lookup) begin(ranks *roster) {
+	l.tables.begin(len(ranks.faces))
+	l.ranks = ranks
+	words := l.sets.words
+	l.searches.New = func() any { return &search{active: make([]uint64, words)} }
+}
+
 // tries bounds how often a lookup starts over because set ids were reused under it.
 const tries = 8
 
@@ -27,60 +68,60 @@ const tries = 8
 // Engines evict the end of a chain before its beginning, so a rank that holds a block is taken
 // to hold those before it; where that is not so, the first block and the last one counted are
 // held, and the one after is not. Only ranks with the block size of the hashes can match.
-func (ix *Index) Match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
+func (l *lookup) Match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	if len(hashes) == 0 {
 		return dst
 	}
 	base := len(dst)
 	for range tries {
-		epoch := ix.sets.epoch.Load()
-		dst = ix.match(dst[:base], hashes)
-		if ix.sets.epoch.Load() == epoch {
+		epoch := l.sets.epoch.Load()
+		dst = l.match(dst[:base], hashes)
+		if l.sets.epoch.Load() == epoch {
 			return dst
 		}
-		ix.retries.Add(1)
+		l.retries.Add(1)
 	}
 	// Set ids are not reused while their lock is held.
-	ix.sets.mu.Lock()
-	defer ix.sets.mu.Unlock()
-	return ix.match(dst[:base], hashes)
+	l.sets.mu.Lock()
+	defer l.sets.mu.Unlock()
+	return l.match(dst[:base], hashes)
 }
 
-func (ix *Index) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
+func (l *lookup) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	base := len(dst)
-	gpu := ix.tiers[kvblock.TierGPU]
-	if facts, guesses := gpu.held.Load() > 0, ix.guesses.held.Load() > 0; facts || guesses {
-		s := ix.searches.Get().(*search)
+	gpu := l.tiers[kvblock.TierGPU]
+	if facts, guesses := gpu.held.Load() > 0, l.guesses.held.Load() > 0; facts || guesses {
+		s := l.searches.Get().(*search)
 		s.plane, s.hashes, s.dst = gpu, hashes, dst
 		if facts {
 			s.run()
 		}
 		if guesses {
-			s.guess(ix.guesses, base)
+			s.guess(l.guesses, base)
 		}
 		dst = s.dst
 		s.hashes, s.dst = nil, nil
-		ix.searches.Put(s)
+		l.searches.Put(s)
 	}
-	if ix.limited.Load() > 0 {
-		dst = ix.applyLimits(dst, base, hashes)
+	if l.limited.Load() > 0 {
+		dst = l.applyLimits(dst, base, hashes)
 	}
-	if ix.beliefs.held.Load() > 0 {
-		dst = ix.extend(dst, base, hashes, ix.beliefs, kvblock.TierGPU)
+	if l.beliefs.held.Load() > 0 {
+		dst = l.extend(dst, base, hashes, l.beliefs, kvblock.TierGPU)
 	}
 	for t := kvblock.TierCPU; t <= kvblock.TierDisk; t++ {
-		if p := ix.tiers[t]; p.held.Load() > 0 {
-			dst = ix.extend(dst, base, hashes, p, t)
+		if p := l.tiers[t]; p.held.Load() > 0 {
+			dst = l.extend(dst, base, hashes, p, t)
 		}
 	}
 	return dst
 }
 
 // applyLimits cuts the leads from base on by the ranks' limiting groups.
-func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) []Overlap {
+func (l *lookup) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) []Overlap {
 	kept := dst[:base]
 	for _, o := range dst[base:] {
-		if o.GPU = uint32(ix.limitedLead(o.Slot, hashes, int(o.GPU))); o.GPU > 0 {
+		if o.GPU = uint32(l.limitedLead(o.Slot, hashes, int(o.GPU))); o.GPU > 0 {
 			kept = append(kept, o)
 		}
 	}
@@ -89,9 +130,9 @@ func (ix *Index) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) [
 
 // extend adds to each overlap from base on what the plane continues it by, and appends the ranks
 // that hold the beginning there only. In the GPU tier it counts beliefs.
-func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
+func (l *lookup) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
 	var room, more [MaxRanks / 64]uint64
-	seen, fresh := room[:ix.sets.words], more[:ix.sets.words]
+	seen, fresh := room[:l.sets.words], more[:l.sets.words]
 	// Ranks that end at the same place follow each other: one probe finds which of them continue.
 	next, continues := -1, uint32(0)
 	for i := range dst[base:] {
@@ -104,30 +145,30 @@ func (ix *Index) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *pla
 	for i := range dst[base:] {
 		o := &dst[base+i]
 		seen[o.Slot/64] |= 1 << (o.Slot % 64)
-		if ix.stride(o.Slot, tier) == 1 {
+		if l.stride(o.Slot, tier) == 1 {
 			if from := int(o.reach()); from != next {
 				next, continues = from, 0
 				if from < len(hashes) {
 					continues = p.get(spread(hashes[from]))
 				}
 			}
-			if !ix.sets.has(continues, o.Slot) {
+			if !l.sets.has(continues, o.Slot) {
 				continue
 			}
 		}
-		o.add(tier, ix.run(p, tier, o.Slot, hashes, int(o.reach())))
+		o.add(tier, l.run(p, tier, o.Slot, hashes, int(o.reach())))
 	}
 	// In a rank with a lower tier of k-block chunks, the first chunk ends there.
-	for strides := ix.strides[tier].Load() | 1<<1; strides != 0; strides &= strides - 1 {
+	for strides := l.strides[tier].Load() | 1<<1; strides != 0; strides &= strides - 1 {
 		k := bits.TrailingZeros64(strides)
 		if k > len(hashes) {
 			break
 		}
-		ix.sets.load(p.get(spread(hashes[k-1])), fresh)
+		l.sets.load(p.get(spread(hashes[k-1])), fresh)
 		for i, w := range fresh {
 			for w &^= seen[i]; w != 0; w &= w - 1 {
 				slot := replica.Slot(i*64 + bits.TrailingZeros64(w))
-				if n := ix.run(p, tier, slot, hashes, 0); n > 0 {
+				if n := l.run(p, tier, slot, hashes, 0); n > 0 {
 					seen[i] |= w & -w
 					dst = append(dst, Overlap{Slot: slot})
 					dst[len(dst)-1].add(tier, n)
@@ -156,10 +197,10 @@ func (o *Overlap) add(tier kvblock.Tier, n int) {
 
 // run returns how many of the hashes from position from on the rank holds in p without a gap.
 // Where the tier holds chunks of several blocks, the last block of each stands for it.
-func (ix *Index) run(p *plane, tier kvblock.Tier, slot replica.Slot, hashes []blockhash.Hash, from int) int {
-	k := ix.stride(slot, tier)
+func (l *lookup) run(p *plane, tier kvblock.Tier, slot replica.Slot, hashes []blockhash.Hash, from int) int {
+	k := l.stride(slot, tier)
 	first, end := from/k, len(hashes)/k // in chunks
-	holds := func(chunk int) bool { return ix.sets.has(p.get(spread(hashes[(chunk+1)*k-1])), slot) }
+	holds := func(chunk int) bool { return l.sets.has(p.get(spread(hashes[(chunk+1)*k-1])), slot) }
 	if first >= end || !holds(first) {
 		return 0
 	}
@@ -180,11 +221,11 @@ func (ix *Index) run(p *plane, tier kvblock.Tier, slot replica.Slot, hashes []bl
 }
 
 // stride is how many blocks a chunk of the rank's tier has; the GPU's have one.
-func (ix *Index) stride(slot replica.Slot, tier kvblock.Tier) int {
-	if tier == kvblock.TierGPU || ix.strides[tier].Load() == 0 {
+func (l *lookup) stride(slot replica.Slot, tier kvblock.Tier) int {
+	if tier == kvblock.TierGPU || l.strides[tier].Load() == 0 {
 		return 1
 	}
-	if r := ix.rank(slot); r != nil {
+	if r := l.ranks.rank(slot); r != nil {
 		return max(int(r.strides[tier].Load()), 1)
 	}
 	return 1

@@ -44,7 +44,7 @@ type rank struct {
 // newRank returns a rank that holds nothing.
 func newRank(ix *Index) *rank {
 	r := &rank{ix: ix}
-	r.tiers, r.entries = &ix.tiers, &ix.entries
+	r.tiers, r.entries = &ix.tiers, &ix.budget.held
 	r.believed.plane, r.believed.writer = ix.beliefs, &r.writer
 	return r
 }

@@ -42,41 +42,44 @@ const (
 // format.
 var errSnapshot = errors.New("not a complete snapshot")
 
+// snapshots writes what ranks hold, and gives it back to the ranks of the same names. A loaded rank is a guess until events
+// name its blocks, unless its feed continues where the snapshot was taken.
+type snapshots struct {
+	ix     *Index
+	feeds  Feeds
+	parked parked
+}
+
 // Snapshot writes the facts that ranks with a name hold. It copies one rank at a time, and only that rank's events wait for
 // as long; replaying the events since then brings a loaded one up to date.
-func (ix *Index) Snapshot(w io.Writer) error {
-	return ix.SnapshotOf(w, func(replica.ID, kvblock.FeedState) bool { return true })
+func (s *snapshots) Snapshot(w io.Writer) error {
+	return s.SnapshotOf(w, func(replica.ID, kvblock.FeedState) bool { return true })
 }
 
 // SnapshotOf is Snapshot for some ranks: wanted is asked with the replica of each, and its state.
-func (ix *Index) SnapshotOf(w io.Writer, wanted func(of replica.ID, state kvblock.FeedState) bool) error {
+func (s *snapshots) SnapshotOf(w io.Writer, wanted func(of replica.ID, state kvblock.FeedState) bool) error {
 	if _, err := io.WriteString(w, snapshotMagic); err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
-	s := &snapshotWriter{to: w}
+	out := &snapshotWriter{to: w}
 	sizes := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().UnixMilli()))
-	for _, p := range ix.tiers {
+	for _, p := range s.ix.tiers {
 		sizes = binary.LittleEndian.AppendUint64(sizes, uint64(p.distinct()))
 	}
-	s.frame(frameSize, sizes)
-	ranks := slices.Clone(*ix.ranks.Load())
-	ix.mu.Lock()
-	for _, p := range ix.parked { // not found yet, and not to be lost for that
-		ranks = append(ranks, p.rank)
-	}
-	ix.mu.Unlock()
+	out.frame(frameSize, sizes)
+	ranks := append(slices.Clone(s.ix.all()), s.parked.all()...) // ranks not found yet are not to be lost
 	for _, r := range ranks {
 		if r == nil || !wanted(r.info.Rank.Replica, r.stateNow()) {
 			continue
 		}
-		s.rank(ix, r)
-		if s.err != nil {
-			return fmt.Errorf("write snapshot: %w", s.err)
+		out.rank(s, r)
+		if out.err != nil {
+			return fmt.Errorf("write snapshot: %w", out.err)
 		}
 	}
-	s.frame(frameDone, nil)
-	if s.err != nil {
-		return fmt.Errorf("write snapshot: %w", s.err)
+	out.frame(frameDone, nil)
+	if out.err != nil {
+		return fmt.Errorf("write snapshot: %w", out.err)
 	}
 	return nil
 }
@@ -129,13 +132,13 @@ type image struct {
 }
 
 // still takes a rank's image while its feed stands still.
-func (ix *Index) still(r *rank) (img image, ok bool) {
-	if ix.feeds == nil || ix.rank(r.writer.slot) != r {
+func (s *snapshots) still(r *rank) (img image, ok bool) {
+	if s.feeds == nil || s.ix.rank(r.writer.slot) != r {
 		img, ok = r.image()
 		img.position = r.position
 		return img, ok
 	}
-	ix.feeds.Still(r.writer.slot, func(position []byte) {
+	s.feeds.Still(r.writer.slot, func(position []byte) {
 		img, ok = r.image()
 		img.position = slices.Clone(position)
 	})
@@ -170,8 +173,8 @@ func (m *revmap) clone() revmap {
 	return c
 }
 
-func (s *snapshotWriter) rank(ix *Index, r *rank) {
-	img, ok := ix.still(r)
+func (s *snapshotWriter) rank(from *snapshots, r *rank) {
+	img, ok := from.still(r)
 	if !ok {
 		return
 	}

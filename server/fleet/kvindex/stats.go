@@ -76,7 +76,7 @@ func (t *Totals) add(o Totals) {
 // Stats returns the index's numbers; it locks one rank at a time.
 func (ix *Index) Stats() Stats {
 	s := Stats{
-		Blocks: ix.entries.Load(), MaxBlocks: int64(ix.config.MaxBytes) / BlockCost,
+		Blocks: ix.budget.held.Load(), MaxBlocks: ix.budget.most,
 		Believed: ix.beliefs.held.Load(), Unknown: ix.unknown.Load(), Retries: ix.retries.Load(),
 	}
 	s.LookupBytes = ix.sets.bytes.Load() + ix.beliefs.bytes.Load() + ix.guesses.bytes.Load() + ix.guesses.heads.bytes.Load()
@@ -89,15 +89,12 @@ func (ix *Index) Stats() Stats {
 	ix.sets.mu.Lock()
 	s.Sets = ix.sets.live
 	ix.sets.mu.Unlock()
-	ix.mu.Lock()
-	s.Parked, s.Total = len(ix.parked), ix.past
-	for _, p := range ix.parked {
-		for _, part := range p.rank.parts {
-			s.Bytes += part.rev.bytes()
-		}
-	}
-	ix.mu.Unlock()
-	for slot, r := range *ix.ranks.Load() {
+	ix.roster.mu.Lock()
+	s.Total = ix.past
+	ix.roster.mu.Unlock()
+	n, bytes := ix.parked.size()
+	s.Parked, s.Bytes = n, s.Bytes+bytes
+	for slot, r := range ix.all() {
 		if r == nil {
 			continue
 		}

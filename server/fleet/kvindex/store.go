@@ -18,7 +18,7 @@ func (r *rank) store(ev *kvblock.Stored) {
 	}
 	p := r.part(ev)
 	salt := r.key(p, ev)
-	if r.ix.over(r, n) {
+	if r.ix.budget.over(&r.holdings, n, len(r.ix.all())) {
 		r.storeKnown(p, ev, salt)
 	} else {
 		r.storeAll(p, ev, salt)
@@ -253,22 +253,4 @@ func (r *rank) remove(ev *kvblock.Removed) {
 	}
 	r.settle(p)
 	r.entries.Add(int64(p.rev.live - before))
-}
-
-// over reports whether n more blocks of r would break the budget. The last tenth is kept for
-// ranks below their fair share, so that a late rank is indexed too.
-func (ix *Index) over(r *rank, n int) bool {
-	budget := int64(ix.config.MaxBytes) / BlockCost
-	held := ix.entries.Load() + int64(n)
-	if held <= budget-budget/10 {
-		return false
-	}
-	if held > budget {
-		return true
-	}
-	own := 0
-	for _, p := range r.parts {
-		own += p.rev.live
-	}
-	return int64(own) > budget/int64(max(len(*ix.ranks.Load()), 1))
 }

@@ -62,15 +62,15 @@ type credentials struct {
 type keyring struct {
 	common Access
 	pools  map[string]Access
-	lookup func(string) (string, bool)
+	env    Environment
 
 	mu    sync.Mutex
 	peers map[tlspeer.Config]*tlspeer.Identity // guarded by mu
 }
 
 // newKeyring makes a keyring. Identities that former had already stay the same, so that connections are kept.
-func newKeyring(c *Config, lookup func(string) (string, bool), former *keyring) *keyring {
-	k := &keyring{common: c.Access, pools: c.Pools, lookup: lookup, peers: map[tlspeer.Config]*tlspeer.Identity{}}
+func newKeyring(c *Config, env Environment, former *keyring) *keyring {
+	k := &keyring{common: c.Access, pools: c.Pools, env: env, peers: map[tlspeer.Config]*tlspeer.Identity{}}
 	if former == nil {
 		return k
 	}
@@ -182,8 +182,8 @@ func (k *keyring) key(a Access) (secret.String, error) {
 		}
 		return secret.New(key), nil
 	case a.APIKeyEnv != "":
-		if k.lookup != nil {
-			if key, ok := k.lookup(a.APIKeyEnv); ok && key != "" {
+		if k.env != nil {
+			if key, ok := k.env.Lookup(a.APIKeyEnv); ok && key != "" {
 				return secret.New(key), nil
 			}
 		}

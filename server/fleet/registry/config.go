@@ -200,12 +200,17 @@ type Params struct {
 	Client *http.Client
 	// Resolver looks up DNS names; nil takes the system's.
 	Resolver Resolver
-	// Lookup finds variables of the environment, which settings may name; nil finds none.
-	Lookup func(name string) (value string, ok bool)
+	// Env has the variables of the environment that settings may name; nil has none.
+	Env Environment
 
 	// Observer follows the fleet, Reporter the changes by callers; nil: there is none.
 	Observer Observer
 	Reporter Reporter
+}
+
+// Environment has the variables of the process's environment.
+type Environment interface {
+	Lookup(name string) (value string, ok bool)
 }
 
 // or fills in what is not set.

@@ -28,7 +28,7 @@ type Registry struct {
 func New(config Config, params Params) *Registry {
 	params = params.or()
 	r := &Registry{
-		settings: newSettings(config, params.Lookup), log: params.Log,
+		settings: newSettings(config, params.Env), log: params.Log,
 		inbox: newInbox(), published: newPublished(), done: make(chan struct{}),
 	}
 	in := &intake{settings: r.settings, inbox: r.inbox, log: r.log}

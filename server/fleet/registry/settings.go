@@ -4,14 +4,14 @@ import "sync/atomic"
 
 // settings are the configuration in force, with the credentials that it names.
 type settings struct {
-	lookup func(string) (string, bool)
+	env    Environment
 	config atomic.Pointer[Config]
 	keys   atomic.Pointer[keyring]
 }
 
-func newSettings(c Config, lookup func(string) (string, bool)) *settings {
-	s := &settings{lookup: lookup}
-	s.replace(c, newKeyring(&c, lookup, nil))
+func newSettings(c Config, env Environment) *settings {
+	s := &settings{env: env}
+	s.replace(c, newKeyring(&c, env, nil))
 	return s
 }
 
@@ -43,7 +43,7 @@ func (s *settings) prepare(next Config) (Config, *keyring, []Spec, error) {
 	if err := next.Validate(); err != nil {
 		return now, nil, nil, err
 	}
-	keys := newKeyring(&next, s.lookup, s.keys.Load())
+	keys := newKeyring(&next, s.env, s.keys.Load())
 	if err := keys.check(&next); err != nil {
 		return now, nil, nil, err
 	}

@@ -120,13 +120,18 @@ func TestARenewedKeyFileReachesEverySource(t *testing.T) {
 	}
 }
 
+// environment is the value of all variables.
+type environment string
+
+func (e environment) Lookup(string) (string, bool) { return string(e), true }
+
 // Whoever may register must not have the fleet's key sent to an address of their choice.
 func TestARegisteredReplicaGetsNoKeyButItsOwn(t *testing.T) {
 	a, b := newFakeReplica(t), newFakeReplica(t)
 	config := fast()
 	config.Access.APIKey = secret.New("the-fleet's")
 	config.Pools = map[string]registry.Access{"p": {APIKey: secret.New("the-pool's")}}
-	r := start(t, config, registry.Params{Lookup: func(string) (string, bool) { return "the-environment's", true }})
+	r := start(t, config, registry.Params{Env: environment("the-environment's")})
 	for _, spec := range []registry.Spec{
 		{ID: "a", URL: a.URL, Pool: "p", APIKeyEnv: "HOME", Models: []string{"p"}},
 		{ID: "b", URL: b.URL, APIKey: secret.New("own")},

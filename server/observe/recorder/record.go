@@ -72,15 +72,11 @@ func (r *record) end(s *Span, at time.Time) {
 		}
 		r.mu.Unlock()
 		if late {
-			r.recorder.Keep(&Trace{ended: []*Span{s}})
+			r.recorder.To.Keep(&Trace{ended: []*Span{s}})
 		}
 		return
 	}
-	var slow time.Duration
-	if r.recorder.Slow != nil {
-		slow = r.recorder.Slow()
-	}
-	kept := r.chosen || r.failed || slow > 0 && s.stop.Sub(s.StartTime()) >= slow
+	kept := r.chosen || r.failed || r.recorder.isSlow(s.stop.Sub(s.StartTime()))
 	whole := &Trace{ended: append(r.ended, s), stories: r.stories, left: maxSpansPerTrace - r.begun}
 	if r.fate = fateDropped; kept {
 		r.fate = fateKept
@@ -89,10 +85,10 @@ func (r *record) end(s *Span, at time.Time) {
 	r.mu.Unlock()
 	r.recorder.open.Add(-1)
 	if r.shown {
-		r.recorder.Shown(whole.Spans())
+		r.recorder.Display.Add(whole.Spans())
 	}
 	if kept {
-		r.recorder.Keep(whole)
+		r.recorder.To.Keep(whole)
 		return
 	}
 	whole.Drop()

@@ -19,24 +19,44 @@ const (
 	maxText          = 1024 // of an attribute, unless OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT or OTEL_SPAN_… says otherwise
 )
 
-// Params are what a Recorder works with. Sampler, Keep and Dropped are required.
+// Params are what a Recorder works with. Sampler and To are required.
 type Params struct {
 	// Resource is what the spans are about.
 	Resource *resource.Resource
 	// Sampler chooses traces.
 	Sampler sdktrace.Sampler
-	// Slow gives the time from which any trace is kept. Nil or zero: no such rule.
-	Slow func() time.Duration
-	// Keep receives a trace that is kept and owns it; it MUST NOT block.
-	Keep func(*Trace)
-	// Dropped gets the number of spans that could not be recorded.
-	Dropped func(int)
-	// Shown receives the spans of some traces when they are over, at most twenty a second, kept or not. The
-	// first span of the trace comes last. It must not block; nil shows none.
-	Shown func([]sdktrace.ReadOnlySpan)
+	// Slow is the time in nanoseconds from which any trace is kept. Nil or zero: no such rule.
+	Slow *atomic.Int64
+	// To receives what is recorded.
+	To Sink
+	// Display shows some traces when they are over, at most twenty a second, kept or not; nil shows none.
+	Display Display
 	// OnlyShown says that kept traces go nowhere: those that were not chosen are recorded only if
 	// they are going to be shown.
 	OnlyShown bool
+}
+
+// Sink takes what a Recorder records.
+type Sink interface {
+	// Keep receives a trace that is kept and owns it. It MUST NOT block.
+	Keep(*Trace)
+	// Dropped counts spans that could not be recorded.
+	Dropped(spans int)
+}
+
+// KeepFunc is a Sink that calls a function with each kept trace, and counts no drops.
+type KeepFunc func(*Trace)
+
+// Keep implements Sink.
+func (f KeepFunc) Keep(t *Trace) { f(t) }
+
+// Dropped implements Sink.
+func (KeepFunc) Dropped(int) {}
+
+// Display shows traces.
+type Display interface {
+	// Add receives the spans of a trace that is over, the first span of the trace last. It MUST NOT block.
+	Add([]sdktrace.ReadOnlySpan)
 }
 
 // unrecorded is the span of a trace that is not recorded, made once.
@@ -65,6 +85,15 @@ func New(p Params) *Recorder {
 	return &Recorder{Params: p, show: newSparing(), sdk: sdktrace.NewTracerProvider(
 		sdktrace.WithResource(p.Resource), sdktrace.WithRawSpanLimits(limits), sdktrace.WithIDGenerator(planned{}), sdktrace.WithSampler(planned{}),
 	)}
+}
+
+// isSlow reports whether a trace of this duration is kept for it.
+func (r *Recorder) isSlow(took time.Duration) bool {
+	if r.Slow == nil {
+		return false
+	}
+	slow := time.Duration(r.Slow.Load())
+	return slow > 0 && took >= slow
 }
 
 // Tracer implements trace.TracerProvider.
@@ -123,7 +152,7 @@ func (t *Tracer) start(ctx context.Context, above trace.Span, planned trace.Span
 		if s := t.child(ctx, parent, planned, b); s != nil {
 			return trace.ContextWithSpan(ctx, s), s
 		}
-		t.recorder.Dropped(1)
+		t.recorder.To.Dropped(1)
 		return ctx, unrecorded
 	}
 	parent := above.SpanContext()
@@ -167,7 +196,7 @@ func (t *Tracer) root(ctx context.Context, parent trace.SpanContext, b beginning
 	p.result = from.Sampler.ShouldSample(sdktrace.SamplingParameters{ParentContext: p.Context, TraceID: p.trace, Name: b.name, Kind: b.kind})
 	chosen := p.result.Decision == sdktrace.RecordAndSample
 	now := time.Now()
-	shown := from.Shown != nil && from.show.take(now)
+	shown := from.Display != nil && from.show.take(now)
 	if !chosen && from.OnlyShown && !shown {
 		return nil
 	}

@@ -28,14 +28,24 @@ type kept struct {
 	lost   int
 }
 
+// Keep implements Sink.
+func (k *kept) Keep(t *Trace) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.list, k.traces = append(k.list, sent(t.Spans())...), k.traces+1
+}
+
+// Dropped implements Sink.
+func (k *kept) Dropped(n int) { k.lost += n }
+
+// display is a function as a Display.
+type display func([]sdktrace.ReadOnlySpan)
+
+func (f display) Add(spans []sdktrace.ReadOnlySpan) { f(spans) }
+
 func newKept(sampler sdktrace.Sampler, change ...func(*Params)) *kept {
 	k := &kept{}
-	p := Params{Resource: resource.Empty(), Sampler: sampler, Dropped: func(n int) { k.lost += n }}
-	p.Keep = func(t *Trace) {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.list, k.traces = append(k.list, sent(t.Spans())...), k.traces+1
-	}
+	p := Params{Resource: resource.Empty(), Sampler: sampler, To: k}
 	for _, c := range change {
 		c(&p)
 	}
@@ -189,7 +199,7 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 
 func TestWhatIsShownIsItsOwn(t *testing.T) {
 	var shown [][]sdktrace.ReadOnlySpan
-	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.Shown = func(t []sdktrace.ReadOnlySpan) { shown = append(shown, t) } })
+	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.Display = display(func(t []sdktrace.ReadOnlySpan) { shown = append(shown, t) }) })
 	for _, name := range []string{"first", "second"} {
 		_, s := k.Tracer("t").Start(context.Background(), name)
 		s.End()
@@ -296,7 +306,7 @@ func TestAStorysPicture(t *testing.T) {
 // A trace may be written while a span that outlives it is still given attributes.
 func TestALateSpanBesideTheWritingOfItsTrace(t *testing.T) {
 	written := make(chan *Trace, 1)
-	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.Keep = func(t *Trace) { written <- t } })
+	k := newKept(sdktrace.AlwaysSample(), func(p *Params) { p.To = KeepFunc(func(t *Trace) { written <- t }) })
 	tr := k.Tracer("t").(*Tracer)
 	text := strings.Repeat("x", 40)
 	for i := range 200 {

@@ -159,11 +159,11 @@ func TestSpansAreThoseOfTheSDK(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := New(Params{Resource: about, Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), Dropped: func(int) {}, Keep: func(tr *Trace) {
+	r := New(Params{Resource: about, Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), To: KeepFunc(func(tr *Trace) {
 		if err := through.ExportSpans(t.Context(), tr.Spans()); err != nil {
 			t.Error(err)
 		}
-	}})
+	})})
 	play(r, parent)
 	got, want := comparable(t, ours.got), comparable(t, theirs.got)
 	order(got)

@@ -132,7 +132,7 @@ func (c *Canvas) rename(name string) {
 func (c *Canvas) Draw(t *Tracer, p Part, attrs ...attribute.KeyValue) {
 	r := c.span.record
 	if c.left == 0 {
-		r.recorder.Dropped(1)
+		r.recorder.To.Dropped(1)
 		return
 	}
 	c.left--

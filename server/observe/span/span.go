@@ -98,6 +98,7 @@ const (
 	FinishedBy      = attribute.Key("kvpilot.finished_by")
 	Reused          = attribute.Key("kvpilot.connection.reused")
 	Effect          = attribute.Key("kvpilot.reservation.effect")
+	Report          = attribute.Key("kvpilot.reservation.report")
 	FallbackOf      = attribute.Key("kvpilot.fallback")
 )
 

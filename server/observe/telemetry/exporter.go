@@ -92,14 +92,14 @@ func isSet(env []string, names ...string) bool {
 // counting is an exporter whose failures are counted and logged.
 type counting struct {
 	sdktrace.SpanExporter
-	log     *slog.Logger
-	dropped func(int)
+	log   *slog.Logger
+	drops drops
 }
 
 // ExportSpans implements sdktrace.SpanExporter.
 func (e counting) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	if err := e.SpanExporter.ExportSpans(ctx, spans); err != nil {
-		e.dropped(len(spans))
+		e.drops.Dropped(len(spans))
 		e.log.Warn("spans were not exported", "spans", len(spans), "error", err)
 	}
 	return nil
@@ -125,8 +125,8 @@ func batching(e sdktrace.SpanExporter, env []string) sdktrace.SpanProcessor {
 // there are some sixty requests to draw or a second has passed. Handing traces over never blocks: what
 // does not fit is dropped and counted.
 type drawer struct {
+	drops
 	processors []sdktrace.SpanProcessor
-	dropped    func(int)
 	full       chan struct{}
 	done       chan struct{}
 	stop       chan struct{}
@@ -137,17 +137,17 @@ type drawer struct {
 	size    int               // guarded by mu: bytes, about
 }
 
-func newDrawer(processors []sdktrace.SpanProcessor, dropped func(int)) *drawer {
-	return &drawer{processors: processors, dropped: dropped, full: make(chan struct{}, 1), done: make(chan struct{}), stop: make(chan struct{})}
+func newDrawer(processors []sdktrace.SpanProcessor, drops drops) *drawer {
+	return &drawer{processors: processors, drops: drops, full: make(chan struct{}, 1), done: make(chan struct{}), stop: make(chan struct{})}
 }
 
-// keep takes a trace over.
-func (d *drawer) keep(t *recorder.Trace) {
+// Keep implements recorder.Sink: the drawer takes the trace over.
+func (d *drawer) Keep(t *recorder.Trace) {
 	size := t.Size()
 	d.mu.Lock()
 	if d.size+size > drawQueue {
 		d.mu.Unlock()
-		d.dropped(t.Lose())
+		d.Dropped(t.Lose())
 		return
 	}
 	d.waiting = append(d.waiting, t)

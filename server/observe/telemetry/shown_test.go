@@ -12,16 +12,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
+// display is a function as a Display.
+type display func([]sdktrace.ReadOnlySpan)
+
+func (f display) Add(spans []sdktrace.ReadOnlySpan) { f(spans) }
+
 func TestTracesThatAreOnlyShownAreFewOnABusyRouter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shown := 0
 		c := telemetry.DefaultConfig()
 		c.Traces.Ratio = never
-		tel, err := telemetry.New(context.Background(), c, telemetry.Params{Shown: func(spans []sdktrace.ReadOnlySpan) {
+		tel, err := telemetry.New(context.Background(), c, telemetry.Params{Display: display(func(spans []sdktrace.ReadOnlySpan) {
 			if shown++; len(spans) != 2 {
 				t.Errorf("a trace of %d spans is shown, want both", len(spans))
 			}
-		}})
+		})})
 		if err != nil {
 			t.Fatal(err)
 		}

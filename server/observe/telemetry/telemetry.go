@@ -34,9 +34,8 @@ type Params struct {
 	Instance string
 	// Exporters receive the traces that are kept, in addition to the configured endpoint.
 	Exporters []sdktrace.SpanExporter
-	// Shown gets the spans of recorded traces when their first span ends, which comes last, kept or not,
-	// at most twenty a second. It must not block, and nil shows none.
-	Shown func([]sdktrace.ReadOnlySpan)
+	// Display shows recorded traces, kept or not, at most twenty a second; nil shows none.
+	Display recorder.Display
 	// Env is the environment in os.Environ's form: which OTEL_* variables are set. OpenTelemetry's library
 	// reads their values from the process.
 	Env []string
@@ -105,31 +104,28 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 	if err != nil {
 		return err
 	}
-	if len(to) == 0 && p.Shown == nil {
+	if len(to) == 0 && p.Display == nil {
 		t.tracers = off{}
 		return nil
 	}
-	drops, err := droppedSpans(t.meters)
+	drops, err := newDrops(t.meters)
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	dropped := func(n int) { drops.Add(context.Background(), int64(n)) }
-	dropped(0)
 	t.sampling = newSampling(c)
 	t.slow.Store(int64(c.Slow))
-	keep := func(t *recorder.Trace) { t.Drop() }
+	sink := recorder.Sink(nowhere{drops})
 	if len(to) > 0 {
 		var processors []sdktrace.SpanProcessor
 		for _, e := range to {
-			processors = append(processors, batching(counting{e, t.log, dropped}, p.Env))
+			processors = append(processors, batching(counting{e, t.log, drops}, p.Env))
 		}
-		t.drawer = newDrawer(processors, dropped)
-		keep = t.drawer.keep
+		t.drawer = newDrawer(processors, drops)
+		sink = t.drawer
 		go t.drawer.run()
 	}
 	t.tracers = recorder.New(recorder.Params{
-		Resource: res, Sampler: t.sampling, Slow: t.slowFrom,
-		Keep: keep, Dropped: dropped, Shown: p.Shown, OnlyShown: len(to) == 0,
+		Resource: res, Sampler: t.sampling, Slow: &t.slow, To: sink, Display: p.Display, OnlyShown: len(to) == 0,
 	})
 	return nil
 }
@@ -143,10 +139,28 @@ func sampler(c Traces) sdktrace.Sampler {
 	return sdktrace.ParentBased(own, sdktrace.WithRemoteParentSampled(own), sdktrace.WithRemoteParentNotSampled(own))
 }
 
-func droppedSpans(m metric.MeterProvider) (metric.Int64Counter, error) {
-	return m.Meter("github.com/kvpilot/kvpilot/server/observe/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
+// drops counts the spans that are lost.
+type drops struct{ counter metric.Int64Counter }
+
+func newDrops(m metric.MeterProvider) (drops, error) {
+	counter, err := m.Meter("github.com/kvpilot/kvpilot/server/observe/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
 		metric.WithUnit("{span}"), metric.WithDescription("Spans lost because the exporter was too slow or failed."))
+	if err != nil {
+		return drops{}, err
+	}
+	d := drops{counter}
+	d.Dropped(0)
+	return d, nil
 }
+
+// Dropped counts lost spans.
+func (d drops) Dropped(spans int) { d.counter.Add(context.Background(), int64(spans)) }
+
+// nowhere is the sink of traces that are only shown.
+type nowhere struct{ drops }
+
+// Keep implements recorder.Sink.
+func (nowhere) Keep(t *recorder.Trace) { t.Drop() }
 
 func newLogger(c Config, to io.Writer, level *slog.LevelVar) *slog.Logger {
 	if to == nil {
@@ -203,7 +217,7 @@ func (t *Telemetry) Close(ctx context.Context) error {
 // Of joins providers that the caller made; Close shuts none of them. It is for tools that look at
 // what the parts measure.
 func Of(log *slog.Logger, meters metric.MeterProvider, tracers trace.TracerProvider) *Telemetry {
-	_, _ = droppedSpans(meters) // declared, so that it is listed
+	_, _ = newDrops(meters) // declared, so that it is listed
 	none := prometheus.NewRegistry()
 	return &Telemetry{log: log, given: meters, tracers: tracers, shown: shown{none, none}}
 }

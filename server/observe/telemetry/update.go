@@ -3,7 +3,6 @@ package telemetry
 import (
 	"log/slog"
 	"sync/atomic"
-	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
@@ -29,8 +28,6 @@ func (t *Telemetry) setLevel(c Config) {
 	}
 	t.level.Set(level)
 }
-
-func (t *Telemetry) slowFrom() time.Duration { return time.Duration(t.slow.Load()) }
 
 // sampling is a sampler that can be changed.
 type sampling struct {

@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 )
@@ -48,7 +48,8 @@ func newBooking(f *Frontend, w *Waiting, number uint64) *booking {
 }
 
 // enter notes a choice that was made, and says so to the router that decides for its pool; mu is held.
-func (f *Frontend) enter(b *booking, c *chooser.Choice, hashes func(int) []blockhash.Hash) {
+func (b *booking) enter(c *chooser.Choice, hashes func(int) []blockhash.Hash) {
+	f := b.frontend
 	if b.ended {
 		return
 	}
@@ -58,13 +59,14 @@ func (f *Frontend) enter(b *booking, c *chooser.Choice, hashes func(int) []block
 	}
 	f.live[b.number] = b
 	if to := f.decider(b.pool); to != f.params.Self {
-		f.assign(b, to)
+		b.assign(to)
 		f.sendBookings(to, false, []*booking{b})
 	}
 }
 
 // assign notes which peer knows the booking; mu is held.
-func (f *Frontend) assign(b *booking, to ID) {
+func (b *booking) assign(to ID) {
+	f := b.frontend
 	if p := f.peers[b.at]; p != nil {
 		p.bookings--
 		p.sum ^= mix(b.number)
@@ -82,7 +84,7 @@ func (b *booking) FirstToken(_ time.Time, output int) {
 	f := b.frontend
 	f.mu.Lock()
 	if b.prefilled = true; b.at != "" && !b.ended {
-		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_FirstToken{FirstToken: b.number}})
+		f.params.Fleet.SendEvent(b.at, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_FirstToken{FirstToken: b.number}})
 	}
 	f.mu.Unlock()
 	if output > 0 {
@@ -100,8 +102,8 @@ func (b *booking) Progress(output int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if b.output = max(b.output, output); b.at != "" && !b.ended {
-		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Progress{
-			Progress: &kvpilotv1.Progress{Number: b.number, OutputTokens: uint32(max(0, b.output))},
+		f.params.Fleet.SendEvent(b.at, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Progress{
+			Progress: &peerv1.Progress{Number: b.number, OutputTokens: uint32(max(0, b.output))},
 		}})
 	}
 }
@@ -117,8 +119,8 @@ func (b *booking) Ended(end *chooser.End) {
 	b.ended = true
 	delete(f.live, b.number)
 	if b.at != "" {
-		f.params.Fleet.SendEvent(b.at, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_End{End: endOf(b.number, end.Result)}})
-		f.assign(b, "")
+		f.params.Fleet.SendEvent(b.at, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_End{End: endOf(b.number, end.Result)}})
+		b.assign("")
 	}
 }
 
@@ -131,22 +133,22 @@ func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
 	for first := true; first || len(list) > 0; first = false {
 		part := list[:min(len(list), maxList)]
 		list = list[len(part):]
-		msg := &kvpilotv1.Bookings{All: all, More: len(list) > 0}
+		msg := &peerv1.Bookings{All: all, More: len(list) > 0}
 		for _, b := range part {
 			msg.Bookings = append(msg.Bookings, b.proto(now))
 		}
 		f.metrics.handedOver(len(part))
-		f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Bookings{Bookings: msg}})
+		f.params.Fleet.SendEvent(to, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Bookings{Bookings: msg}})
 	}
 }
 
 // proto describes the booking; the frontend's mu is held.
-func (b *booking) proto(now time.Time) *kvpilotv1.Booking {
+func (b *booking) proto(now time.Time) *peerv1.Booking {
 	d, a := b.choice.Decision, &b.asked
 	cand := d.Pick()
-	out := &kvpilotv1.Booking{
-		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: d.Tenant, Model: a.model, Session: a.session,
-		ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
+	out := &peerv1.Booking{
+		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: text(d.Tenant), Model: text(a.model), Session: text(a.session),
+		ReplicaId: text(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, a.expected)), OutputTokens: uint32(max(0, b.output)),
 		Prefilled: b.prefilled, Unstreamed: a.unstreamed, Leased: a.leased, Quiet: a.quiet, Age: durationpb.New(max(0, now.Sub(d.At))),
 	}
@@ -160,5 +162,5 @@ func (b *booking) proto(now time.Time) *kvpilotv1.Booking {
 
 // sendDrop voids a question or booking at a peer; mu is held.
 func (f *Frontend) sendDrop(to ID, number uint64) {
-	f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: number}})
+	f.params.Fleet.SendEvent(to, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Drop{Drop: number}})
 }

@@ -3,8 +3,6 @@ package decide
 import (
 	"math"
 	"time"
-
-	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
 // What peers say is bounded by what can be true: their numbers are this router's load, their words its labels.
@@ -47,14 +45,6 @@ func finite(v float64) float64 {
 	return v
 }
 
-// feedOf is a known state of a feed.
-func feedOf(n uint32) kvblock.FeedState {
-	if n > uint32(kvblock.FeedDegraded) {
-		return kvblock.FeedNone
-	}
-	return kvblock.FeedState(n)
-}
-
 // isShort reports whether no text is longer than any that a router sends. Others are not kept: a question without an answer is
 // decided by its frontend.
 func isShort(texts ...string) bool {
@@ -75,15 +65,4 @@ func (f *Frontend) heldFor() time.Duration {
 		return most + f.cfg.Patience
 	}
 	return heldMost
-}
-
-// heldTooLong returns the questions that a peer has held for longer than any queue does; mu is held.
-func (f *Frontend) heldTooLong(now time.Time) (list []*Waiting) {
-	most := f.heldFor()
-	for _, w := range f.asks {
-		if w.held && now.Sub(w.asked) > most {
-			list = append(list, w)
-		}
-	}
-	return list
 }

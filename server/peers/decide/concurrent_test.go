@@ -11,7 +11,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -64,10 +64,10 @@ func (n *node) Serving(string, string) []*replica.Replica { return n.replicas }
 func (n *node) RankOf(slot replica.Slot) (replica.Rank, bool) {
 	return replica.Rank{Replica: n.replicas[slot].ID}, true
 }
-func (n *node) Broken() []replica.ID       { return nil }
-func (n *node) Ability() kvpilotv1.Ability { return kvpilotv1.Ability_ABILITY_ABLE }
+func (n *node) Broken() []replica.ID    { return nil }
+func (n *node) Ability() peerv1.Ability { return peerv1.Ability_ABILITY_ABLE }
 
-func (n *node) SendEvent(_ decide.ID, ev *kvpilotv1.FrontendEvent) {
+func (n *node) SendEvent(_ decide.ID, ev *peerv1.FrontendEvent) {
 	msg, err := proto.Marshal(ev)
 	if err != nil {
 		n.t.Error(err)
@@ -76,7 +76,7 @@ func (n *node) SendEvent(_ decide.ID, ev *kvpilotv1.FrontendEvent) {
 	n.peer.events <- msg
 }
 
-func (n *node) SendReply(_ decide.ID, reply *kvpilotv1.DeciderReply) {
+func (n *node) SendReply(_ decide.ID, reply *peerv1.DeciderReply) {
 	msg, err := proto.Marshal(reply)
 	if err != nil {
 		n.t.Error(err)
@@ -92,7 +92,7 @@ func (atOnce) After(_ time.Duration, do func()) { do() }
 
 // event and reply handle the next message, if there is one.
 func (n *node) event(t testing.TB, msg []byte) {
-	ev := &kvpilotv1.FrontendEvent{}
+	ev := &peerv1.FrontendEvent{}
 	if err := proto.Unmarshal(msg, ev); err != nil {
 		t.Error(err)
 	}
@@ -100,7 +100,7 @@ func (n *node) event(t testing.TB, msg []byte) {
 }
 
 func (n *node) reply(t testing.TB, msg []byte) {
-	reply := &kvpilotv1.DeciderReply{}
+	reply := &peerv1.DeciderReply{}
 	if err := proto.Unmarshal(msg, reply); err != nil {
 		t.Error(err)
 	}
@@ -126,7 +126,7 @@ func pair(t testing.TB, ranks int) (asker, decider *node) {
 	a.peer, b.peer = b, a
 	for _, n := range []*node{a, b} {
 		n.decider.Up(n.peer.id)
-		n.frontend.Up(n.peer.id, kvpilotv1.Ability_ABILITY_ABLE)
+		n.frontend.Up(n.peer.id, peerv1.Ability_ABILITY_ABLE)
 	}
 	if a.frontend.Decider("m") == a.id {
 		return b, a

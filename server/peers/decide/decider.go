@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 )
 
@@ -16,8 +16,8 @@ type Decider struct {
 	metrics *deciderMetrics
 
 	mu      sync.Mutex
-	clients map[ID]*client    // guarded by mu
-	ability kvpilotv1.Ability // as it was announced last; guarded by mu
+	clients map[ID]*client // guarded by mu
+	ability peerv1.Ability // as it was announced last; guarded by mu
 }
 
 // client is a peer's frontend. The Decider's mu guards it.
@@ -107,7 +107,7 @@ func (c *client) leave() (waiting []*chooser.Waiting) {
 }
 
 // Event takes what a peer's Frontend says.
-func (d *Decider) Event(from ID, ev *kvpilotv1.FrontendEvent) {
+func (d *Decider) Event(from ID, ev *peerv1.FrontendEvent) {
 	d.mu.Lock()
 	c := d.clients[from]
 	if c == nil {
@@ -117,31 +117,31 @@ func (d *Decider) Event(from ID, ev *kvpilotv1.FrontendEvent) {
 	c.heard = d.params.Clock.Now()
 	d.mu.Unlock()
 	switch e := ev.GetEvent().(type) {
-	case *kvpilotv1.FrontendEvent_Ask:
+	case *peerv1.FrontendEvent_Ask:
 		d.ask(c, e.Ask)
-	case *kvpilotv1.FrontendEvent_Drop:
+	case *peerv1.FrontendEvent_Drop:
 		d.drop(c, e.Drop)
-	case *kvpilotv1.FrontendEvent_Begin:
+	case *peerv1.FrontendEvent_Begin:
 		d.begin(c, e.Begin)
-	case *kvpilotv1.FrontendEvent_FirstToken:
+	case *peerv1.FrontendEvent_FirstToken:
 		if choice := d.choice(c, e.FirstToken); choice != nil {
 			choice.FirstToken()
 		}
-	case *kvpilotv1.FrontendEvent_Progress:
+	case *peerv1.FrontendEvent_Progress:
 		if choice := d.choice(c, e.Progress.GetNumber()); choice != nil {
 			choice.Progress(tokensOf(e.Progress.GetOutputTokens()))
 		}
-	case *kvpilotv1.FrontendEvent_End:
+	case *peerv1.FrontendEvent_End:
 		d.end(c, e.End.GetNumber(), resultOf(e.End))
-	case *kvpilotv1.FrontendEvent_Bookings:
+	case *peerv1.FrontendEvent_Bookings:
 		d.bookings(c, e.Bookings)
-	case *kvpilotv1.FrontendEvent_Ping:
+	case *peerv1.FrontendEvent_Ping:
 		d.ping(c, e.Ping)
 	}
 }
 
 // ask decides a question, now or when the hold queue releases it.
-func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
+func (d *Decider) ask(c *client, ask *peerv1.Ask) {
 	number := ask.GetNumber()
 	if !isShort(ask.GetId(), ask.GetRequestId(), ask.GetTraceId(), ask.GetSpanId(), ask.GetModel(), ask.GetServed(), ask.GetAdapter(), ask.GetTenant(), ask.GetSession()) {
 		return
@@ -174,7 +174,7 @@ func (d *Decider) ask(c *client, ask *kvpilotv1.Ask) {
 	dropped := q.dropped
 	if !dropped && !q.done {
 		q.waiting = w
-		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Held{Held: number}})
+		d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Held{Held: number}})
 	}
 	d.mu.Unlock()
 	if dropped {
@@ -201,7 +201,7 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 	}
 	if err != nil {
 		d.metrics.decided(outcomeRefused)
-		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Refused{Refused: refusalOf(number, err)}})
+		d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Refused{Refused: refusalOf(number, err)}})
 		d.mu.Unlock()
 		return
 	}
@@ -209,7 +209,7 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 		c.booked[number] = &booked{id: q.id, choice: choice, since: d.params.Clock.Now()}
 	}
 	d.metrics.decided(outcomeChosen)
-	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Chosen{Chosen: chosenOf(number, choice)}})
+	d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Chosen{Chosen: chosenOf(number, choice)}})
 	d.mu.Unlock()
 }
 
@@ -230,7 +230,7 @@ func (c *client) unname(id string, number uint64) {
 }
 
 // reply sends to a client that is connected; mu is held.
-func (d *Decider) reply(c *client, r *kvpilotv1.DeciderReply) {
+func (d *Decider) reply(c *client, r *peerv1.DeciderReply) {
 	if c.up {
 		d.params.Fleet.SendReply(c.id, r)
 	}
@@ -312,14 +312,14 @@ func (d *Decider) end(c *client, number uint64, r chooser.Result) {
 const resyncEvery = time.Second
 
 // ping answers a ping, and asks for all bookings when the frontend's differ from those here.
-func (d *Decider) ping(c *client, in *kvpilotv1.Ping) {
+func (d *Decider) ping(c *client, in *peerv1.Ping) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Number: in.GetNumber(), Ability: d.params.Fleet.Ability()}}})
+	d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Pong{Pong: &peerv1.Pong{Number: in.GetNumber(), Ability: d.params.Fleet.Ability()}}})
 	now := d.params.Clock.Now()
 	if (c.begun != in.GetBookings() || c.sum != in.GetSum()) && now.Sub(c.resynced) >= resyncEvery {
 		c.resynced = now
-		d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Resync{Resync: true}})
+		d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Resync{Resync: true}})
 	}
 }
 
@@ -348,7 +348,7 @@ func (d *Decider) Tick() {
 	if a := d.params.Fleet.Ability(); a != d.ability {
 		d.ability = a
 		for _, c := range d.clients {
-			d.reply(c, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Pong{Pong: &kvpilotv1.Pong{Ability: a}}})
+			d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Pong{Pong: &peerv1.Pong{Ability: a}}})
 		}
 	}
 	d.mu.Unlock()

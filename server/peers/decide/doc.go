@@ -11,7 +11,7 @@
 // router, with the request's age, when the decider is silent. A question that gets no answer within Config.Patience is
 // decided by the frontend alone, and the decider is informed.
 //
-// Frontend and Decider exchange the messages of kvpilot.v1.PeerService, but open no connection and start no goroutine besides
+// Frontend and Decider exchange the messages of kvpilot.peer.v1.DecideService, but open no connection and start no goroutine besides
 // Run: the owner carries the messages (SendEvent, SendReply; Reply, Event), says which peers are up, and calls Tick or
 // Run. Messages between two routers must arrive in the order in which they were sent, or not at all after a Down; what is lost
 // or reordered nevertheless is found by the sums that Ping carries, and repaired. Both types are safe for concurrent use. The

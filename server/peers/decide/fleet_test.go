@@ -12,7 +12,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -92,7 +92,7 @@ type router struct {
 	replicas []*replica.Replica
 	frontend *decide.Frontend
 	decider  *decide.Decider
-	ability  kvpilotv1.Ability
+	ability  peerv1.Ability
 	dead     bool
 	stopped  bool
 	backlog  []func() // what arrived while stopped
@@ -139,12 +139,11 @@ func bareWorld(t *testing.T, seed uint64, change ...func(*chooser.Config)) *worl
 func (w *world) add(replicas int) *router {
 	r := &router{
 		w: w, id: fmt.Sprintf("%08x", w.dice.Uint32()), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
-		live: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: kvpilotv1.Ability_ABILITY_ABLE,
+		live: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: peerv1.Ability_ABILITY_ABLE,
 	}
-	clock := r.Now
-	r.book = load.New(load.DefaultConfig(), load.Params{Now: clock})
+	r.book = load.New(load.DefaultConfig(), load.Params{Clock: r})
 	r.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Now: clock, Seed: 1})
+	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Seed: 1})
 	for i := range replicas {
 		// Every router numbers the ranks in an order of its own.
 		slot := replica.Slot((i + len(w.routers)) % replicas)
@@ -172,7 +171,7 @@ func (r *router) Now() time.Time {
 }
 
 func (r *router) After(d time.Duration, do func())          { r.w.after(d, func() { r.do(do) }) }
-func (r *router) Ability() kvpilotv1.Ability                { return r.ability }
+func (r *router) Ability() peerv1.Ability                   { return r.ability }
 func (r *router) Pool(model string) string                  { return model }
 func (r *router) Serving(string, string) []*replica.Replica { return r.replicas }
 func (r *router) Broken() []replica.ID                      { return nil }
@@ -186,11 +185,11 @@ func (r *router) RankOf(slot replica.Slot) (replica.Rank, bool) {
 	return replica.Rank{}, false
 }
 
-func (r *router) SendEvent(to decide.ID, ev *kvpilotv1.FrontendEvent) {
+func (r *router) SendEvent(to decide.ID, ev *peerv1.FrontendEvent) {
 	r.send(to, func(peer *router) { peer.decider.Event(r.id, ev) })
 }
 
-func (r *router) SendReply(to decide.ID, reply *kvpilotv1.DeciderReply) {
+func (r *router) SendReply(to decide.ID, reply *peerv1.DeciderReply) {
 	r.send(to, func(peer *router) { peer.frontend.Reply(r.id, reply) })
 }
 
@@ -608,7 +607,7 @@ func TestAHeldRequestIsNotHeldForEver(t *testing.T) {
 	r.submit(1, 320)
 	claim := func(d time.Duration) {
 		for range int(d / (50 * time.Millisecond)) {
-			r.frontend.Reply(decider.id, &kvpilotv1.DeciderReply{Reply: &kvpilotv1.DeciderReply_Held{Held: 1}})
+			r.frontend.Reply(decider.id, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Held{Held: 1}})
 			w.run(50 * time.Millisecond)
 		}
 	}
@@ -699,7 +698,7 @@ func (w *world) operate() {
 			}
 		}
 	case n < 98:
-		r.ability = kvpilotv1.Ability(1 + w.dice.IntN(3))
+		r.ability = peerv1.Ability(1 + w.dice.IntN(3))
 	case n < 99 && w.dice.IntN(8) == 0 && w.alive() > 2:
 		w.kill(r)
 	}
@@ -736,7 +735,7 @@ func (w *world) heal() {
 	w.loss = 0
 	clear(w.cut)
 	for _, r := range w.routers {
-		r.ability = kvpilotv1.Ability_ABILITY_ABLE
+		r.ability = peerv1.Ability_ABILITY_ABLE
 		if r.stopped && !r.dead {
 			r.resume()
 		}

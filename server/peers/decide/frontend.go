@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -48,10 +48,10 @@ type Replicas interface {
 // Fleet is the way to the other routers, and this router's part among them.
 type Fleet interface {
 	// Ability is how fit this router is to decide now.
-	Ability() kvpilotv1.Ability
+	Ability() peerv1.Ability
 	// SendEvent passes a frontend's event to a peer's Decider.Event, SendReply a decider's reply to a peer's Frontend.Reply.
-	SendEvent(to ID, ev *kvpilotv1.FrontendEvent)
-	SendReply(to ID, reply *kvpilotv1.DeciderReply)
+	SendEvent(to ID, ev *peerv1.FrontendEvent)
+	SendReply(to ID, reply *peerv1.DeciderReply)
 }
 
 // Clock is the time.
@@ -83,28 +83,20 @@ type Frontend struct {
 	metrics *metrics
 	number  atomic.Uint64
 
-	mu      sync.Mutex
-	peers   map[ID]*peer        // those that were up once and did not leave; guarded by mu
-	asks    map[uint64]*Waiting // questions without an answer; guarded by mu
-	fresh   []unanswered        // those that no reply was seen for, the oldest first; guarded by mu
-	here    map[*Waiting]bool   // requests in this router's own hold queue; guarded by mu
-	live    map[uint64]*booking // all requests in flight; guarded by mu
-	placed  map[string]ID       // the decider of each pool, as long as nothing changes; guarded by mu
-	ability kvpilotv1.Ability   // this router's own, as it was at the last look; guarded by mu
-}
-
-// unanswered is a question in the order of asking.
-type unanswered struct {
-	number uint64
-	asked  time.Time
+	mu        sync.Mutex
+	routers                       // guarded by mu
+	questions                     // guarded by mu
+	here      map[*Waiting]bool   // requests in this router's own hold queue; guarded by mu
+	live      map[uint64]*booking // all requests in flight; guarded by mu
 }
 
 // NewFrontend returns a Frontend without peers. cfg must be valid. It starts nothing.
 func NewFrontend(cfg Config, params Params) *Frontend {
 	params.fill()
 	f := &Frontend{
-		cfg: cfg, params: params, peers: map[ID]*peer{}, asks: map[uint64]*Waiting{},
-		here: map[*Waiting]bool{}, live: map[uint64]*booking{}, placed: map[string]ID{}, ability: params.Fleet.Ability(),
+		cfg: cfg, params: params, questions: questions{asks: map[uint64]*Waiting{}},
+		routers: routers{self: params.Self, ability: params.Fleet.Ability(), peers: map[ID]*peer{}, placed: map[string]ID{}},
+		here:    map[*Waiting]bool{}, live: map[uint64]*booking{},
 	}
 	f.metrics = newMetrics(params.Scope.Meters(), f)
 	return f
@@ -169,7 +161,7 @@ func (f *Frontend) Submit(req *chooser.Request, deadline time.Time, deliver func
 		shared: req.Booking != chooser.DryRun && f.params.Chooser.PolicyOf(req).ReadsLoad(),
 	}
 	w.req, w.sizes = f.clone(req, w.shared)
-	f.route(w, 0, "")
+	w.route(0, "")
 	return w
 }
 
@@ -206,7 +198,7 @@ func (w *Waiting) leave() bool {
 		return false
 	}
 	w.done = true
-	local := f.withdraw(w)
+	local := w.withdraw()
 	f.mu.Unlock()
 	if local != nil {
 		local.Leave()
@@ -215,7 +207,8 @@ func (w *Waiting) leave() bool {
 }
 
 // withdraw voids the present turn. It returns the place in the own queue that the caller must leave once mu is released.
-func (f *Frontend) withdraw(w *Waiting) *chooser.Waiting {
+func (w *Waiting) withdraw() *chooser.Waiting {
+	f := w.frontend
 	w.turn++
 	if w.number != 0 {
 		delete(f.asks, w.number)
@@ -228,9 +221,10 @@ func (f *Frontend) withdraw(w *Waiting) *chooser.Waiting {
 }
 
 // route asks the decider of the request's pool, unless the turn has passed. alone, when not empty, is why this router decides instead.
-func (f *Frontend) route(w *Waiting, turn int, alone string) {
+func (w *Waiting) route(turn int, alone string) {
+	f := w.frontend
 	number := f.number.Add(1)
-	var ask *kvpilotv1.Ask
+	var ask *peerv1.Ask
 	for {
 		f.mu.Lock()
 		if w.done || w.turn != turn {
@@ -245,16 +239,16 @@ func (f *Frontend) route(w *Waiting, turn int, alone string) {
 			w.at, w.number = to, 0
 			f.here[w] = true
 			f.mu.Unlock()
-			f.decide(w, turn, number, alone)
+			w.decide(turn, number, alone)
 			return
 		}
 		if ask != nil {
-			f.ask(w, to, number, ask)
+			w.ask(to, number, ask)
 			f.mu.Unlock()
 			return
 		}
 		f.mu.Unlock()
-		ask = f.question(w, turn, number) // without the lock: it copies the hashes
+		ask = w.question(turn, number) // without the lock: it copies the hashes
 	}
 }
 
@@ -268,7 +262,8 @@ func (w *Waiting) age(turn int, now time.Time) time.Duration {
 }
 
 // question makes the question for a request.
-func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask {
+func (w *Waiting) question(turn int, number uint64) *peerv1.Ask {
+	f := w.frontend
 	now := f.params.Clock.Now()
 	ask := askOf(w.req, w.sizes, f.params.Replicas.RankOf)
 	ask.ExpectedOutput = uint32(max(0, f.params.Chooser.ExpectedOutput(w.req)))
@@ -281,22 +276,24 @@ func (f *Frontend) question(w *Waiting, turn int, number uint64) *kvpilotv1.Ask 
 }
 
 // ask sends a question; mu is held.
-func (f *Frontend) ask(w *Waiting, to ID, number uint64, ask *kvpilotv1.Ask) {
+func (w *Waiting) ask(to ID, number uint64, ask *peerv1.Ask) {
+	f := w.frontend
 	w.at, w.number, w.held, w.asked = to, number, false, f.params.Clock.Now()
 	f.asks[number] = w
 	f.fresh = append(f.fresh, unanswered{number, w.asked})
-	f.params.Fleet.SendEvent(to, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
+	f.params.Fleet.SendEvent(to, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Ask{Ask: ask}})
 }
 
 // decide asks this router's own chooser.
-func (f *Frontend) decide(w *Waiting, turn int, number uint64, alone string) {
+func (w *Waiting) decide(turn int, number uint64, alone string) {
+	f := w.frontend
 	b := newBooking(f, w, number)
 	req := *w.req
 	req.Age, req.Observer, req.Alone, req.Again = w.age(turn, f.params.Clock.Now()), b, alone, true
 	if alone != "" {
 		f.metrics.decidedAlone(alone)
 	}
-	local := f.params.Chooser.Submit(&req, w.deadline, func(c *chooser.Choice, err error) { f.decided(w, turn, b, c, err) })
+	local := f.params.Chooser.Submit(&req, w.deadline, func(c *chooser.Choice, err error) { w.decided(turn, b, c, err) })
 	if local == nil {
 		return
 	}
@@ -311,7 +308,8 @@ func (f *Frontend) decide(w *Waiting, turn int, number uint64, alone string) {
 }
 
 // decided takes the own chooser's outcome.
-func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, err error) {
+func (w *Waiting) decided(turn int, b *booking, c *chooser.Choice, err error) {
+	f := w.frontend
 	f.mu.Lock()
 	if w.done || w.turn != turn {
 		f.mu.Unlock()
@@ -323,7 +321,7 @@ func (f *Frontend) decided(w *Waiting, turn int, b *booking, c *chooser.Choice, 
 	w.done = true
 	delete(f.here, w)
 	if c != nil && c.Booked() {
-		f.enter(b, c, w.req.Hashes)
+		b.enter(c, w.req.Hashes)
 	}
 	late := f.lag(c)
 	f.mu.Unlock()
@@ -350,20 +348,4 @@ func (f *Frontend) Decider(model string) ID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.decider(pool)
-}
-
-// decider is the router that decides for a pool; mu is held.
-func (f *Frontend) decider(pool string) ID {
-	if id, ok := f.placed[pool]; ok {
-		return id
-	}
-	members := []member{{f.params.Self, f.ability}}
-	for _, p := range f.peers {
-		if p.answers() {
-			members = append(members, member{p.id, p.ability})
-		}
-	}
-	id := place(pool, members)
-	f.placed[pool] = id
-	return id
 }

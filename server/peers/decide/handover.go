@@ -3,7 +3,7 @@ package decide
 import (
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -11,12 +11,12 @@ import (
 )
 
 // bookings takes requests in flight that a frontend reports. After a list of all, those that are not on it are released.
-func (d *Decider) bookings(c *client, in *kvpilotv1.Bookings) {
+func (d *Decider) bookings(c *client, in *peerv1.Bookings) {
 	d.mu.Lock()
 	if in.GetAll() && c.listed == nil {
 		c.listed = map[uint64]bool{}
 	}
-	var fresh []*kvpilotv1.Booking
+	var fresh []*peerv1.Booking
 	for _, b := range in.GetBookings() {
 		if c.listed != nil {
 			c.listed[b.GetNumber()] = true
@@ -48,7 +48,7 @@ func (d *Decider) bookings(c *client, in *kvpilotv1.Bookings) {
 }
 
 // adopt books a frontend's request in flight. One that cannot be booked is noted, so that the sums agree.
-func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
+func (d *Decider) adopt(c *client, in *peerv1.Booking) {
 	number := in.GetNumber()
 	if !isShort(in.GetId(), in.GetTenant(), in.GetModel(), in.GetSession()) {
 		return
@@ -77,7 +77,7 @@ func (d *Decider) adopt(c *client, in *kvpilotv1.Booking) {
 }
 
 // book books in; nil when it cannot be booked, because its rank is not known here.
-func (d *Decider) book(from ID, in *kvpilotv1.Booking) *chooser.Choice {
+func (d *Decider) book(from ID, in *peerv1.Booking) *chooser.Choice {
 	replicas := d.params.Replicas.Serving(in.GetModel(), "")
 	slot, ok := slotOf(replicas, replica.ID(in.GetReplicaId()), int(in.GetRank()))
 	if !ok {

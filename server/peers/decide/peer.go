@@ -3,7 +3,7 @@ package decide
 import (
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -11,7 +11,7 @@ import (
 // peer is another router as this frontend sees it. The frontend's mu guards it.
 type peer struct {
 	id      ID
-	ability kvpilotv1.Ability
+	ability peerv1.Ability
 	up      bool
 	silent  bool
 	heard   time.Time // when it said something last
@@ -35,7 +35,7 @@ const quietFactor = 5
 const idlePing = time.Second
 
 // Up notes that events sent to the peer arrive from now on, in order, and that it knows nothing yet.
-func (f *Frontend) Up(id ID, ability kvpilotv1.Ability) {
+func (f *Frontend) Up(id ID, ability peerv1.Ability) {
 	now := f.params.Clock.Now()
 	f.mu.Lock()
 	f.forget(id)
@@ -63,7 +63,7 @@ func (f *Frontend) forget(id ID) {
 	}
 	for _, b := range f.live {
 		if b.at == id {
-			f.assign(b, "")
+			b.assign("")
 		}
 	}
 }
@@ -84,7 +84,7 @@ func (f *Frontend) rebalance() []*Waiting {
 		if b.at != "" {
 			f.sendDrop(b.at, b.number)
 		}
-		f.assign(b, to)
+		b.assign(to)
 		if to != "" {
 			given[to] = append(given[to], b)
 		}
@@ -109,12 +109,13 @@ func (f *Frontend) rebalance() []*Waiting {
 // move makes waiting requests ask again.
 func (f *Frontend) move(list []*Waiting) {
 	for _, w := range list {
-		f.again(w, "")
+		w.again("")
 	}
 }
 
 // again asks again, or decides alone.
-func (f *Frontend) again(w *Waiting, alone string) {
+func (w *Waiting) again(alone string) {
+	f := w.frontend
 	f.mu.Lock()
 	if w.done {
 		f.mu.Unlock()
@@ -123,33 +124,33 @@ func (f *Frontend) again(w *Waiting, alone string) {
 	if w.moves++; w.moves > maxMoves && alone == "" {
 		alone = aloneMoved
 	}
-	local := f.withdraw(w)
+	local := w.withdraw()
 	turn := w.turn
 	f.mu.Unlock()
 	if local != nil && !local.Leave() {
 		// The own chooser has decided at this moment; that outcome is void, because the turn has passed.
 		f.metrics.voided()
 	}
-	f.route(w, turn, alone)
+	w.route(turn, alone)
 }
 
 // Reply takes what a peer's Decider says.
-func (f *Frontend) Reply(from ID, reply *kvpilotv1.DeciderReply) {
+func (f *Frontend) Reply(from ID, reply *peerv1.DeciderReply) {
 	f.heard(from)
 	switch r := reply.GetReply().(type) {
-	case *kvpilotv1.DeciderReply_Held:
+	case *peerv1.DeciderReply_Held:
 		f.mu.Lock()
 		if w := f.asks[r.Held]; w != nil && w.at == from {
 			w.held = true
 		}
 		f.mu.Unlock()
-	case *kvpilotv1.DeciderReply_Chosen:
+	case *peerv1.DeciderReply_Chosen:
 		f.chosen(from, r.Chosen)
-	case *kvpilotv1.DeciderReply_Refused:
+	case *peerv1.DeciderReply_Refused:
 		f.refused(from, r.Refused)
-	case *kvpilotv1.DeciderReply_Pong:
+	case *peerv1.DeciderReply_Pong:
 		f.pong(from, r.Pong)
-	case *kvpilotv1.DeciderReply_Resync:
+	case *peerv1.DeciderReply_Resync:
 		f.resync(from)
 	}
 }
@@ -174,7 +175,7 @@ func (f *Frontend) heard(from ID) {
 }
 
 // chosen takes a peer's choice.
-func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
+func (f *Frontend) chosen(from ID, in *peerv1.Chosen) {
 	f.mu.Lock()
 	w := f.asks[in.GetNumber()]
 	if w == nil || w.at != from {
@@ -186,7 +187,7 @@ func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
 	f.mu.Unlock()
 	slot, ok := slotOf(w.req.Replicas, replica.ID(in.GetReplicaId()), int(in.GetRank()))
 	if !ok {
-		f.again(w, aloneUnknown) // which drops it at the peer
+		w.again(aloneUnknown) // which drops it at the peer
 		return
 	}
 	now := f.params.Clock.Now()
@@ -207,14 +208,15 @@ func (f *Frontend) chosen(from ID, in *kvpilotv1.Chosen) {
 	c, err := f.params.Chooser.Adopt(&req, by)
 	if err != nil {
 		f.params.Scope.Log().Debug("a choice of a peer cannot be used", "router", from, "replica", in.GetReplicaId(), "error", err)
-		f.again(w, aloneUnknown)
+		w.again(aloneUnknown)
 		return
 	}
-	f.take(w, b, c, from)
+	w.take(b, c, from)
 }
 
 // take hands a peer's choice to the caller, unless the request has left or asked another router in the time between.
-func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
+func (w *Waiting) take(b *booking, c *chooser.Choice, from ID) {
+	f := w.frontend
 	f.mu.Lock()
 	if w.done || w.number != b.number {
 		f.mu.Unlock()
@@ -229,8 +231,8 @@ func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
 			b.hashes = w.req.Hashes(int(c.Decision.Pick().BlockSize))
 		}
 		f.live[b.number] = b
-		f.assign(b, from)
-		f.params.Fleet.SendEvent(from, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Begin{Begin: b.number}})
+		b.assign(from)
+		f.params.Fleet.SendEvent(from, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Begin{Begin: b.number}})
 	}
 	f.mu.Unlock()
 	f.metrics.answered(outcomeChosen, c.Decision.Took)
@@ -238,7 +240,7 @@ func (f *Frontend) take(w *Waiting, b *booking, c *chooser.Choice, from ID) {
 }
 
 // refused takes a peer's refusal. What a peer cannot serve this router may be able to: it looks itself.
-func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
+func (f *Frontend) refused(from ID, in *peerv1.Refused) {
 	f.mu.Lock()
 	w := f.asks[in.GetNumber()]
 	if w == nil || w.at != from {
@@ -248,7 +250,7 @@ func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
 	err := errorOf(in)
 	if err == nil {
 		f.mu.Unlock()
-		f.again(w, aloneNoReplica)
+		w.again(aloneNoReplica)
 		return
 	}
 	w.done = true
@@ -260,7 +262,7 @@ func (f *Frontend) refused(from ID, in *kvpilotv1.Refused) {
 }
 
 // pong takes a sign of a peer, and its ability.
-func (f *Frontend) pong(from ID, in *kvpilotv1.Pong) {
+func (f *Frontend) pong(from ID, in *peerv1.Pong) {
 	f.mu.Lock()
 	p := f.peers[from]
 	if p == nil {
@@ -278,24 +280,6 @@ func (f *Frontend) pong(from ID, in *kvpilotv1.Pong) {
 	}
 	f.mu.Unlock()
 	f.move(moved)
-}
-
-// maxLag bounds how long a choice of this router for its own held request is kept back.
-const maxLag = 5 * time.Millisecond
-
-// lag is how long to keep back a choice of the own chooser for a request that was held; mu is held. The hold queue releases requests of
-// several routers in one visit, in an order in which one counts on the blocks of another. Those of peers learn of it half a round trip
-// later; if this router's own left at once, they would reach the engine first.
-func (f *Frontend) lag(c *chooser.Choice) (late time.Duration) {
-	if c == nil || c.Decision.Held <= 0 || c.Decision.Alone != "" {
-		return 0
-	}
-	for _, p := range f.peers {
-		if p.answers() {
-			late = max(late, p.roundTrip/2)
-		}
-	}
-	return min(late, maxLag)
 }
 
 // resync sends all bookings that the peer should know.

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 // ID names a router process: 8 hexadecimal digits, random for each start.
@@ -13,15 +13,15 @@ type ID = string
 // member is a router that could decide.
 type member struct {
 	id      ID
-	ability kvpilotv1.Ability
+	ability peerv1.Ability
 }
 
 // rank orders abilities: the first is the fittest.
-func rank(a kvpilotv1.Ability) int {
+func rank(a peerv1.Ability) int {
 	switch a {
-	case kvpilotv1.Ability_ABILITY_ABLE:
+	case peerv1.Ability_ABILITY_ABLE:
 		return 0
-	case kvpilotv1.Ability_ABILITY_LEAVING:
+	case peerv1.Ability_ABILITY_LEAVING:
 		return 2
 	default:
 		return 1

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 // tickEvery is how often Tick is to be called.
@@ -14,7 +14,7 @@ func (f *Frontend) tickEvery() time.Duration { return f.cfg.Patience / 2 }
 func (f *Frontend) Tick() {
 	now := f.params.Clock.Now()
 	f.mu.Lock()
-	late := append(f.late(now), f.heldTooLong(now)...)
+	late := append(f.late(now, f.cfg.Patience), f.heldTooLong(now, f.heldFor())...)
 	changed := false
 	if a := f.params.Fleet.Ability(); a != f.ability {
 		f.ability, changed = a, true
@@ -35,26 +35,9 @@ func (f *Frontend) Tick() {
 	f.mu.Unlock()
 	for _, w := range late {
 		f.metrics.answered(outcomeSilent, f.cfg.Patience)
-		f.again(w, aloneSilent)
+		w.again(aloneSilent)
 	}
 	f.move(moved)
-}
-
-// late takes the questions off fresh that had an answer, and returns those that had none for too long; mu is held.
-func (f *Frontend) late(now time.Time) (list []*Waiting) {
-	done := 0
-	for _, u := range f.fresh {
-		w := f.asks[u.number]
-		if w != nil && !w.held {
-			if now.Sub(u.asked) < f.cfg.Patience {
-				break
-			}
-			list = append(list, w)
-		}
-		done++
-	}
-	f.fresh = append(f.fresh[:0], f.fresh[done:]...)
-	return list
 }
 
 // ping asks the peer for an answer when it is time, and returns true when the peer has become silent; mu is held.
@@ -78,8 +61,8 @@ func (f *Frontend) ping(p *peer, now time.Time, busy bool) (fell bool) {
 		p.pinged = now
 	}
 	p.pings++
-	f.params.Fleet.SendEvent(p.id, &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ping{
-		Ping: &kvpilotv1.Ping{Number: p.pings, Bookings: p.bookings, Sum: p.sum, Ability: f.ability},
+	f.params.Fleet.SendEvent(p.id, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Ping{
+		Ping: &peerv1.Ping{Number: p.pings, Bookings: p.bookings, Sum: p.sum, Ability: f.ability},
 	}})
 	return fell
 }

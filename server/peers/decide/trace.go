@@ -5,7 +5,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	spans "github.com/kvpilot/kvpilot/server/observe/span"
 )
@@ -14,7 +14,7 @@ import (
 type work struct{ span trace.Span }
 
 // trace begins the span of a question, in the trace of the request at the router that asks.
-func (d *Decider) trace(ask *kvpilotv1.Ask, from ID) work {
+func (d *Decider) trace(ask *peerv1.Ask, from ID) work {
 	if !ask.GetSampled() {
 		return work{}
 	}

@@ -27,7 +27,7 @@ func TestADecidersWorkIsInTheTraceOfTheRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var got []sdktrace.ReadOnlySpan
 			recorded := recorder.New(recorder.Params{
-				Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), Dropped: func(int) {}, Keep: func(tr *recorder.Trace) { got = append(got, tr.Spans()...) },
+				Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), To: recorder.KeepFunc(func(tr *recorder.Trace) { got = append(got, tr.Spans()...) }),
 			})
 			w := newTracedWorld(t, recorded.Tracer("test"))
 			asker := w.routers[0]

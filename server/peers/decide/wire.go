@@ -4,25 +4,28 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // askOf writes a request as a question. sizes are the block sizes of its pool.
-func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica.Rank, bool)) *kvpilotv1.Ask {
-	ask := &kvpilotv1.Ask{
-		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: req.RequestID, TraceId: req.TraceID, SpanId: req.SpanID, Sampled: req.Sampled,
-		Model: req.Model, Served: req.Served, Adapter: req.Adapter, Tenant: req.Tenant, Session: req.Session, SessionReturn: span(req.SessionReturn),
+func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica.Rank, bool)) *peerv1.Ask {
+	ask := &peerv1.Ask{
+		Id: req.ID, Attempt: uint32(req.Attempt), RequestId: text(req.RequestID), TraceId: req.TraceID, SpanId: req.SpanID, Sampled: req.Sampled,
+		Model: text(req.Model), Served: text(req.Served), Adapter: text(req.Adapter), Tenant: text(req.Tenant), Session: text(req.Session), SessionReturn: span(req.SessionReturn),
 		PromptTokens: uint32(max(0, req.PromptTokens)), Estimated: req.Estimated, Longest: uint32(max(0, req.Longest)), Keyless: req.Keyless,
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
-		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: string(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
+		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: text(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
 		Unbooked: req.Booking == chooser.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
 	}
 	if req.Hashes != nil {
@@ -32,13 +35,13 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 	}
 	if a := &req.Answer; a.Held > a.Known {
 		if r, ok := rankOf(a.Slot); ok {
-			ask.Answer = &kvpilotv1.AnswerHeld{ReplicaId: string(r.Replica), Rank: uint32(r.Index), Known: uint32(a.Known), Held: uint32(a.Held)}
+			ask.Answer = &peerv1.AnswerHeld{ReplicaId: string(r.Replica), Rank: uint32(r.Index), Known: uint32(a.Known), Held: uint32(a.Held)}
 		}
 	}
 	if o := &req.Options; !plain(o) {
-		ask.Options = &kvpilotv1.AskOptions{
-			Policy: string(o.Policy), Weights: o.Weights, Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
-			Pinned: string(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
+		ask.Options = &peerv1.AskOptions{
+			Policy: text(o.Policy), Weights: weights(o.Weights), Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
+			Pinned: text(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
 		}
 	}
 	return ask
@@ -51,7 +54,7 @@ func plain(o *chooser.Options) bool {
 }
 
 // requestOf reads a question. replicas is its pool here.
-func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
+func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.Request {
 	req := &chooser.Request{
 		Request: decision.Request{
 			ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), Tenant: ask.GetTenant(), Model: ask.GetModel(), Adapter: ask.GetAdapter(),
@@ -84,7 +87,7 @@ func requestOf(ask *kvpilotv1.Ask, from ID, replicas []*replica.Replica) *choose
 }
 
 // promptOf reads what is known of the prompt of a question.
-func promptOf(ask *kvpilotv1.Ask, replicas []*replica.Replica) chooser.Prompt {
+func promptOf(ask *peerv1.Ask, replicas []*replica.Replica) chooser.Prompt {
 	p := chooser.Prompt{
 		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
 		Unread: ask.GetUnread(), Hashes: hashesOf(ask.GetKeys()),
@@ -98,14 +101,14 @@ func promptOf(ask *kvpilotv1.Ask, replicas []*replica.Replica) chooser.Prompt {
 }
 
 // chosenOf writes a choice as the answer to a question.
-func chosenOf(number uint64, c *chooser.Choice) *kvpilotv1.Chosen {
+func chosenOf(number uint64, c *chooser.Choice) *peerv1.Chosen {
 	d, cand := c.Decision, c.Decision.Pick()
 	others := d.Servers()
 	if cand.Veto == decision.VetoNone {
 		others--
 	}
-	return &kvpilotv1.Chosen{
-		Number: number, ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), Policy: string(d.Policy), Reason: string(d.Reason), Feed: uint32(cand.Feed),
+	return &peerv1.Chosen{
+		Number: number, ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), Policy: string(d.Policy), Reason: string(d.Reason), Feed: feedCode(cand.Feed),
 		BlockSize: cand.BlockSize, GpuTokens: cand.GPU, CpuTokens: cand.CPU, DiskTokens: cand.Disk, UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
 		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
@@ -116,7 +119,7 @@ func chosenOf(number uint64, c *chooser.Choice) *kvpilotv1.Chosen {
 
 // decisionOf reads the answer to req, which the rank at slot serves. waited is the time since this router has the request: it was
 // held for no longer than that.
-func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.Slot, now time.Time, waited time.Duration) *decision.Decision {
+func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slot, now time.Time, waited time.Duration) *decision.Decision {
 	both := new(struct {
 		d     decision.Decision
 		cands [1]decision.Candidate
@@ -143,15 +146,28 @@ func decisionOf(in *kvpilotv1.Chosen, req *chooser.Request, by ID, slot replica.
 }
 
 // overlapOf reads what the chosen rank holds of a prompt.
-func overlapOf(in *kvpilotv1.Chosen, prompt uint32) decision.Overlap {
+func overlapOf(in *peerv1.Chosen, prompt uint32) decision.Overlap {
 	return decision.Overlap{
 		Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),
 		GPU: min(in.GetGpuTokens(), prompt), CPU: min(in.GetCpuTokens(), prompt), Disk: min(in.GetDiskTokens(), prompt),
 	}
 }
 
+// feeds are the wire form of the states of feeds.
+var feeds = [...]peerv1.Feed{
+	kvblock.FeedNone: peerv1.Feed_FEED_NONE, kvblock.FeedCold: peerv1.Feed_FEED_COLD,
+	kvblock.FeedExact: peerv1.Feed_FEED_EXACT, kvblock.FeedDegraded: peerv1.Feed_FEED_DEGRADED,
+}
+
+func feedCode(s kvblock.FeedState) peerv1.Feed { return feeds[s] }
+
+// feedOf reads the state of a feed.
+func feedOf(in peerv1.Feed) kvblock.FeedState {
+	return kvblock.FeedState(max(0, slices.Index(feeds[:], in)))
+}
+
 // forecastOf reads the prediction for a prompt on the chosen rank.
-func forecastOf(in *kvpilotv1.Chosen, prompt uint32) decision.Forecast {
+func forecastOf(in *peerv1.Chosen, prompt uint32) decision.Forecast {
 	return decision.Forecast{
 		Uncached: min(in.GetUncachedTokens(), prompt), Prefill: amount(in.GetPrefillS()), Backlog: amount(in.GetBacklogS()),
 		TTFT: amount(in.GetTtftS()), TPOT: amount(in.GetTpotS()),
@@ -159,15 +175,15 @@ func forecastOf(in *kvpilotv1.Chosen, prompt uint32) decision.Forecast {
 }
 
 // endOf writes how a request ended.
-func endOf(number uint64, r chooser.Result) *kvpilotv1.RequestEnd {
-	return &kvpilotv1.RequestEnd{
+func endOf(number uint64, r chooser.Result) *peerv1.RequestEnd {
+	return &peerv1.RequestEnd{
 		Number: number, End: endCode(r.End), PromptTokens: count(r.PromptTokens), OutputTokens: count(r.OutputTokens),
 		CachedTokens: count(r.CachedTokens), Counted: r.Counted, ServedBy: string(r.ServedBy),
 	}
 }
 
 // resultOf reads how a request ended.
-func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
+func resultOf(in *peerv1.RequestEnd) chooser.Result {
 	r := chooser.ResultOf(decision.EndFailed)
 	r.Counted, r.ServedBy = in.GetCounted(), replica.ID(in.GetServedBy())
 	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
@@ -187,26 +203,26 @@ func resultOf(in *kvpilotv1.RequestEnd) chooser.Result {
 	return r
 }
 
-func endCode(e decision.End) kvpilotv1.End {
+func endCode(e decision.End) peerv1.End {
 	switch e {
 	case decision.EndCompleted:
-		return kvpilotv1.End_END_COMPLETED
+		return peerv1.End_END_COMPLETED
 	case decision.EndCanceled:
-		return kvpilotv1.End_END_CANCELED
+		return peerv1.End_END_CANCELED
 	case decision.EndRejected:
-		return kvpilotv1.End_END_REJECTED
+		return peerv1.End_END_REJECTED
 	case decision.EndMoved:
-		return kvpilotv1.End_END_MOVED
+		return peerv1.End_END_MOVED
 	case decision.EndExpired:
-		return kvpilotv1.End_END_EXPIRED
+		return peerv1.End_END_EXPIRED
 	case decision.EndRemoved:
-		return kvpilotv1.End_END_REMOVED
+		return peerv1.End_END_REMOVED
 	case decision.EndResumed:
-		return kvpilotv1.End_END_RESUMED
+		return peerv1.End_END_RESUMED
 	case decision.EndHandedOver:
-		return kvpilotv1.End_END_HANDED_OVER
+		return peerv1.End_END_HANDED_OVER
 	default:
-		return kvpilotv1.End_END_FAILED
+		return peerv1.End_END_FAILED
 	}
 }
 
@@ -218,10 +234,10 @@ const (
 )
 
 // refusalOf writes an error of the chooser.
-func refusalOf(number uint64, err error) *kvpilotv1.Refused {
+func refusalOf(number uint64, err error) *peerv1.Refused {
 	var none *chooser.NoReplica
 	var refused *chooser.Refused
-	switch out := (&kvpilotv1.Refused{Number: number, Message: err.Error()}); {
+	switch out := (&peerv1.Refused{Number: number, Message: text(err.Error())}); {
 	case errors.As(err, &none):
 		out.Cause, out.RetryAfter = causeNoReplica, span(none.RetryAfter)
 		return out
@@ -238,7 +254,7 @@ func refusalOf(number uint64, err error) *kvpilotv1.Refused {
 }
 
 // errorOf reads a refusal; nil for one that the frontend must look at itself.
-func errorOf(in *kvpilotv1.Refused) error {
+func errorOf(in *peerv1.Refused) error {
 	switch cause := in.GetCause(); cause {
 	case causeNoReplica:
 		return nil
@@ -251,16 +267,16 @@ func errorOf(in *kvpilotv1.Refused) error {
 	}
 }
 
-func keysOf(size int, hashes []blockhash.Hash) *kvpilotv1.BlockKeys {
+func keysOf(size int, hashes []blockhash.Hash) *peerv1.BlockKeys {
 	keys := make([]uint64, len(hashes))
 	for i, h := range hashes {
 		keys[i] = uint64(h)
 	}
-	return &kvpilotv1.BlockKeys{BlockSize: uint32(size), Keys: keys}
+	return &peerv1.BlockKeys{BlockSize: uint32(size), Keys: keys}
 }
 
 // hashesOf gives the hashes by block size; nil when there are none.
-func hashesOf(keys []*kvpilotv1.BlockKeys) func(size int) []blockhash.Hash {
+func hashesOf(keys []*peerv1.BlockKeys) func(size int) []blockhash.Hash {
 	if len(keys) == 0 {
 		return nil
 	}
@@ -269,7 +285,7 @@ func hashesOf(keys []*kvpilotv1.BlockKeys) func(size int) []blockhash.Hash {
 		all[i] = hashes(k)
 	}
 	return func(size int) []blockhash.Hash {
-		i := slices.IndexFunc(keys, func(k *kvpilotv1.BlockKeys) bool { return int(k.GetBlockSize()) == size })
+		i := slices.IndexFunc(keys, func(k *peerv1.BlockKeys) bool { return int(k.GetBlockSize()) == size })
 		if i < 0 {
 			return nil
 		}
@@ -277,7 +293,7 @@ func hashesOf(keys []*kvpilotv1.BlockKeys) func(size int) []blockhash.Hash {
 	}
 }
 
-func hashes(k *kvpilotv1.BlockKeys) []blockhash.Hash {
+func hashes(k *peerv1.BlockKeys) []blockhash.Hash {
 	list := make([]blockhash.Hash, len(k.GetKeys()))
 	for i, key := range k.GetKeys() {
 		list[i] = blockhash.Hash(key)
@@ -294,13 +310,30 @@ func slotOf(replicas []*replica.Replica, id replica.ID, rank int) (replica.Slot,
 	return replica.NoSlot, false
 }
 
+// text is s with the bytes replaced that no string of a message may have: a message that cannot be written cuts the link.
+func text[S ~string](s S) string {
+	if utf8.ValidString(string(s)) {
+		return string(s)
+	}
+	return strings.ToValidUTF8(string(s), "\ufffd")
+}
+
+// weights are w with names that a message may have.
+func weights(w map[string]float64) map[string]float64 {
+	out := make(map[string]float64, len(w))
+	for name, v := range w {
+		out[text(name)] = v
+	}
+	return out
+}
+
 func texts(list []replica.ID) []string {
 	if len(list) == 0 {
 		return nil
 	}
 	out := make([]string, len(list))
 	for i, id := range list {
-		out[i] = string(id)
+		out[i] = text(id)
 	}
 	return out
 }

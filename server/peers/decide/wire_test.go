@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -46,7 +46,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var back kvpilotv1.Ask
+	var back peerv1.Ask
 	if err := proto.Unmarshal(text, &back); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var back kvpilotv1.Chosen
+		var back peerv1.Chosen
 		if err := proto.Unmarshal(text, &back); err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func TestAQuestionIsSmall(t *testing.T) {
 func TestPlacesMoveOnlyWithTheirRouter(t *testing.T) {
 	var members []member
 	for i := range 5 {
-		members = append(members, member{fmt.Sprintf("%08x", i*77), kvpilotv1.Ability_ABILITY_ABLE})
+		members = append(members, member{fmt.Sprintf("%08x", i*77), peerv1.Ability_ABILITY_ABLE})
 	}
 	counts := map[ID]int{}
 	for i := range 1000 {
@@ -148,7 +148,7 @@ func TestPlacesMoveOnlyWithTheirRouter(t *testing.T) {
 		unable := append([]member(nil), members...)
 		for j := range unable {
 			if unable[j].id == before {
-				unable[j].ability = kvpilotv1.Ability_ABILITY_UNABLE
+				unable[j].ability = peerv1.Ability_ABILITY_UNABLE
 			}
 		}
 		if place(pool, unable) == before {
@@ -169,14 +169,14 @@ func FuzzEvent(f *testing.F) {
 	}
 	ask := askOf(req, []int{16}, nil)
 	ask.Number = 7
-	seed, err := proto.Marshal(&kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Ask{Ask: ask}})
+	seed, err := proto.Marshal(&peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Ask{Ask: ask}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(seed, uint64(3))
 	f.Add([]byte{}, uint64(0))
 	f.Fuzz(func(t *testing.T, text []byte, n uint64) {
-		var ev kvpilotv1.FrontendEvent
+		var ev peerv1.FrontendEvent
 		if proto.Unmarshal(text, &ev) != nil {
 			return
 		}
@@ -184,7 +184,7 @@ func FuzzEvent(f *testing.F) {
 		d.Up("0000000a")
 		d.Event("0000000a", &ev)
 		d.Event("0000000a", &ev)
-		d.Event("0000000a", &kvpilotv1.FrontendEvent{Event: &kvpilotv1.FrontendEvent_Drop{Drop: n}})
+		d.Event("0000000a", &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Drop{Drop: n}})
 		d.Down("0000000a")
 		d.Tick()
 	})
@@ -212,13 +212,13 @@ func (one) Pool(model string) string                    { return model }
 func (o one) Serving(string, string) []*replica.Replica { return []*replica.Replica{o.replica} }
 func (one) RankOf(replica.Slot) (replica.Rank, bool)    { return replica.Rank{}, false }
 func (one) Broken() []replica.ID                        { return nil }
-func (one) Ability() kvpilotv1.Ability                  { return kvpilotv1.Ability_ABILITY_ABLE }
-func (one) SendEvent(ID, *kvpilotv1.FrontendEvent)      {}
-func (one) SendReply(ID, *kvpilotv1.DeciderReply)       {}
+func (one) Ability() peerv1.Ability                     { return peerv1.Ability_ABILITY_ABLE }
+func (one) SendEvent(ID, *peerv1.FrontendEvent)         {}
+func (one) SendReply(ID, *peerv1.DeciderReply)          {}
 
 // What a peer says becomes load, labels and texts here: words are known ones, numbers are possible ones.
 func TestWordsOfPeersAreBounded(t *testing.T) {
-	d := decisionOf(&kvpilotv1.Chosen{
+	d := decisionOf(&peerv1.Chosen{
 		Policy: "evil-1", Reason: "evil-2", Feed: 99, GpuTokens: math.MaxUint32, UncachedTokens: math.MaxUint32, TtftS: math.NaN(), PrefillS: math.Inf(1), TpotS: -1,
 		BacklogS: 1e300, Cost: math.Inf(-1), Margin: math.NaN(), Load: math.NaN(), Held: span(time.Hour), Slowdown: math.Inf(1),
 	}, &chooser.Request{Prompt: chooser.Prompt{PromptTokens: 100}}, "0000000a", 5, time.Time{}, time.Second)
@@ -229,15 +229,46 @@ func TestWordsOfPeersAreBounded(t *testing.T) {
 	if c.GPU != 100 || c.Uncached != 100 || c.TTFT != 0 || c.Prefill != maxSeconds || c.TPOT != 0 || c.Backlog != maxSeconds || c.Cost != 0 || c.Slowdown != maxSeconds || c.Feed != 0 {
 		t.Errorf("candidate %+v", c)
 	}
-	refused, ok := errorOf(&kvpilotv1.Refused{Cause: "evil-3", RetryAfter: span(1e6 * time.Hour)}).(*chooser.Refused)
+	refused, ok := errorOf(&peerv1.Refused{Cause: "evil-3", RetryAfter: span(1e6 * time.Hour)}).(*chooser.Refused)
 	if !ok || refused.Cause != "other" || refused.RetryAfter != time.Hour {
 		t.Errorf("refusal %+v", refused)
 	}
-	if err := errorOf(&kvpilotv1.Refused{Cause: causeInvalid, Message: strings.Repeat("a", 1<<20)}); len(err.Error()) > 2*maxMessage {
+	if err := errorOf(&peerv1.Refused{Cause: causeInvalid, Message: strings.Repeat("a", 1<<20)}); len(err.Error()) > 2*maxMessage {
 		t.Errorf("an error of %d bytes", len(err.Error()))
 	}
-	req := requestOf(&kvpilotv1.Ask{PromptTokens: math.MaxUint32, ExpectedOutput: math.MaxUint32, Samples: math.MaxUint32, Age: span(1e6 * time.Hour)}, "0000000a", nil)
+	req := requestOf(&peerv1.Ask{PromptTokens: math.MaxUint32, ExpectedOutput: math.MaxUint32, Samples: math.MaxUint32, Age: span(1e6 * time.Hour)}, "0000000a", nil)
 	if req.PromptTokens != maxTokens || req.ExpectedOutput != maxTokens || req.Samples != maxSamples || req.Age != maxSpan {
 		t.Errorf("question %+v", req)
+	}
+}
+
+// A client's header may have any bytes. A message that cannot be written would cut the link, and with it the questions of others.
+func TestTextsOfClientsCanBeSent(t *testing.T) {
+	const bad = "a\xffb"
+	req := &chooser.Request{
+		Request: decision.Request{ID: "a", RequestID: bad, Tenant: bad, Model: bad, Adapter: bad},
+		Pool:    chooser.Pool{Served: bad},
+		Caller:  chooser.Caller{Session: bad},
+		Limits: chooser.Limits{Exclude: []replica.ID{bad}, Avoid: []replica.ID{bad}, Holder: bad, Options: chooser.Options{
+			Policy: bad, Weights: map[string]float64{bad: 1}, Allowed: []replica.ID{bad}, Denied: []replica.ID{bad}, Pinned: bad,
+		}},
+	}
+	ask := askOf(req, nil, nil)
+	text, err := proto.Marshal(ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back peerv1.Ask
+	if err := proto.Unmarshal(text, &back); err != nil || back.GetSession() != "a\ufffdb" {
+		t.Errorf("arrived as %v, %v", &back, err)
+	}
+	b := booking{asked: asked{model: bad, session: bad}, choice: &chooser.Choice{Decision: &decision.Decision{
+		Request: decision.Request{ID: "a", Tenant: bad}, Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: bad}}}},
+	}}}
+	if _, err := proto.Marshal(b.proto(time.Time{})); err != nil {
+		t.Error(err)
+	}
+	if _, err := proto.Marshal(refusalOf(1, fmt.Errorf("no policy %s", bad))); err != nil {
+		t.Error(err)
 	}
 }

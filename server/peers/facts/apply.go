@@ -75,12 +75,7 @@ func (s *Store) registrationOf(key string) registry.Registration {
 	if e.gone || left <= 0 {
 		return registry.Registration{}
 	}
-	spec, err := specOf(e.value.request)
-	if err != nil {
-		s.log.Warn("a peer's registration cannot be read", "replica", key, "error", err)
-		return registry.Registration{}
-	}
-	return registry.Registration{Spec: spec, Left: left}
+	return registry.Registration{Spec: specOf(replica.ID(key), e.value.spec), Left: left}
 }
 
 // importRates passes on what other deciders have learned. It is repeated, because a rank may be found after its rate.

@@ -3,6 +3,7 @@ package facts
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -11,8 +12,9 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -269,27 +271,30 @@ func TestAnyRouterFindsAPin(t *testing.T) {
 func TestUnfitFactsAreRejected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Params{Self: "a", Fleet: alone{}})
-		now := uint64(time.Now().UnixMilli())
-		fine := &kvpilotv1.FactVersion{TimeMs: now, RouterId: "b"}
-		ahead := &kvpilotv1.FactVersion{TimeMs: now + uint64((48 * time.Hour).Milliseconds()), RouterId: "b"}
-		rate := func(token float64) *kvpilotv1.RateFact {
-			return &kvpilotv1.RateFact{ReplicaId: "r", TokenS: token, BendTokens: 1, StepS: 1, Version: fine}
+		made := func(since time.Duration) *peerv1.FactVersion {
+			return &peerv1.FactVersion{Time: timestamppb.New(time.Now().Add(since)), RouterId: "b"}
+		}
+		fine := made(0)
+		rate := func(token float64) *peerv1.RateFact {
+			return &peerv1.RateFact{ReplicaId: "r", TokenS: token, BendTokens: 1, StepS: 1, Version: fine}
 		}
 		nan := rate(1)
 		nan.Load = -1
-		for name, in := range map[string]*kvpilotv1.Facts{
-			"no replica":          {Drains: []*kvpilotv1.DrainFact{{Drained: true, Version: fine}}},
-			"a long reason":       {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Drained: true, Version: fine, Reason: string(make([]byte, 2000))}}},
-			"no version":          {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Drained: true}}},
-			"a clock far ahead":   {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Drained: true, Version: ahead}}},
-			"the end of time":     {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Version: &kvpilotv1.FactVersion{TimeMs: 1<<64 - 1, RouterId: "b"}}}},
-			"a huge request":      {Registrations: []*kvpilotv1.RegistrationFact{{ReplicaId: "r", Request: make([]byte, maxRequest+1), Lease: durationpb.New(1), Version: fine}}},
-			"a rate of nothing":   {Rates: []*kvpilotv1.RateFact{rate(0)}},
-			"a rate below zero":   {Rates: []*kvpilotv1.RateFact{rate(-1)}},
-			"a load below zero":   {Rates: []*kvpilotv1.RateFact{nan}},
+		for name, in := range map[string]*peerv1.Facts{
+			"no replica":          {Drains: []*peerv1.DrainFact{{Drained: true, Version: fine}}},
+			"a long reason":       {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Drained: true, Version: fine, Reason: string(make([]byte, 2000))}}},
+			"no version":          {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Drained: true}}},
+			"a clock far ahead":   {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Drained: true, Version: made(48 * time.Hour)}}},
+			"the end of time":     {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Version: &peerv1.FactVersion{Time: &timestamppb.Timestamp{Seconds: math.MaxInt64}, RouterId: "b"}}}},
+			"before 1970":         {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Version: &peerv1.FactVersion{Time: &timestamppb.Timestamp{Seconds: -1}, RouterId: "b"}}}},
+			"no time":             {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Version: &peerv1.FactVersion{RouterId: "b"}}}},
+			"a huge registration": {Registrations: []*peerv1.RegistrationFact{{ReplicaId: "r", Registration: &peerv1.Registration{Url: string(make([]byte, maxRequest))}, Lease: durationpb.New(1), Version: fine}}},
+			"a rate of nothing":   {Rates: []*peerv1.RateFact{rate(0)}},
+			"a rate below zero":   {Rates: []*peerv1.RateFact{rate(-1)}},
+			"a load below zero":   {Rates: []*peerv1.RateFact{nan}},
 			"nothing at all":      nil,
-			"a long replica id":   {Drains: []*kvpilotv1.DrainFact{{ReplicaId: string(make([]byte, 300)), Version: fine}}},
-			"undone before a day": {Drains: []*kvpilotv1.DrainFact{{ReplicaId: "r", Version: &kvpilotv1.FactVersion{TimeMs: now - 25*3600*1000, RouterId: "b"}}}},
+			"a long replica id":   {Drains: []*peerv1.DrainFact{{ReplicaId: string(make([]byte, 300)), Version: fine}}},
+			"undone before a day": {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Version: made(-25 * time.Hour)}}},
 		} {
 			if n := s.merge(in); n != 0 || s.digest() != 0 {
 				t.Errorf("%s was taken", name)
@@ -311,8 +316,8 @@ func TestFactsAreBounded(t *testing.T) {
 			t.Error("the oldest is kept")
 		}
 		// Dropped ones do not come back, and the newest is never the one that goes.
-		old := &kvpilotv1.DrainFact{ReplicaId: "r0", Drained: true, Version: &kvpilotv1.FactVersion{TimeMs: 1, RouterId: "b"}}
-		if s.merge(&kvpilotv1.Facts{Drains: []*kvpilotv1.DrainFact{old}}) != 0 {
+		old := &peerv1.DrainFact{ReplicaId: "r0", Drained: true, Version: &peerv1.FactVersion{Time: timestamppb.New(time.UnixMilli(1)), RouterId: "b"}}
+		if s.merge(&peerv1.Facts{Drains: []*peerv1.DrainFact{old}}) != 0 {
 			t.Error("a fact that is older than all that are kept was taken")
 		}
 		s.Drained("r0", nil)
@@ -331,7 +336,7 @@ func state(s *Store) []string {
 		list = append(list, fmt.Sprint("drain ", key, e.version, e.gone, e.value.Reason))
 	}
 	for key, e := range s.regs.facts {
-		list = append(list, fmt.Sprint("registration ", key, e.version, e.gone, string(e.value.request)))
+		list = append(list, fmt.Sprint("registration ", key, e.version, e.gone, specOf(replica.ID(key), e.value.spec)))
 	}
 	for key, e := range s.rates.facts {
 		list = append(list, fmt.Sprint("rate ", key, e.version, e.value))
@@ -354,7 +359,7 @@ func TestStoresAgreeAtRest(t *testing.T) {
 			for i := range stores {
 				stores[i] = fresh(i, 0)
 			}
-			var flying []*kvpilotv1.Facts
+			var flying []*peerv1.Facts
 			send := func(s *Store) {
 				refs := s.all()
 				dice.Shuffle(len(refs), func(i, j int) { refs[i], refs[j] = refs[j], refs[i] })
@@ -427,10 +432,10 @@ func TestDrainsOfUnknownReplicasDoNotStay(t *testing.T) {
 		a, b := f.start("a"), f.start("b")
 		defer f.stopAll()
 		pass(2 * time.Second)
-		lies := &kvpilotv1.Facts{}
+		lies := &peerv1.Facts{}
 		for i := range 3000 {
-			lies.Drains = append(lies.Drains, &kvpilotv1.DrainFact{
-				ReplicaId: fmt.Sprintf("strange-%04d", i), Drained: true, By: "evil", Version: &kvpilotv1.FactVersion{TimeMs: uint64(time.Now().Add(20 * time.Hour).UnixMilli()), RouterId: "evil"},
+			lies.Drains = append(lies.Drains, &peerv1.DrainFact{
+				ReplicaId: fmt.Sprintf("strange-%04d", i), Drained: true, By: "evil", Version: &peerv1.FactVersion{Time: timestamppb.New(time.Now().Add(20 * time.Hour)), RouterId: "evil"},
 			})
 		}
 		b.drain("r", true)

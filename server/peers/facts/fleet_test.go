@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -140,7 +140,7 @@ func newFleet(t *testing.T) *fleet { return &fleet{t: t, routers: map[string]*ro
 // start starts a router, in place of one of the same id.
 func (f *fleet) start(id string) *router {
 	r := &router{
-		id: id, fleet: f, pins: pins.New(pins.DefaultConfig(), nil), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
+		id: id, fleet: f, pins: pins.New(pins.DefaultConfig()), drained: map[replica.ID]*registry.Drain{}, leases: map[replica.ID]time.Time{},
 		specs: map[replica.ID]registry.Spec{}, learned: map[replica.Rank]speed.Model{}, taken: map[replica.Rank]speed.Model{},
 	}
 	r.store = New(Params{Self: id, Fleet: r, Registry: r, Rates: r, Pins: r.pins})
@@ -204,7 +204,7 @@ func (w wire) Invoke(ctx context.Context, _ string, args, reply any, _ ...grpc.C
 	if broken {
 		return errors.New("cut off")
 	}
-	in := &kvpilotv1.ShareFactsRequest{}
+	in := &peerv1.ShareFactsRequest{}
 	proto.Merge(in, args.(proto.Message))
 	out, err := w.to.store.ShareFacts(ctx, in)
 	if err == nil {

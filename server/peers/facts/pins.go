@@ -3,10 +3,11 @@ package facts
 import (
 	"context"
 	"time"
+	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -18,21 +19,21 @@ const maxResponseID = 512
 
 // PinMade notes that a replica stores a tenant's response: the router that is to keep this pin is notified.
 func (s *Store) PinMade(tenant, response string, id replica.ID) {
-	if n := s.keeper(response); n != nil && len(response) <= maxResponseID {
-		n.addPin(&kvpilotv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
+	if n := s.keeper(response); n != nil && len(response) <= maxResponseID && utf8.ValidString(response) {
+		n.addPin(&peerv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
 	}
 }
 
 // FindPin asks the router that is to keep a response's pin for it, and enters it in this router's pins.
 func (s *Store) FindPin(ctx context.Context, response string) bool {
 	n := s.keeper(response)
-	if n == nil || s.params.Pins == nil || len(response) > maxResponseID {
+	if n == nil || s.params.Pins == nil || len(response) > maxResponseID || !utf8.ValidString(response) {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
-	out, err := n.client.ShareFacts(ctx, &kvpilotv1.ShareFactsRequest{
-		Digest: s.digest(), WantedPins: []*kvpilotv1.PinFact{{ResponseId: response}},
+	out, err := n.client.ShareFacts(ctx, &peerv1.ShareFactsRequest{
+		Digest: s.digest(), WantedResponses: []string{response},
 	})
 	if err != nil {
 		s.metrics.asked("failed")
@@ -63,7 +64,7 @@ func (s *Store) keeper(response string) *sender {
 	return at
 }
 
-func (s *Store) keepPins(pins []*kvpilotv1.PinFact) {
+func (s *Store) keepPins(pins []*peerv1.PinFact) {
 	if s.params.Pins == nil {
 		return
 	}
@@ -74,13 +75,13 @@ func (s *Store) keepPins(pins []*kvpilotv1.PinFact) {
 	}
 }
 
-func (s *Store) findPins(wanted []*kvpilotv1.PinFact) (found []*kvpilotv1.PinFact) {
+func (s *Store) findPins(wanted []string) (found []*peerv1.PinFact) {
 	if s.params.Pins == nil {
 		return nil
 	}
-	for _, w := range wanted {
-		if tenant, id, ok := s.params.Pins.Find(w.GetResponseId()); ok {
-			found = append(found, &kvpilotv1.PinFact{Tenant: tenant, ResponseId: w.GetResponseId(), ReplicaId: string(id)})
+	for _, response := range wanted {
+		if tenant, id, ok := s.params.Pins.Find(response); ok {
+			found = append(found, &peerv1.PinFact{Tenant: tenant, ResponseId: response, ReplicaId: string(id)})
 		}
 	}
 	return found

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 // Peer is another router that there is a connection to. A new connection is a new peer.
@@ -35,14 +35,14 @@ const (
 type sender struct {
 	store  *Store
 	peer   Peer
-	client kvpilotv1.PeerServiceClient
+	client peerv1.FactsServiceClient
 	stop   context.CancelFunc
 	wake   chan struct{}
 
 	mu      sync.Mutex
-	pending map[ref]struct{}     // guarded by mu
-	pins    []*kvpilotv1.PinFact // guarded by mu
-	compare bool                 // a comparison is due; guarded by mu
+	pending map[ref]struct{}  // guarded by mu
+	pins    []*peerv1.PinFact // guarded by mu
+	compare bool              // a comparison is due; guarded by mu
 }
 
 // PeersChanged has the list of peers read again at once. It does not block.
@@ -101,7 +101,7 @@ func (s *Store) followPeers(ctx context.Context, running *sync.WaitGroup) {
 			continue
 		}
 		ctx, stop := context.WithCancel(ctx)
-		n := &sender{store: s, peer: p, client: kvpilotv1.NewPeerServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), pending: map[ref]struct{}{}, compare: true}
+		n := &sender{store: s, peer: p, client: peerv1.NewFactsServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), pending: map[ref]struct{}{}, compare: true}
 		s.senders[p.ID] = n
 		signal(n.wake)
 		running.Go(func() { n.run(ctx) })
@@ -142,7 +142,7 @@ func (n *sender) add(r ref) {
 	signal(n.wake)
 }
 
-func (n *sender) addPin(p *kvpilotv1.PinFact) {
+func (n *sender) addPin(p *peerv1.PinFact) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.pins) >= maxPending {
@@ -161,7 +161,7 @@ func (n *sender) compareSoon() {
 }
 
 // take empties what waits.
-func (n *sender) take() (refs []ref, pins []*kvpilotv1.PinFact, compare bool) {
+func (n *sender) take() (refs []ref, pins []*peerv1.PinFact, compare bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for r := range n.pending {
@@ -206,13 +206,13 @@ func (n *sender) run(ctx context.Context) {
 }
 
 // push sends facts and pins.
-func (n *sender) push(ctx context.Context, refs []ref, pins []*kvpilotv1.PinFact) error {
+func (n *sender) push(ctx context.Context, refs []ref, pins []*peerv1.PinFact) error {
 	list := n.store.messages(refs)
 	if len(pins) > 0 {
-		list = append(list, &kvpilotv1.Facts{Pins: pins})
+		list = append(list, &peerv1.Facts{Pins: pins})
 	}
 	for _, facts := range list {
-		if _, err := n.call(ctx, &kvpilotv1.ShareFactsRequest{Facts: facts, Digest: n.store.digest()}); err != nil {
+		if _, err := n.call(ctx, &peerv1.ShareFactsRequest{Facts: facts, Digest: n.store.digest()}); err != nil {
 			return err
 		}
 	}
@@ -221,7 +221,7 @@ func (n *sender) push(ctx context.Context, refs []ref, pins []*kvpilotv1.PinFact
 
 // exchange takes what the peer has and, where that is not all that this router knows, sends the peer everything.
 func (n *sender) exchange(ctx context.Context) error {
-	resp, err := n.call(ctx, &kvpilotv1.ShareFactsRequest{All: true, Digest: n.store.digest()})
+	resp, err := n.call(ctx, &peerv1.ShareFactsRequest{All: true, Digest: n.store.digest()})
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (n *sender) exchange(ctx context.Context) error {
 	return n.push(ctx, n.store.all(), nil)
 }
 
-func (n *sender) call(ctx context.Context, in *kvpilotv1.ShareFactsRequest) (*kvpilotv1.ShareFactsResponse, error) {
+func (n *sender) call(ctx context.Context, in *peerv1.ShareFactsRequest) (*peerv1.ShareFactsResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, shareTimeout)
 	defer cancel()
 	out, err := n.client.ShareFacts(ctx, in)
@@ -241,15 +241,15 @@ func (n *sender) call(ctx context.Context, in *kvpilotv1.ShareFactsRequest) (*kv
 }
 
 // ShareFacts is the RPC of peers: it takes their facts and returns this router's as they are wanted.
-func (s *Store) ShareFacts(_ context.Context, in *kvpilotv1.ShareFactsRequest) (*kvpilotv1.ShareFactsResponse, error) {
+func (s *Store) ShareFacts(_ context.Context, in *peerv1.ShareFactsRequest) (*peerv1.ShareFactsResponse, error) {
 	s.merge(in.GetFacts())
 	s.keepPins(in.GetFacts().GetPins())
-	out := &kvpilotv1.ShareFactsResponse{Digest: s.digest(), Facts: &kvpilotv1.Facts{}}
+	out := &peerv1.ShareFactsResponse{Digest: s.digest(), Facts: &peerv1.Facts{}}
 	if in.GetAll() && in.GetDigest() != out.Digest {
 		if list := s.messages(s.all()); len(list) > 0 {
 			out.Facts = list[0]
 		}
 	}
-	out.Facts.Pins = s.findPins(in.GetWantedPins())
+	out.Facts.Pins = s.findPins(in.GetWantedResponses())
 	return out, nil
 }

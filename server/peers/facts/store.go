@@ -1,7 +1,6 @@
 package facts
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"math"
@@ -11,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -74,8 +74,8 @@ const (
 
 // registration is a registered replica.
 type registration struct {
-	request []byte // RegisterRequest
-	until   time.Time
+	spec  *peerv1.Registration
+	until time.Time
 }
 
 // rate is what was learned about one rank.
@@ -140,9 +140,10 @@ func (s *Store) Drained(id replica.ID, drain *registry.Drain) {
 // Registered notes that a caller of this router has registered a replica or renewed its registration. A renewal is published
 // while peers have the longer part of the lease left.
 func (s *Store) Registered(spec registry.Spec, left time.Duration) {
-	request, err := proto.MarshalOptions{Deterministic: true}.Marshal(requestOf(spec))
-	if err != nil || len(request) > maxRequest {
-		s.log.Warn("a registration is not shared with the other routers", "replica", string(spec.ID), "bytes", len(request), "error", err)
+	wire := specProto(spec)
+	size := proto.Size(wire)
+	if err := tooLarge(size); err != nil {
+		s.log.Warn("a registration is not shared with the other routers", "replica", string(spec.ID), "error", err)
 		return
 	}
 	now := time.Now()
@@ -150,10 +151,10 @@ func (s *Store) Registered(spec registry.Spec, left time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, known := s.regs.facts[string(spec.ID)]
-	if known && !old.gone && bytes.Equal(old.value.request, request) && old.value.until.Sub(now) > left*3/4 && old.value.until.Sub(until) <= 0 {
+	if known && !old.gone && proto.Equal(old.value.spec, wire) && old.value.until.Sub(now) > left*3/4 && old.value.until.Sub(until) <= 0 {
 		return
 	}
-	e := entry[registration]{version: s.clock.next(now), value: registration{request, until}, size: len(request)}
+	e := entry[registration]{version: s.clock.next(now), value: registration{wire, until}, size: size}
 	if s.regs.put(string(spec.ID), e, now) {
 		s.spreadLocked(ref{kindRegistration, string(spec.ID)})
 	}

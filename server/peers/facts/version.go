@@ -1,6 +1,12 @@
 package facts
 
-import "time"
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
+)
 
 // version orders facts: by time in milliseconds, then by router.
 type version struct {
@@ -18,7 +24,18 @@ func (v version) after(o version) bool {
 
 // age is the time since v by the clock of this router.
 func (v version) age(now time.Time) time.Duration {
-	return now.Sub(time.UnixMilli(int64(v.ms)))
+	return now.Sub(v.time())
+}
+
+func (v version) time() time.Time { return time.UnixMilli(int64(v.ms)) }
+
+// proto and versionOf are the wire form of a version.
+func (v version) proto() *peerv1.FactVersion {
+	return &peerv1.FactVersion{Time: timestamppb.New(v.time()), RouterId: v.router}
+}
+
+func versionOf(in *peerv1.FactVersion) version {
+	return version{uint64(in.GetTime().AsTime().UnixMilli()), in.GetRouterId()}
 }
 
 // maxAhead is how far ahead of this router's clock a version may be. One further ahead would make all later versions of the

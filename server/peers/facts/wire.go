@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -13,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -35,7 +36,7 @@ const (
 var errStrangers = fmt.Errorf("more than %d drains of unknown replicas", maxStrange)
 
 // merge enters facts of a peer and returns how many of them were news.
-func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
+func (s *Store) merge(in *peerv1.Facts) (news int) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,14 +58,15 @@ func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
 		}
 	}
 	for _, f := range in.GetRegistrations() {
-		request, left := f.GetRequest(), min(f.GetLease().AsDuration(), maxLease)
-		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, tooLarge(len(request)))
+		in, left := f.GetRegistration(), min(f.GetLease().AsDuration(), maxLease)
+		size := proto.Size(in)
+		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, tooLarge(size))
 		if err != nil {
 			continue
 		}
 		e := entry[registration]{version: v, gone: true}
-		if len(request) > 0 && left > 0 {
-			e.value, e.gone, e.size = registration{request, now.Add(left)}, false, len(request)
+		if in != nil && left > 0 {
+			e.value, e.gone, e.size = registration{in, now.Add(left)}, false, size
 		}
 		took(kindRegistration, f.GetReplicaId(), s.regs.put(f.GetReplicaId(), e, now))
 	}
@@ -80,10 +82,12 @@ func (s *Store) merge(in *kvpilotv1.Facts) (news int) {
 }
 
 // checked returns a fact's version, unless the fact is unfit. The clock follows every version that is taken.
-func (s *Store) checked(id string, in *kvpilotv1.FactVersion, now time.Time, bad error) (version, error) {
-	v := version{in.GetTimeMs(), in.GetRouterId()}
+func (s *Store) checked(id string, in *peerv1.FactVersion, now time.Time, bad error) (version, error) {
+	v := versionOf(in)
 	switch {
 	case bad != nil:
+	case !in.GetTime().IsValid() || in.GetTime().GetSeconds() < 0:
+		bad = errors.New("it has no time that can be")
 	case id == "" || len(id) > maxName:
 		bad = fmt.Errorf("a replica id of %d bytes", len(id))
 	case v.router == "" || len(v.router) > maxName:
@@ -112,10 +116,10 @@ func tooLarge(n int) error {
 }
 
 // messages gives facts for peers, in messages of bounded size, in the order of refs.
-func (s *Store) messages(refs []ref) []*kvpilotv1.Facts {
+func (s *Store) messages(refs []ref) []*peerv1.Facts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var list []*kvpilotv1.Facts
+	var list []*peerv1.Facts
 	bytes := messageBytes
 	for _, r := range refs {
 		one := s.factLocked(r)
@@ -124,7 +128,7 @@ func (s *Store) messages(refs []ref) []*kvpilotv1.Facts {
 		}
 		n := proto.Size(one)
 		if bytes+n > messageBytes {
-			list, bytes = append(list, &kvpilotv1.Facts{}), 0
+			list, bytes = append(list, &peerv1.Facts{}), 0
 		}
 		bytes += n
 		last := list[len(list)-1]
@@ -136,15 +140,12 @@ func (s *Store) messages(refs []ref) []*kvpilotv1.Facts {
 }
 
 // factLocked gives the present version of one fact; nil when it is not known any more.
-func (s *Store) factLocked(r ref) *kvpilotv1.Facts {
-	wire := func(v version) *kvpilotv1.FactVersion {
-		return &kvpilotv1.FactVersion{TimeMs: v.ms, RouterId: v.router}
-	}
-	out := &kvpilotv1.Facts{}
+func (s *Store) factLocked(r ref) *peerv1.Facts {
+	out := &peerv1.Facts{}
 	switch r.kind {
 	case kindDrain:
 		if e, known := s.drains.facts[r.key]; known {
-			f := &kvpilotv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: wire(e.version), By: e.value.By, Reason: e.value.Reason, Move: e.value.Move}
+			f := &peerv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: e.version.proto(), By: e.value.By, Reason: e.value.Reason, Move: e.value.Move}
 			if !e.gone {
 				f.Since = timestamppb.New(e.value.Since)
 			}
@@ -153,9 +154,9 @@ func (s *Store) factLocked(r ref) *kvpilotv1.Facts {
 		}
 	case kindRegistration:
 		if e, known := s.regs.facts[r.key]; known {
-			f := &kvpilotv1.RegistrationFact{ReplicaId: r.key, Version: wire(e.version)}
+			f := &peerv1.RegistrationFact{ReplicaId: r.key, Version: e.version.proto()}
 			if left := time.Until(e.value.until); !e.gone && left > 0 {
-				f.Request, f.Lease = e.value.request, durationpb.New(left)
+				f.Registration, f.Lease = e.value.spec, durationpb.New(left)
 			}
 			out.Registrations = append(out.Registrations, f)
 			return out
@@ -163,8 +164,8 @@ func (s *Store) factLocked(r ref) *kvpilotv1.Facts {
 	case kindRate:
 		if e, known := s.rates.facts[r.key]; known {
 			m := &e.value.model
-			out.Rates = append(out.Rates, &kvpilotv1.RateFact{
-				ReplicaId: string(e.value.rank.Replica), Rank: uint32(e.value.rank.Index), Version: wire(e.version),
+			out.Rates = append(out.Rates, &peerv1.RateFact{
+				ReplicaId: string(e.value.rank.Replica), Rank: uint32(e.value.rank.Index), Version: e.version.proto(),
 				TokenS: m.Token, BendTokens: m.Bend, OverheadS: m.Overhead, StepS: m.Base, Load: m.Load,
 				Samples: uint32(m.Samples), Steps: uint32(m.Steps), Spread: m.Spread,
 			})
@@ -209,9 +210,9 @@ func (s *Store) all() []ref {
 	return refs
 }
 
-// drainOf reads a drain. That of a router of an earlier version has no begin: its version's time stands for it.
-func drainOf(f *kvpilotv1.DrainFact) (registry.Drain, error) {
-	d := registry.Drain{Since: time.UnixMilli(int64(f.GetVersion().GetTimeMs())), By: f.GetBy(), Reason: f.GetReason(), Move: f.GetMove()}
+// drainOf reads a drain. The time of its version stands for a begin that is missing.
+func drainOf(f *peerv1.DrainFact) (registry.Drain, error) {
+	d := registry.Drain{Since: f.GetVersion().GetTime().AsTime(), By: f.GetBy(), Reason: f.GetReason(), Move: f.GetMove()}
 	if f.GetSince() != nil {
 		d.Since = f.GetSince().AsTime()
 	}
@@ -222,7 +223,7 @@ func drainOf(f *kvpilotv1.DrainFact) (registry.Drain, error) {
 }
 
 // modelOf reads a rank's speed.
-func modelOf(f *kvpilotv1.RateFact) (speed.Model, error) {
+func modelOf(f *peerv1.RateFact) (speed.Model, error) {
 	m := speed.Model{
 		Token: f.GetTokenS(), Bend: f.GetBendTokens(), Overhead: f.GetOverheadS(), Base: f.GetStepS(), Load: f.GetLoad(),
 		Samples: int(f.GetSamples()), Steps: int(f.GetSteps()), Spread: f.GetSpread(), Source: decision.SpeedLearned,
@@ -243,29 +244,25 @@ func modelOf(f *kvpilotv1.RateFact) (speed.Model, error) {
 	return m, nil
 }
 
-// requestOf and specOf are the wire form of a registration. A spec that a caller of Register has sent comes back as it was.
+// specProto and specOf are the wire form of a registration. A spec that a caller of Register has sent comes back as it was.
 
-func requestOf(s registry.Spec) *kvpilotv1.RegisterRequest {
-	out := &kvpilotv1.RegisterRequest{ReplicaId: string(s.ID), Url: s.URL, Ranks: uint32(s.Ranks), Labels: s.Labels, ApiKey: s.APIKey.Reveal()}
+func specProto(s registry.Spec) *peerv1.Registration {
+	out := &peerv1.Registration{Url: s.URL, Ranks: uint32(s.Ranks), Labels: maps.Clone(s.Labels), ApiKey: s.APIKey.Reveal()}
 	if s.Events.Endpoint != noEvents {
-		out.Events = []*kvpilotv1.EventsSpec{{Endpoint: s.Events.Endpoint, ReplayEndpoint: s.Events.Replay, Topic: s.Events.Topic}}
+		out.Events = &peerv1.EventsAddress{Endpoint: s.Events.Endpoint, ReplayEndpoint: s.Events.Replay, Topic: s.Events.Topic}
 	}
 	return out
 }
 
-func specOf(request []byte) (registry.Spec, error) {
-	in := &kvpilotv1.RegisterRequest{}
-	if err := proto.Unmarshal(request, in); err != nil {
-		return registry.Spec{}, err
-	}
+func specOf(id replica.ID, in *peerv1.Registration) registry.Spec {
 	s := registry.Spec{
-		ID: replica.ID(in.GetReplicaId()), URL: in.GetUrl(), Ranks: int(in.GetRanks()), Labels: in.GetLabels(), APIKey: secret.New(in.GetApiKey()),
+		ID: id, URL: in.GetUrl(), Ranks: int(in.GetRanks()), Labels: maps.Clone(in.GetLabels()), APIKey: secret.New(in.GetApiKey()),
 		Events: registry.EventsSpec{Endpoint: noEvents, Replay: noEvents},
 	}
-	if list := in.GetEvents(); len(list) > 0 {
-		s.Events = registry.EventsSpec{Endpoint: list[0].GetEndpoint(), Replay: list[0].GetReplayEndpoint(), Topic: list[0].GetTopic()}
+	if e := in.GetEvents(); e != nil {
+		s.Events = registry.EventsSpec{Endpoint: e.GetEndpoint(), Replay: e.GetReplayEndpoint(), Topic: e.GetTopic()}
 	}
-	return s, nil
+	return s
 }
 
 // noEvents is the address of a replica that publishes none.

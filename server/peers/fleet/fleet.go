@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
@@ -224,10 +224,8 @@ const seenLately = time.Minute
 func (f *Fleet) LimitFleet() grants.Fleet {
 	fleet := grants.Fleet{Seen: f.members.Seen(seenLately)}
 	for _, m := range f.members.Others() {
-		if m.State == members.Stranger || m.WireMinor < members.MinorLimits {
-			if m.State != members.Dead {
-				fleet.Old++
-			}
+		if m.State == members.Stranger {
+			fleet.Strangers++
 			continue
 		}
 		if conn, ok := f.links.Conn(m.ID); ok {

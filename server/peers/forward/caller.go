@@ -2,43 +2,56 @@ package forward
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
 
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 )
 
-// keyCaller is the metadata with the sender of a call that one router passes on to another.
+// keyCaller is the metadata with the sender of a call that one router passes on to another, a peerv1.ForwardedCaller.
 const keyCaller = "kvpilot-caller-bin"
 
-// sender is the sender of a call on the way to another router.
-type sender struct {
-	Tenant  string        `json:"tenant,omitempty"`
-	Name    string        `json:"name,omitempty"`
-	Roles   []string      `json:"roles,omitempty"`
-	By      caller.Source `json:"by"`
-	Address string        `json:"address,omitempty"`
-}
-
 // Send is the context of a call that is passed on for who, with the headers of the original call that say how it is to be
-// answered. Credentials are not among them.
+// answered. Credentials are not among them, and neither are headers that gRPC does not carry.
 func Send(ctx context.Context, who *caller.Caller, address string, h http.Header) context.Context {
-	s := sender{Tenant: who.Tenant, Name: who.Name, By: who.By, Address: address}
-	if who.Roles != 0 {
-		s.Roles = strings.Split(who.Roles.String(), ",")
+	sender := &peerv1.ForwardedCaller{
+		Tenant: strings.ToValidUTF8(who.Tenant, "\ufffd"), Name: strings.ToValidUTF8(who.Name, "\ufffd"), By: string(who.By), Address: strings.ToValidUTF8(address, "\ufffd"),
 	}
-	text, _ := json.Marshal(s)
+	if who.Roles != 0 {
+		sender.Roles = strings.Split(who.Roles.String(), ",")
+	}
+	text, _ := proto.Marshal(sender) // it fails for invalid text only
 	md := metadata.Pairs(keyCaller, string(text))
 	for name, values := range h {
-		if key := strings.ToLower(name); strings.HasPrefix(key, "x-") && key != "x-api-key" && !strings.HasSuffix(key, "-bin") {
+		key := strings.ToLower(name)
+		if strings.HasPrefix(key, "x-") && key != "x-api-key" && !strings.HasSuffix(key, "-bin") && isCarried(key, values) {
 			md[key] = values
 		}
 	}
 	return metadata.NewOutgoingContext(ctx, md)
+}
+
+// isCarried reports whether gRPC accepts a header as metadata. A call with one that it does not accept fails.
+func isCarried(key string, values []string) bool {
+	odd := func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < '0' || c > '9') && !strings.ContainsRune("-_.", c)
+	}
+	if strings.ContainsFunc(key, odd) {
+		return false
+	}
+	for _, v := range values {
+		for i := range len(v) {
+			if v[i] < ' ' || v[i] > '~' {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 var errNoSender = errors.New("the call does not say for which caller it is passed on")
@@ -51,14 +64,14 @@ func Received(ctx context.Context) (who *caller.Caller, address string, err erro
 	if len(text) != 1 {
 		return nil, "", errNoSender
 	}
-	var s sender
-	if err := json.Unmarshal([]byte(text[0]), &s); err != nil {
+	var sender peerv1.ForwardedCaller
+	if err := proto.Unmarshal([]byte(text[0]), &sender); err != nil {
 		return nil, "", errNoSender
 	}
-	who = &caller.Caller{Tenant: s.Tenant, Name: s.Name, By: s.By}
-	for _, name := range s.Roles {
+	who = &caller.Caller{Tenant: sender.GetTenant(), Name: sender.GetName(), By: caller.Source(sender.GetBy())}
+	for _, name := range sender.GetRoles() {
 		role, _ := caller.ParseRole(name)
 		who.Roles |= role
 	}
-	return who, s.Address, nil
+	return who, sender.GetAddress(), nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -98,7 +99,7 @@ func OwnerID(id string) string {
 }
 
 // Owner returns the router that made a decision or reservation: nil when it is this one or no living member. err is set when it is a
-// living member that cannot be asked now.
+// living member that cannot be asked now, or at all because it has another wire version.
 func (f *Fleet) Owner(id string) (peer *Peer, err error) {
 	if f == nil {
 		return nil, nil
@@ -108,8 +109,11 @@ func (f *Fleet) Owner(id string) (peer *Peer, err error) {
 		return nil, nil
 	}
 	for _, m := range f.routers.Others() {
-		if m.ID != owner || m.State != members.Alive {
+		if m.ID != owner || m.State == members.Dead {
 			continue
+		}
+		if m.State == members.Stranger {
+			return nil, apierror.New(apierror.RouterUnreachable, fmt.Sprintf("the router that made the reservation has wire version %d, which this one cannot ask: retry, so that another router gets the call", m.WireMajor), nil, apierror.WithRetryAfter(time.Second))
 		}
 		if conn, ok := f.routers.Conn(owner); ok {
 			return peerOf(owner, m.Name, conn), nil
@@ -127,16 +131,16 @@ func (f *Fleet) Decider(model string) string {
 	return f.routers.Decider(model)
 }
 
-// Others are the living routers that can be asked, and the names of the living ones that cannot.
+// Others are the living routers that can be asked, and the names of the living ones that cannot, those of another wire version included.
 func (f *Fleet) Others() (list []*Peer, silent []string) {
 	if f == nil {
 		return nil, nil
 	}
 	for _, m := range f.routers.Others() {
-		if m.State != members.Alive {
+		if m.State == members.Dead {
 			continue
 		}
-		if conn, ok := f.routers.Conn(m.ID); ok {
+		if conn, ok := f.routers.Conn(m.ID); ok && m.State == members.Alive {
 			list = append(list, peerOf(m.ID, m.Name, conn))
 		} else {
 			silent = append(silent, cmp.Or(m.Name, m.ID))

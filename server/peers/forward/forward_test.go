@@ -4,9 +4,12 @@ import (
 	"context"
 	"net/http"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -16,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
+	"github.com/kvpilot/kvpilot/server/peers/members"
 )
 
 // arrived is the context of the callee of a call with the context ctx.
@@ -45,6 +49,19 @@ func TestCredentialsStay(t *testing.T) {
 	}
 }
 
+// gRPC fails a call with metadata of other letters, so that no report of a client with such a header would be passed on.
+func TestHeadersThatGRPCDoesNotCarryStay(t *testing.T) {
+	h := http.Header{"X-User": {"Zoë"}, "X-Raw": {"\xff"}, "X-Tab": {"a\tb"}, "X-Odd!": {"a"}, "X-Body-Truncated": {"1"}, "X-Two": {"a", "\x00"}}
+	md, _ := metadata.FromOutgoingContext(forward.Send(t.Context(), &caller.Caller{Tenant: "a\xff"}, "\xff", h))
+	if len(md) != 2 || md["x-body-truncated"] == nil {
+		t.Errorf("%v goes with the call", md)
+	}
+	who, _, err := forward.Received(arrived(forward.Send(t.Context(), &caller.Caller{Tenant: "a\xff"}, "\xff", h)))
+	if err != nil || who.Tenant != "a\ufffd" {
+		t.Errorf("%+v arrived, %v", who, err)
+	}
+}
+
 func TestOwnerID(t *testing.T) {
 	for id, want := range map[string]string{"0123abcd9": "0123abcd", "0123abcd": "", "0123ABCD9": "", "": "", "req-12345": ""} {
 		if got := forward.OwnerID(id); got != want {
@@ -59,6 +76,50 @@ func TestANilFleetIsARouterAlone(t *testing.T) {
 	peers, silent := f.Others()
 	if owner != nil || err != nil || len(peers)+len(silent)+len(f.Members()) > 0 || f.Decider("m") != "" || f.Peer("0123abcd") != nil {
 		t.Error("it has others")
+	}
+}
+
+// routers are a fleet in the middle of an update: one member of this wire version that answers, one that does not, one of another
+// version, and a dead one.
+type routers struct{}
+
+func (routers) Self() members.Member  { return members.Member{ID: "0000000a", WireMajor: 2} }
+func (routers) Decider(string) string { return "" }
+func (routers) Requests() int         { return 0 }
+func (routers) Able() bool            { return true }
+func (routers) Others() []members.Member {
+	return []members.Member{
+		{ID: "0000000b", Name: "answers", WireMajor: 2, State: members.Alive}, {ID: "0000000c", Name: "silent", WireMajor: 2, State: members.Alive},
+		{ID: "0000000d", Name: "old", WireMajor: 1, State: members.Stranger}, {ID: "0000000e", Name: "dead", WireMajor: 1, State: members.Dead},
+	}
+}
+
+func (routers) Conn(id string) (grpc.ClientConnInterface, bool) {
+	return &grpc.ClientConn{}, id == "0000000b" || id == "0000000d"
+}
+
+// A router of another wire version is never asked: what it made is said to be elsewhere, not gone.
+func TestARouterOfAnotherWireVersionIsNotAsked(t *testing.T) {
+	f := forward.New(routers{})
+	for id, want := range map[string]string{"0000000b1": "answers", "0000000c1": "does not answer", "0000000d1": "wire version 1", "0000000e1": "", "0000000a1": "", "0000000f1": ""} {
+		peer, err := f.Owner(id)
+		got := ""
+		if peer != nil {
+			got = peer.Name
+		}
+		if err != nil {
+			got = err.Error()
+			if !forward.IsUnreachable(err) {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+		if want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", id, got, want)
+		}
+	}
+	list, silent := f.Others()
+	if len(list) != 1 || list[0].Name != "answers" || !slices.Equal(silent, []string{"silent", "old"}) {
+		t.Errorf("%d can be asked, %q cannot", len(list), silent)
 	}
 }
 

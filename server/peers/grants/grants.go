@@ -1,5 +1,7 @@
 package grants
 
+import "time"
+
 // Amounts are amounts of the limits that fill up again with time.
 type Amounts struct{ Requests, Tokens float64 }
 
@@ -78,8 +80,8 @@ type Account struct {
 	Level Amounts
 	// Holders are the routers with requests in flight, the owner among them.
 	Holders []Holder
-	// RequestTime is how long a request takes, in seconds.
-	RequestTime float64
+	// RequestTime is how long a request takes.
+	RequestTime time.Duration
 }
 
 // Holder is one router's holding.

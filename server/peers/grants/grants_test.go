@@ -10,7 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 func TestReportsAndGrantsArriveAsTheyWere(t *testing.T) {
@@ -22,7 +22,7 @@ func TestReportsAndGrantsArriveAsTheyWere(t *testing.T) {
 		t.Errorf("%+v arrives as %+v", r, got)
 	}
 	for _, g := range []Grant{
-		{Epoch: 1, Sequence: 2, Granted: Amounts{3, 4}, Holding: Holding{5, 6}, Account: Account{Level: Amounts{-7, 8}, Holders: []Holder{{"0000000a", Holding{9, 10}}}, RequestTime: 0.5}},
+		{Epoch: 1, Sequence: 2, Granted: Amounts{3, 4}, Holding: Holding{5, 6}, Account: Account{Level: Amounts{-7, 8}, Holders: []Holder{{"0000000a", Holding{9, 10}}}, RequestTime: time.Second / 2}},
 		{Epoch: 1, Sequence: 2, Refusal: NotOwner}, {Epoch: 1, Sequence: 2, Refusal: UnknownEpoch}, {},
 	} {
 		if got := fromGrant(grant(g)); !reflect.DeepEqual(got, g) {

@@ -9,7 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
@@ -38,8 +38,8 @@ type Peer struct {
 type Fleet struct {
 	// Peers are those with a connection.
 	Peers []Peer
-	// Seen counts the routers that were seen lately, this one among them; Old those of them that are too old to share limits.
-	Seen, Old int
+	// Seen counts the routers that were seen lately, this one among them; Strangers those of them with another wire version.
+	Seen, Strangers int
 }
 
 // Routers is this router's view of its fleet.
@@ -63,12 +63,12 @@ type Params struct {
 
 // Grants shares the limits with the other routers.
 type Grants struct {
-	params  Params
-	metrics *metrics
-	view    atomic.Pointer[View]
-	old     atomic.Int64
-	changed chan struct{} // holds a token when the routers have changed
-	absent  absent        // of the goroutine of Run
+	params    Params
+	metrics   *metrics
+	view      atomic.Pointer[View]
+	strangers atomic.Int64
+	changed   chan struct{} // holds a token when the routers have changed
+	absent    absent        // of the goroutine of Run
 
 	mu      sync.Mutex
 	senders map[string]*sender // guarded by mu
@@ -148,7 +148,7 @@ func (g *Grants) look(ctx context.Context, running *sync.WaitGroup) {
 	}
 	g.senders = kept
 	g.mu.Unlock()
-	g.old.Store(int64(fleet.Old))
+	g.strangers.Store(int64(fleet.Strangers))
 	view := NewView(g.params.Self, members, fleet.Seen, g.absent.count(fleet.Seen-len(members), now))
 	if view.Equal(g.View()) {
 		return
@@ -187,7 +187,7 @@ func (a *absent) count(n int, now time.Time) int {
 // start makes the sender to a peer. The caller holds mu.
 func (g *Grants) start(ctx context.Context, p Peer, running *sync.WaitGroup) *sender {
 	ctx, stop := context.WithCancel(ctx)
-	s := &sender{grants: g, peer: p, client: pb.NewPeerServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), urgent: map[string]struct{}{}, called: time.Now()}
+	s := &sender{grants: g, peer: p, client: pb.NewLimitsServiceClient(p.Conn), stop: stop, wake: make(chan struct{}, 1), urgent: map[string]struct{}{}, called: time.Now()}
 	s.copy(g.params.Accounts.Changed(true))
 	s.hurry("")
 	running.Go(func() { s.run(ctx) })

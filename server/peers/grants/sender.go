@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 // maxUrgent bounds the tenants whose reports hurry; beyond it, all reports are sent.
@@ -18,7 +18,7 @@ const maxUrgent = 256
 type sender struct {
 	grants *Grants
 	peer   Peer
-	client pb.PeerServiceClient
+	client pb.LimitsServiceClient
 	stop   context.CancelFunc
 	wake   chan struct{}
 

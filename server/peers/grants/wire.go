@@ -1,7 +1,9 @@
 package grants
 
 import (
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 )
 
 // maxEntries bounds the reports and the accounts of one message.
@@ -76,7 +78,7 @@ func fromGrant(g *pb.LimitGrant) Grant {
 }
 
 func account(a *Account) *pb.LimitAccount {
-	out := &pb.LimitAccount{Tenant: a.Tenant, Level: amounts(a.Level), RequestS: a.RequestTime}
+	out := &pb.LimitAccount{Tenant: a.Tenant, Level: amounts(a.Level), RequestTime: durationpb.New(a.RequestTime)}
 	for _, h := range a.Holders {
 		out.Holders = append(out.Holders, &pb.LimitHolder{RouterId: h.ID, Holding: holding(h.Holding)})
 	}
@@ -84,7 +86,7 @@ func account(a *Account) *pb.LimitAccount {
 }
 
 func fromAccount(a *pb.LimitAccount) Account {
-	out := Account{Tenant: a.GetTenant(), Level: fromAmounts(a.GetLevel()), RequestTime: a.GetRequestS()}
+	out := Account{Tenant: a.GetTenant(), Level: fromAmounts(a.GetLevel()), RequestTime: a.GetRequestTime().AsDuration()}
 	for _, h := range a.GetHolders() {
 		out.Holders = append(out.Holders, Holder{h.GetRouterId(), fromHolding(h.GetHolding())})
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/peers/link"
 	"github.com/kvpilot/kvpilot/server/peers/members"
 )

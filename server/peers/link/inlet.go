@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
@@ -23,7 +23,7 @@ type inlet struct {
 	down    chan struct{} // closed when Decider.Down has returned
 }
 
-// Decide implements PeerService. The calling goroutine writes; the one that it starts reads, and outlives it for as long as grpc-go
+// Decide implements pb.DecideServiceServer. The calling goroutine writes; the one that it starts reads, and outlives it for as long as grpc-go
 // needs to end a stream.
 func (l *Links) Decide(stream grpc.BidiStreamingServer[pb.DecideRequest, pb.DecideResponse]) error {
 	i := &inlet{links: l, id: identity.PeerID(stream.Context()), stream: stream, waiting: newQueue(sizeOfReply), down: make(chan struct{})}
@@ -152,37 +152,4 @@ func (i *inlet) write() error {
 		}
 		i.links.metrics.replies.sent(len(batch))
 	}
-}
-
-// PullIndex implements PeerService.
-func (l *Links) PullIndex(in *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error {
-	if l.params.Index == nil {
-		return l.UnimplementedPeerServiceServer.PullIndex(in, out)
-	}
-	if err := l.rules.Validate(in); err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
-	return l.params.Index.PullIndex(identity.PeerID(out.Context()), in, out)
-}
-
-// ShareFacts implements PeerService.
-func (l *Links) ShareFacts(ctx context.Context, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error) {
-	if l.params.Facts == nil {
-		return l.UnimplementedPeerServiceServer.ShareFacts(ctx, in)
-	}
-	if err := l.rules.Validate(in); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	return l.params.Facts.ShareFacts(ctx, in)
-}
-
-// ShareLimits implements PeerService.
-func (l *Links) ShareLimits(ctx context.Context, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error) {
-	if l.params.Limits == nil {
-		return l.UnimplementedPeerServiceServer.ShareLimits(ctx, in)
-	}
-	if err := l.rules.Validate(in); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	return l.params.Limits.ShareLimits(ctx, identity.PeerID(ctx), in)
 }

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/link"
@@ -476,7 +476,7 @@ func TestServicesOfMembersOnly(t *testing.T) {
 	if !ok {
 		t.Fatal("there is no connection")
 	}
-	client := pb.NewPeerServiceClient(conn)
+	client := pb.NewFactsServiceClient(conn)
 	facts, err := client.ShareFacts(t.Context(), &pb.ShareFactsRequest{})
 	if err != nil || facts.GetDigest() != 7 {
 		t.Errorf("ShareFacts: %v, %v", facts, err)
@@ -485,7 +485,7 @@ func TestServicesOfMembersOnly(t *testing.T) {
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a rule of the contract is broken, and the error is %v", err)
 	}
-	stream, err := client.PullIndex(t.Context(), &pb.PullIndexRequest{})
+	stream, err := pb.NewIndexServiceClient(conn).PullIndex(t.Context(), &pb.PullIndexRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -496,7 +496,7 @@ func TestServicesOfMembersOnly(t *testing.T) {
 		t.Errorf("PullIndex ends with %v", err)
 	}
 	back, _ := a.Conn(b.id)
-	if _, err := pb.NewPeerServiceClient(back).ShareFacts(t.Context(), &pb.ShareFactsRequest{}); status.Code(err) != codes.Unimplemented {
+	if _, err := pb.NewFactsServiceClient(back).ShareFacts(t.Context(), &pb.ShareFactsRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("a service that is not there: %v", err)
 	}
 }

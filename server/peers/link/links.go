@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/members"
@@ -51,26 +51,8 @@ type Decider interface {
 	Event(from string, event *pb.FrontendEvent)
 }
 
-// Index serves the method of that name for the router with the id from, Facts and Limits theirs.
-type (
-	Index interface {
-		PullIndex(from string, in *pb.PullIndexRequest, out grpc.ServerStreamingServer[pb.PullIndexResponse]) error
-	}
-	Facts interface {
-		ShareFacts(ctx context.Context, in *pb.ShareFactsRequest) (*pb.ShareFactsResponse, error)
-	}
-	Limits interface {
-		ShareLimits(ctx context.Context, from string, in *pb.ShareLimitsRequest) (*pb.ShareLimitsResponse, error)
-	}
-)
-
 // Able is how fit this router is to decide now.
 type Able interface{ Ability() pb.Ability }
-
-// Services are further services that the other routers may call.
-type Services interface {
-	RegisterForPeers(to grpc.ServiceRegistrar)
-}
 
 // Params is what code passes to New.
 type Params struct {
@@ -83,7 +65,7 @@ type Params struct {
 	Able      Able
 	Frontend  Frontend
 	Decider   Decider
-	// Index, Facts and Limits serve the contract's other methods; nil: not implemented.
+	// Index, Facts and Limits serve the contract's other services; nil: not served.
 	Index  Index
 	Facts  Facts
 	Limits Limits
@@ -92,7 +74,7 @@ type Params struct {
 
 // Links connects this router with the others.
 type Links struct {
-	pb.UnimplementedPeerServiceServer
+	pb.UnimplementedDecideServiceServer
 	params  Params
 	metrics *metrics
 	rules   protovalidate.Validator
@@ -125,7 +107,7 @@ func New(p Params) (*Links, error) {
 // Offer adds services that the other routers may call. It must be called before Run. Their calls come from members only.
 func (l *Links) Offer(s Services) { l.services = s }
 
-// Run serves PeerService on listener, whose owner bounds its connections, and keeps the links to the members, until ctx ends. It closes listener.
+// Run serves the routers' services on listener, whose owner bounds its connections, and keeps the links to the members, until ctx ends. It closes listener.
 func (l *Links) Run(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(
 		grpc.Creds(l.params.Identity.Server(l.params.Refused)), grpc.ForceServerCodecV2(l.metrics.codec()), grpc.WaitForHandlers(true),
@@ -133,11 +115,9 @@ func (l *Links) Run(ctx context.Context, listener net.Listener) error {
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window), grpc.ConnectionTimeout(introduction),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: serverPing, Timeout: answerPing}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: clientPing / 2, PermitWithoutStream: true}),
+		grpc.UnknownServiceHandler(l.refuseUnknown),
 	)
-	pb.RegisterPeerServiceServer(server, l)
-	if l.services != nil {
-		l.services.RegisterForPeers(server)
-	}
+	l.register(server)
 	within, cancel := context.WithCancel(ctx)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()

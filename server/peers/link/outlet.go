@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
@@ -90,7 +90,7 @@ func (o *outlet) once(ctx context.Context) error {
 	defer cancel()
 	timer := time.AfterFunc(introduction, cancel)
 	defer timer.Stop()
-	stream, err := pb.NewPeerServiceClient(o.conn).Decide(ctx, grpc.WaitForReady(true))
+	stream, err := pb.NewDecideServiceClient(o.conn).Decide(ctx, grpc.WaitForReady(true))
 	if err != nil {
 		return err
 	}
@@ -102,9 +102,7 @@ func (o *outlet) once(ctx context.Context) error {
 	}
 	first, err := stream.Recv()
 	if err != nil {
-		if status.Code(err) == codes.FailedPrecondition {
-			l.params.Refused.Refuse(refusals.Handshake, o.member.ID, "a router refuses the link with this one", "address", o.member.Address, "error", err)
-		}
+		o.refused(err)
 		return err
 	}
 	welcome := first.GetReplies()[:min(1, len(first.GetReplies()))]
@@ -116,6 +114,18 @@ func (o *outlet) once(ctx context.Context) error {
 		return errRefused
 	}
 	return o.serve(stream, cancel, welcome[0].GetWelcome().GetAbility(), first.GetReplies()[1:])
+}
+
+// refused records why the peer does not take the link, if it says so.
+func (o *outlet) refused(err error) {
+	log := o.links.params.Refused
+	switch status.Code(err) {
+	case codes.FailedPrecondition:
+		log.Refuse(refusals.Handshake, o.member.ID, "a router refuses the link with this one", "address", o.member.Address, "error", err)
+	case codes.Unimplemented:
+		log.Refuse(refusals.Wire, o.member.ID, "a router does not serve this one's wire version and is not used", "address", o.member.Address, "own", o.links.params.WireMajor, "error", err)
+	default:
+	}
 }
 
 // admits reports whether the peer is the router that it should be.

@@ -1,6 +1,6 @@
 package link
 
-import pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+import pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 
 // What a message takes, roughly: small ones have no more than this.
 const (

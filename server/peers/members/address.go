@@ -43,7 +43,7 @@ func (m *Members) advertised(ctx context.Context, listening net.Addr) (netip.Add
 	return netip.AddrPortFrom(ips[0], uint16(port)), nil
 }
 
-// advertisedRPC is the address of PeerService: the host that is listened on, or the gossip's, with the port that is listened on.
+// advertisedRPC is the address of the routers' services: the host that is listened on, or the gossip's, with the port that is listened on.
 func (m *Members) advertisedRPC(gossip netip.Addr, listening net.Addr) (netip.AddrPort, error) {
 	own, err := netip.ParseAddrPort(listening.String())
 	if err != nil {

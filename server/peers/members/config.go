@@ -116,7 +116,7 @@ func (c Config) Secret() ([]byte, error) {
 	return key, nil
 }
 
-// RPCAddress is where PeerService listens.
+// RPCAddress is where the routers' services listen.
 func (c Config) RPCAddress() string {
 	if c.RPCListen != "" {
 		return c.RPCListen

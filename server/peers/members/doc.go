@@ -1,4 +1,4 @@
-// Package members keeps the list of the fleet's routers, by memberlist's gossip: which exist, where their PeerService is, which
+// Package members keeps the list of the fleet's routers, by memberlist's gossip: which exist, where their services are, which
 // wire version they speak.
 //
 // Members opens the addresses only when Run is called and joins in the background for as long as it runs: names are looked up

@@ -18,3 +18,6 @@ func Announce(m *Members, age time.Duration, own netip.AddrPort, n *memberlist.N
 
 // Encode makes a member's metadata.
 func Encode(m Member) ([]byte, error) { return m.encode() }
+
+// Decode reads a node's announcement.
+func Decode(n *memberlist.Node) (Member, error) { return decode(n) }

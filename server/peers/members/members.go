@@ -69,7 +69,7 @@ type Watcher interface{ SetMembers(list []Member) }
 type Sockets struct {
 	TCP net.Listener
 	UDP net.PacketConn
-	// RPC is the address at which PeerService listens.
+	// RPC is the address at which the routers' services listen.
 	RPC net.Addr
 }
 

@@ -339,7 +339,7 @@ func TestAnotherKeyIsRefusedByBoth(t *testing.T) {
 
 func TestAnotherWireVersionIsAStranger(t *testing.T) {
 	a := start(t, "", fleetKey)
-	b := start(t, "", fleetKey, joining(a.at), func(_ *members.Config, p *members.Params) { p.WireMajor = members.WireMajor + 1 })
+	b := start(t, "", fleetKey, joining(a.at), func(_ *members.Config, p *members.Params) { p.WireMajor = members.WireMajor - 1 })
 	together(t, members.Stranger, a, b)
 	if !strings.Contains(a.log.String(), "reason=wire") || !strings.Contains(b.log.String(), "reason=wire") {
 		t.Errorf("logs:\n%s%s", a.log.String(), b.log.String())

@@ -9,19 +9,17 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 )
 
 // The wire version of this code. Routers with the same WireMajor work together; WireMinor counts additions.
 const (
-	WireMajor = 1
-	WireMinor = 1
+	WireMajor = 2
+	WireMinor = 0
 )
-
-// MinorLimits is the minor wire version from which routers share the limits of tenants.
-const MinorLimits = 1
 
 // State is how this router sees a member.
 type State int
@@ -55,11 +53,11 @@ type Member struct {
 	ID string
 	// Name is for operators: the configured one, with the id where two members have one name.
 	Name string
-	// Address is the host and port of its PeerService.
+	// Address is the host and port at which the other routers reach it.
 	Address string
 	// WireMajor and WireMinor are its wire version.
 	WireMajor, WireMinor uint32
-	// Started is by its own clock.
+	// Started is by its own clock; zero when it is not known.
 	Started time.Time
 	// State is how this router sees it.
 	State State
@@ -71,7 +69,7 @@ type Member struct {
 // encode makes the metadata of a member.
 func (m Member) encode() ([]byte, error) {
 	meta, err := proto.Marshal(&pb.Membership{
-		RouterId: m.ID, Name: m.Name, Address: m.Address, WireMajor: m.WireMajor, WireMinor: m.WireMinor, StartedMs: uint64(m.Started.UnixMilli()),
+		RouterId: m.ID, Name: m.Name, Address: m.Address, WireMajor: m.WireMajor, WireMinor: m.WireMinor, Started: timestamppb.New(m.Started),
 	})
 	if err == nil && len(meta) > memberlist.MetaMaxSize {
 		err = fmt.Errorf("name and address are too long: %d bytes of %d", len(meta), memberlist.MetaMaxSize)
@@ -106,11 +104,14 @@ func decode(n *memberlist.Node) (Member, error) {
 	if !ok || n.Port == 0 || !reachable(ip.Unmap()) {
 		return Member{}, errAddress
 	}
-	return Member{
+	m := Member{
 		ID: n.Name, Name: meta.GetName(), Address: at.String(), WireMajor: meta.GetWireMajor(), WireMinor: meta.GetWireMinor(),
-		Started: time.UnixMilli(int64(meta.GetStartedMs())),
-		gossip:  netip.AddrPortFrom(ip.Unmap(), n.Port),
-	}, nil
+		gossip: netip.AddrPortFrom(ip.Unmap(), n.Port),
+	}
+	if meta.GetStarted().IsValid() {
+		m.Started = meta.GetStarted().AsTime()
+	}
+	return m, nil
 }
 
 func reachable(ip netip.Addr) bool { return ip.IsValid() && !ip.IsUnspecified() && !ip.IsMulticast() }

@@ -69,3 +69,15 @@ func TestAnnouncementsThatCannotBeTrueAreRefused(t *testing.T) {
 		t.Error("metadata that is too long is no error")
 	}
 }
+
+// A router of wire version 1 announced itself with these bytes, of which the last field was a number. It is a stranger whose start is not known.
+func TestTheAnnouncementOfWireVersion1IsRead(t *testing.T) {
+	meta := []byte("\x0a\x080000000b\x12\x01b\x1a\x0d10.0.0.2:7947\x20\x01\x28\x01\x30\x95\x9a\xef\xb0\xce\x33")
+	m, err := members.Decode(&memberlist.Node{Name: "0000000b", Addr: net.IPv4(10, 0, 0, 2), Port: 7946, Meta: meta})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.ID != "0000000b" || m.Name != "b" || m.Address != "10.0.0.2:7947" || m.WireMajor != 1 || m.WireMinor != 1 || !m.Started.IsZero() {
+		t.Errorf("read %+v", m)
+	}
+}

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -22,7 +22,7 @@ const (
 )
 
 // PullIndex sends this router's index to a peer.
-func (w *Warm) PullIndex(from string, in *kvpilotv1.PullIndexRequest, out grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
+func (w *Warm) PullIndex(from string, in *peerv1.PullIndexRequest, out grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
 	select {
 	case w.serving <- struct{}{}:
 		defer func() { <-w.serving }()
@@ -54,7 +54,7 @@ func (w *Warm) PullIndex(from string, in *kvpilotv1.PullIndexRequest, out grpc.S
 
 // pieces writes bytes as messages of a bounded size. A message is not used again: gRPC may still hold it.
 type pieces struct {
-	out   grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]
+	out   grpc.ServerStreamingServer[peerv1.PullIndexResponse]
 	next  []byte
 	bytes int64
 }
@@ -82,7 +82,7 @@ func (p *pieces) flush() error {
 	if len(p.next) == 0 {
 		return nil
 	}
-	if err := p.out.Send(&kvpilotv1.PullIndexResponse{Data: p.next}); err != nil {
+	if err := p.out.Send(&peerv1.PullIndexResponse{Data: p.next}); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
 	p.bytes += int64(len(p.next))

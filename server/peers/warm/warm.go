@@ -13,7 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
@@ -125,7 +125,7 @@ func (w *Warm) pullMissing(ctx context.Context) {
 
 // pullOf pulls the exact ranks of some replicas from the first peer that has any.
 func (w *Warm) pullOf(ctx context.Context, replicas []replica.ID) {
-	in := &kvpilotv1.PullIndexRequest{Exact: true}
+	in := &peerv1.PullIndexRequest{Exact: true}
 	for _, id := range replicas {
 		in.ReplicaIds = append(in.ReplicaIds, string(id))
 	}
@@ -169,7 +169,7 @@ func (w *Warm) pullOnce(ctx context.Context) {
 				continue
 			}
 			tried[p.ID] = true
-			if _, err := w.attempt(ctx, p, &kvpilotv1.PullIndexRequest{}); err == nil {
+			if _, err := w.attempt(ctx, p, &peerv1.PullIndexRequest{}); err == nil {
 				return
 			}
 			end = time.Now().Add(searchFor)
@@ -186,7 +186,7 @@ func (w *Warm) pullOnce(ctx context.Context) {
 }
 
 // attempt asks one peer, within its bounds. Without an error all came that was asked for.
-func (w *Warm) attempt(ctx context.Context, p Peer, in *kvpilotv1.PullIndexRequest) (kvindex.Loaded, error) {
+func (w *Warm) attempt(ctx context.Context, p Peer, in *peerv1.PullIndexRequest) (kvindex.Loaded, error) {
 	ctx, give := context.WithCancelCause(ctx)
 	defer give(nil)
 	begin := time.Now()
@@ -215,8 +215,8 @@ func (w *Warm) attempt(ctx context.Context, p Peer, in *kvpilotv1.PullIndexReque
 	return got, err
 }
 
-func (w *Warm) load(ctx context.Context, p Peer, in *kvpilotv1.PullIndexRequest, quiet *time.Timer) (kvindex.Loaded, int64, error) {
-	stream, err := kvpilotv1.NewPeerServiceClient(p.Conn).PullIndex(ctx, in, grpc.MaxCallRecvMsgSize(2*maxPiece))
+func (w *Warm) load(ctx context.Context, p Peer, in *peerv1.PullIndexRequest, quiet *time.Timer) (kvindex.Loaded, int64, error) {
+	stream, err := peerv1.NewIndexServiceClient(p.Conn).PullIndex(ctx, in, grpc.MaxCallRecvMsgSize(2*maxPiece))
 	if err != nil {
 		return kvindex.Loaded{}, 0, err
 	}
@@ -233,7 +233,7 @@ func (w *Warm) mostBytes() int64 { return w.params.MaxBytes/kvindex.BlockCost*16
 
 // reader is a stream of pieces as bytes.
 type reader struct {
-	stream grpc.ServerStreamingClient[kvpilotv1.PullIndexResponse]
+	stream grpc.ServerStreamingClient[peerv1.PullIndexResponse]
 	quiet  *time.Timer
 	rest   []byte
 	bytes  int64

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
@@ -218,22 +218,22 @@ const window = 1 << 20
 
 // peer serves PullIndex on the loopback.
 type peer struct {
-	kvpilotv1.UnimplementedPeerServiceServer
-	pull func(*kvpilotv1.PullIndexRequest, grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error
+	peerv1.UnimplementedIndexServiceServer
+	pull func(*peerv1.PullIndexRequest, grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error
 }
 
-func (p peer) PullIndex(in *kvpilotv1.PullIndexRequest, out grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
+func (p peer) PullIndex(in *peerv1.PullIndexRequest, out grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
 	return p.pull(in, out)
 }
 
-func serve(t testing.TB, id string, pull func(*kvpilotv1.PullIndexRequest, grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error) Peer {
+func serve(t testing.TB, id string, pull func(*peerv1.PullIndexRequest, grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error) Peer {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer(grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window))
-	kvpilotv1.RegisterPeerServiceServer(s, peer{pull: pull})
+	peerv1.RegisterIndexServiceServer(s, peer{pull: pull})
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
@@ -247,7 +247,7 @@ func serve(t testing.TB, id string, pull func(*kvpilotv1.PullIndexRequest, grpc.
 
 func (r *router) serve(t testing.TB, id string) Peer {
 	t.Helper()
-	return serve(t, id, func(in *kvpilotv1.PullIndexRequest, out grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
+	return serve(t, id, func(in *peerv1.PullIndexRequest, out grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
 		return r.warm.PullIndex("test", in, out)
 	})
 }
@@ -328,11 +328,11 @@ func TestPeersThatFail(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := whole.Bytes()
-	send := func(data []byte, then func(context.Context) error) func(*kvpilotv1.PullIndexRequest, grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
-		return func(_ *kvpilotv1.PullIndexRequest, out grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
+	send := func(data []byte, then func(context.Context) error) func(*peerv1.PullIndexRequest, grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
+		return func(_ *peerv1.PullIndexRequest, out grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
 			for len(data) > 0 {
 				n := min(len(data), 1000)
-				if err := out.Send(&kvpilotv1.PullIndexResponse{Data: data[:n]}); err != nil {
+				if err := out.Send(&peerv1.PullIndexResponse{Data: data[:n]}); err != nil {
 					return err
 				}
 				data = data[n:]
@@ -344,7 +344,7 @@ func TestPeersThatFail(t *testing.T) {
 	flipped := bytes.Clone(file)
 	flipped[len(file)/2] ^= 4
 	for name, tc := range map[string]struct {
-		pull func(*kvpilotv1.PullIndexRequest, grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error
+		pull func(*peerv1.PullIndexRequest, grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error
 		want string
 	}{
 		"truncated":      {send(file[:len(file)*2/3], end), "it ends early"},
@@ -375,7 +375,7 @@ func TestOneBadPeerAlone(t *testing.T) {
 	for _, e := range engines {
 		e.store(10)
 	}
-	bad := serve(t, "bad", func(*kvpilotv1.PullIndexRequest, grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
+	bad := serve(t, "bad", func(*peerv1.PullIndexRequest, grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
 		return status.Error(codes.ResourceExhausted, "busy")
 	})
 	r := startRouter(t, bad)
@@ -393,7 +393,7 @@ func TestPullsAreBounded(t *testing.T) {
 		old.warm.serving <- struct{}{}
 	}
 	at := old.serve(t, "old")
-	stream, err := kvpilotv1.NewPeerServiceClient(at.Conn).PullIndex(t.Context(), &kvpilotv1.PullIndexRequest{})
+	stream, err := peerv1.NewIndexServiceClient(at.Conn).PullIndex(t.Context(), &peerv1.PullIndexRequest{})
 	if err == nil {
 		_, err = stream.Recv()
 	}
@@ -404,16 +404,16 @@ func TestPullsAreBounded(t *testing.T) {
 		<-old.warm.serving
 	}
 	endless := New(Params{Index: old.index, MaxBytes: 1 << 20, Fleet: &router{}})
-	flood := serve(t, "flood", func(_ *kvpilotv1.PullIndexRequest, out grpc.ServerStreamingServer[kvpilotv1.PullIndexResponse]) error {
+	flood := serve(t, "flood", func(_ *peerv1.PullIndexRequest, out grpc.ServerStreamingServer[peerv1.PullIndexResponse]) error {
 		for {
-			if err := out.Send(&kvpilotv1.PullIndexResponse{Data: floodPiece}); err != nil {
+			if err := out.Send(&peerv1.PullIndexResponse{Data: floodPiece}); err != nil {
 				return err
 			}
 		}
 	})
 	var log lines
 	endless.log = slog.New(slog.NewTextHandler(&log, nil))
-	if _, err := endless.attempt(t.Context(), flood, &kvpilotv1.PullIndexRequest{}); err == nil {
+	if _, err := endless.attempt(t.Context(), flood, &peerv1.PullIndexRequest{}); err == nil {
 		t.Error("an endless index was taken")
 	}
 }

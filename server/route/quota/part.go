@@ -181,7 +181,7 @@ func (p *part) holders() []grants.Holder {
 // statement is the state of the account that other routers see.
 func (p *part) statement(now time.Time) grants.Account {
 	p.acct.fill(now)
-	return grants.Account{Tenant: p.acct.name, Level: p.acct.levels(), Holders: p.holders(), RequestTime: p.acct.took}
+	return grants.Account{Tenant: p.acct.name, Level: p.acct.levels(), Holders: p.holders(), RequestTime: seconds(p.acct.took)}
 }
 
 // witness stores what the owner says of the account.
@@ -189,6 +189,6 @@ func (p *part) witness(a grants.Account, now time.Time) {
 	p.acct.setLevels(a.Level, now)
 	p.seen = a.Holders
 	if a.RequestTime > 0 {
-		p.acct.took = min(a.RequestTime, longest.Seconds())
+		p.acct.took = min(a.RequestTime, longest).Seconds()
 	}
 }

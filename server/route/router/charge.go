@@ -30,8 +30,11 @@ func (m most) bound(u quota.Usage) quota.Usage {
 	return u
 }
 
+// bill is what a request costs its tenant.
+type bill struct{ *request }
+
 // used is what the request has cost its tenant.
-func (rq *request) used(d *delivery, err error) quota.Usage {
+func (rq bill) used(d *delivery, err error) quota.Usage {
 	if u, ok := d.scan.Usage(); ok {
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
 		if used.Prompt < 0 {
@@ -53,7 +56,7 @@ func (rq *request) used(d *delivery, err error) quota.Usage {
 }
 
 // most bounds what the request took: by its prompt and by the answer that came. A token of an answer has at least one byte of it.
-func (rq *request) most(d *delivery) most {
+func (rq bill) most(d *delivery) most {
 	var c *chooser.Choice
 	if d.attempt != nil {
 		c = d.attempt.choice
@@ -62,12 +65,12 @@ func (rq *request) most(d *delivery) most {
 }
 
 // mostOutside bounds what a request took that its caller sends.
-func (rq *request) mostOutside(c *chooser.Choice) most {
+func (rq bill) mostOutside(c *chooser.Choice) most {
 	return most{prompt: rq.mostPrompt(c), output: rq.mostOutput()}
 }
 
 // mostOutput is the client's own limit on the output of all answers.
-func (rq *request) mostOutput() int {
+func (rq bill) mostOutput() int {
 	if rq.parsed == nil || rq.parsed.MaxTokens <= 0 {
 		return maxUsage
 	}
@@ -79,7 +82,7 @@ const maxUsage = 1 << 31
 
 // mostPrompt is the number of the prompt's ids where they are known. Otherwise a token has at least one byte of the body, except
 // for media and for what an engine has stored: of these only the model's context is a bound.
-func (rq *request) mostPrompt(c *chooser.Choice) int {
+func (rq bill) mostPrompt(c *chooser.Choice) int {
 	if rq.parsed == nil {
 		return 0
 	}

@@ -189,7 +189,7 @@ func TestAnEmptyAnswerIsPassedOnWhenNoOtherReplicaAnswers(t *testing.T) {
 // A budget of retries that is spent costs no answer.
 func TestAnEmptyAnswerIsPassedOnWhenTheBudgetIsSpent(t *testing.T) {
 	f, reader := metered(t, 2, func(p *router.Params) {
-		p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, func() time.Time { return time.Time{} })
+		p.Budget = retry.NewBudget(retry.Config{Attempts: 3})
 		for p.Budget.Withdraw() {
 		}
 	})

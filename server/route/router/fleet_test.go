@@ -240,7 +240,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	uc, cc := upstream.DefaultConfig(), chooser.DefaultConfig()
 	p := router.Params{
 		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), Upstream: upstream.New(uc, upstream.Params{}),
-		Breaker: breaker.New(uc.Breaker, nil), Budget: retry.NewBudget(uc.Retry, nil), Pins: pins.New(uc.Pins, nil),
+		Breaker: breaker.New(uc.Breaker), Budget: retry.NewBudget(uc.Retry), Pins: pins.New(uc.Pins),
 		Bodies: openai.NewMemory(1 << 20), Attempts: 3, Lease: time.Minute,
 	}
 	if change != nil {

@@ -77,7 +77,7 @@ func (rq *request) promptSize() int {
 // that the request can end.
 func (l *limits) settle(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
-		l.owner.Settle(rq.grant, rq.used(d, err))
+		l.owner.Settle(rq.grant, bill{rq}.used(d, err))
 	}
 }
 
@@ -97,7 +97,7 @@ func (l *limits) reserved(rq *request, c *chooser.Choice) {
 		return
 	}
 	rq.grant = nil
-	most := rq.mostOutside(c)
+	most := bill{rq}.mostOutside(c)
 	prompt := rq.promptSize()
 	c.OnEnd(func(result chooser.Result) { l.owner.Settle(g, usedOutside(result, prompt, most)) })
 }

@@ -210,10 +210,10 @@ func startPartitioned(t *testing.T, n int, bounds retry.Config) (p *partitioned,
 	uc, tc := upstream.DefaultConfig(), tokenizer.DefaultConfig()
 	uc.Retry, uc.ResponseHeaderTimeout, uc.StallTimeout = bounds, 10*time.Second, 10*time.Second
 	tc.Enabled = false
-	p.breaker = breaker.New(uc.Breaker, nil)
+	p.breaker = breaker.New(uc.Breaker)
 	params := router.Params{
 		Tokens: tokenizer.New(tc, tokenizer.Params{}), Upstream: upstream.New(uc, upstream.Params{Dial: p.network.dial}),
-		Breaker: p.breaker, Budget: retry.NewBudget(bounds, nil), Pins: pins.New(uc.Pins, nil),
+		Breaker: p.breaker, Budget: retry.NewBudget(bounds), Pins: pins.New(uc.Pins),
 		Bodies: openai.NewMemory(1 << 20), Attempts: bounds.Attempts, Lease: time.Minute,
 	}
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})

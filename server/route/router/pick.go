@@ -25,8 +25,13 @@ type picker struct {
 	decider  Decider
 	breaker  *breaker.Breaker
 	tokens   *tokenizer.Pool
-	believe  func(slot replica.Slot, hashes []blockhash.Hash)
+	guesses  Guesses
 	keyless  *keyless
+}
+
+// Guesses notes that a rank was sent a prompt which is known by its text only, so that the rest of the conversation follows it.
+type Guesses interface {
+	Believe(slot replica.Slot, hashes []blockhash.Hash)
 }
 
 // pick makes the chooser decide and book the attempt, on a replica whose breaker admits it. The breaker may have changed since the
@@ -111,8 +116,8 @@ func (p *picker) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
 		p.tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
 	}
-	if rq.enc.Known() == 0 && t.ask.Hashes != nil && p.believe != nil {
-		p.believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
+	if rq.enc.Known() == 0 && t.ask.Hashes != nil && p.guesses != nil {
+		p.guesses.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
 	}
 }
 

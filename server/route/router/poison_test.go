@@ -173,7 +173,7 @@ func TestOneTrialAtATime(t *testing.T) {
 	f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
 		c := breaker.DefaultConfig()
 		c.OpenFor = 1
-		p.Breaker = breaker.New(c, nil)
+		p.Breaker = breaker.New(c)
 		p.Attempts = 1
 	})
 	f.engines[0].does(cut)

@@ -315,7 +315,7 @@ func TestWhatDoesNotGoOn(t *testing.T) {
 		"nothing is left of the limit": {times: 1, body: strings.Replace(asking, `"max_tokens":9`, `"max_tokens":2`, 1) + "}", steps: []http.HandlerFunc{broken}, requests: 1},
 		"the budget of the second time": {
 			times: 2, replicas: 3, params: func(p *router.Params) {
-				p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, nil)
+				p.Budget = retry.NewBudget(retry.Config{Attempts: 3})
 				p.Budget.Withdraw()
 			},
 			steps: []http.HandlerFunc{broken, streaming(world()[:1], cut)}, requests: 2,

@@ -130,7 +130,7 @@ func TestRetriesAreBounded(t *testing.T) {
 	})
 	t.Run("by the budget", func(t *testing.T) {
 		f := start(t, 4, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-			p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, nil)
+			p.Budget = retry.NewBudget(retry.Config{Attempts: 3})
 		})
 		f.script(text(503, "loading"))
 		for range 3 {
@@ -142,8 +142,8 @@ func TestRetriesAreBounded(t *testing.T) {
 	})
 	t.Run("but a replica that is gone costs nobody the first", func(t *testing.T) {
 		f := start(t, 3, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-			p.Budget = retry.NewBudget(retry.Config{Attempts: 3}, nil)
-			p.Breaker = breaker.New(breaker.Config{}, nil)
+			p.Budget = retry.NewBudget(retry.Config{Attempts: 3})
+			p.Breaker = breaker.New(breaker.Config{})
 		})
 		for f.params.Budget.Withdraw() { // nothing is saved up
 		}

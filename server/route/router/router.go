@@ -12,8 +12,6 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
@@ -26,7 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Believe, Count, Log, Meter and Tracer are required.
+// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, Count, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -47,9 +45,8 @@ type Params struct {
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller that names none.
 	Lease time.Duration
-	// Believe notes that a rank was sent a prompt which is known by its text only, so that the rest
-	// of the conversation follows it; nil notes nothing.
-	Believe func(slot replica.Slot, hashes []blockhash.Hash)
+	// Guesses notes where prompts go that are known by their text only; nil notes nothing.
+	Guesses Guesses
 	// Origin begins the ids of decisions and reservations, with hexadecimal digits that name this router in its fleet; empty: none.
 	Origin string
 	// Count counts requests by their ends; nil counts none.
@@ -101,7 +98,7 @@ func New(c Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := poison.New(nil)
+	known := poison.New()
 	m.remembered(p.Meter, known.Size)
 	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}}
 	r.set.Store(newSettings(c, p.Attempts))
@@ -114,7 +111,7 @@ func New(c Config, p Params) (*Router, error) {
 	r.retries = &retries{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
 	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
 	refused := refusals{breaker: p.Breaker}
-	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, believe: p.Believe, keyless: &m.keyless}
+	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless}
 	sender := &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	attempts := &attempts{
 		picker: picker, engines: sender,

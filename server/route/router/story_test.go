@@ -34,11 +34,11 @@ type traced struct {
 func startTraced(t *testing.T, n int, sampler sdktrace.Sampler, change func(*router.Params, *chooser.Config, *registry.Config)) *traced {
 	t.Helper()
 	k := &traced{}
-	k.recorder = recorder.New(recorder.Params{Sampler: sampler, Dropped: func(int) {}, Keep: func(tr *recorder.Trace) {
+	k.recorder = recorder.New(recorder.Params{Sampler: sampler, To: recorder.KeepFunc(func(tr *recorder.Trace) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.got = append(k.got, tr.Spans()...)
-	}})
+	})})
 	k.fleet = start(t, n, func(p *router.Params, c *chooser.Config, rc *registry.Config) {
 		p.Tracer = k.recorder
 		if change != nil {

@@ -25,7 +25,7 @@ func TestOnlyATokenizersFaultKeepsATrace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			kept := false
-			rec := recorder.New(recorder.Params{Sampler: sdktrace.NeverSample(), Dropped: func(int) {}, Keep: func(*recorder.Trace) { kept = true }})
+			rec := recorder.New(recorder.Params{Sampler: sdktrace.NeverSample(), To: recorder.KeepFunc(func(*recorder.Trace) { kept = true })})
 			pool := startWith(t, tokenizer.DefaultConfig(), tokenizer.Params{Tracer: rec.Tracer("test")})
 			rep := serve(t, "a", &simulated{faults: c.faults})
 			ctx, s := rec.Tracer("test").Start(t.Context(), "surface")

@@ -2,6 +2,7 @@ package breaker
 
 import (
 	"slices"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -17,7 +18,7 @@ func (b *Breaker) Bar(barred, usable, avoid []replica.ID, tried int) []replica.I
 	from := len(barred)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := b.now()
+	now := time.Now()
 	limit := int(b.cfg.Load().MaxEjected * float64(len(usable)+tried))
 	ejected, over := 0, 0
 	for _, id := range usable {

@@ -15,7 +15,6 @@ import (
 // the Pass that Allow returned.
 type Breaker struct {
 	cfg atomic.Pointer[Config]
-	now func() time.Time
 
 	metrics  *metrics
 	mu       sync.Mutex
@@ -77,12 +76,9 @@ type circuit struct {
 // trialLease is how long an unreported trial blocks the next one.
 const trialLease = time.Minute
 
-// New makes a breaker with all circuits closed. A nil now is time.Now.
-func New(cfg Config, now func() time.Time) *Breaker {
-	if now == nil {
-		now = time.Now
-	}
-	b := &Breaker{now: now, circuits: map[replica.ID]*circuit{}, faults: map[replica.ID]int64{}, metrics: newMetrics(nil)}
+// New makes a breaker with all circuits closed.
+func New(cfg Config) *Breaker {
+	b := &Breaker{circuits: map[replica.ID]*circuit{}, faults: map[replica.ID]int64{}, metrics: newMetrics(nil)}
 	b.cfg.Store(&cfg)
 	return b
 }
@@ -98,7 +94,7 @@ func (b *Breaker) State(id replica.ID) State {
 	if c == nil {
 		return Closed
 	}
-	return c.state(b.now())
+	return c.state(time.Now())
 }
 
 // mayBeOpen notes that a circuit may be open until then; mu is held.
@@ -109,7 +105,7 @@ func (b *Breaker) mayBeOpen(until time.Time) {
 // Shut reports whether the circuit of any replica may be open.
 func (b *Breaker) Shut() bool {
 	until := b.openUntil.Load()
-	return until != 0 && b.now().UnixNano() <= until
+	return until != 0 && time.Now().UnixNano() <= until
 }
 
 // Opened lists the replicas whose circuit is open, in no order. It costs nothing while none can be.
@@ -119,7 +115,7 @@ func (b *Breaker) Opened() (ids []replica.ID) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := b.now()
+	now := time.Now()
 	for id, c := range b.circuits {
 		if c.state(now) == Open {
 			ids = append(ids, id)
@@ -155,7 +151,7 @@ func (c *circuit) state(now time.Time) State {
 func (b *Breaker) Allow(id replica.ID) (Pass, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := b.now()
+	now := time.Now()
 	c := b.circuits[id]
 	if c == nil {
 		return Pass{at: now}, true
@@ -190,7 +186,7 @@ func (b *Breaker) Report(id replica.ID, pass Pass, f retry.Finding) {
 	if pass.turn != c.turn {
 		return // from before the circuit opened or closed
 	}
-	now := b.now()
+	now := time.Now()
 	switch {
 	case c.open:
 		b.reportTrial(c, pass, f, now)
@@ -241,7 +237,7 @@ func (b *Breaker) Pause(id replica.ID, d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.circuit(id)
-	if until := b.now().Add(min(d, b.cfg.Load().MaxOpenFor)); until.After(c.until) {
+	if until := time.Now().Add(min(d, b.cfg.Load().MaxOpenFor)); until.After(c.until) {
 		c.until = until
 		b.mayBeOpen(until)
 	}

@@ -3,6 +3,7 @@ package breaker
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -74,47 +75,50 @@ func TestFailuresCountByTheirOrigins(t *testing.T) {
 		}), Closed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			time := newClock()
-			breaker := breakerFor(time)
-			for _, f := range c.findings {
-				pass, _ := breaker.Allow("r")
-				breaker.Report("r", pass, f)
-				time.pass(10e6)
-			}
-			if got := breaker.State("r"); got != c.want {
-				t.Errorf("the circuit is %v, want %v", got, c.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				breaker := New(testConfig())
+				for _, f := range c.findings {
+					pass, _ := breaker.Allow("r")
+					breaker.Report("r", pass, f)
+					time.Sleep(10 * time.Millisecond)
+				}
+				if got := breaker.State("r"); got != c.want {
+					t.Errorf("the circuit is %v, want %v", got, c.want)
+				}
+			})
 		})
 	}
 }
 
 func TestOldSuccessesDoNotProtect(t *testing.T) {
-	time := newClock()
-	b := breakerFor(time)
-	pass, _ := b.Allow("r")
-	b.Report("r", pass, finding(retry.OK, true, 2, 0))
-	time.pass(testConfig().Window)
-	for i := range uint64(5) {
-		b.Report("r", pass, finding(retry.EngineError, false, 1, i+1))
-	}
-	if b.State("r") != Open {
-		t.Error("a replica that has served nothing for a window and fails all requests stays in use")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b := New(testConfig())
+		pass, _ := b.Allow("r")
+		b.Report("r", pass, finding(retry.OK, true, 2, 0))
+		time.Sleep(testConfig().Window)
+		for i := range uint64(5) {
+			b.Report("r", pass, finding(retry.EngineError, false, 1, i+1))
+		}
+		if b.State("r") != Open {
+			t.Error("a replica that has served nothing for a window and fails all requests stays in use")
+		}
+	})
 }
 
 func TestAPoisonedTrialIsNoFailedTrial(t *testing.T) {
-	for _, f := range []retry.Finding{
-		{Verdict: retry.EngineError, Cause: retry.CauseTenant}, finding(retry.ClientFault, false, 1, 1), {Verdict: retry.EngineError, Cause: retry.CauseRequest, Sure: true},
-	} {
-		time := newClock()
-		b, _ := tripped(time)
-		time.pass(testConfig().OpenFor)
-		trial, _ := b.Allow("a")
-		b.Report("a", trial, f)
-		if got := b.State("a"); got != Trial {
-			t.Errorf("after a trial with %v by the %v the circuit is %v, want another trial", f.Verdict, f.Cause, got)
+	synctest.Test(t, func(t *testing.T) {
+		for _, f := range []retry.Finding{
+			{Verdict: retry.EngineError, Cause: retry.CauseTenant}, finding(retry.ClientFault, false, 1, 1), {Verdict: retry.EngineError, Cause: retry.CauseRequest, Sure: true},
+		} {
+			b, _ := tripped()
+			time.Sleep(testConfig().OpenFor)
+			trial, _ := b.Allow("a")
+			b.Report("a", trial, f)
+			if got := b.State("a"); got != Trial {
+				t.Errorf("after a trial with %v by the %v the circuit is %v, want another trial", f.Verdict, f.Cause, got)
+			}
 		}
-	}
+	})
 }
 
 func TestEjectionIsBounded(t *testing.T) {
@@ -150,44 +154,48 @@ func TestEjectionIsBounded(t *testing.T) {
 		"one that fails and may not serve":      {usable: names[:2], failing: names[3:4]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := breakerFor(newClock())
-			fails(b, retry.EngineError, c.failing...)
-			fails(b, retry.Unreachable, c.away...)
-			for _, id := range c.paused {
-				b.Pause(id, time.Second)
-			}
-			got := b.Bar([]replica.ID{"before"}, c.usable, c.avoid, c.tried)
-			if !slices.Equal(got, append([]replica.ID{"before"}, c.want...)) {
-				t.Errorf("barred %v, want %v", got[1:], c.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				b := New(testConfig())
+				fails(b, retry.EngineError, c.failing...)
+				fails(b, retry.Unreachable, c.away...)
+				for _, id := range c.paused {
+					b.Pause(id, time.Second)
+				}
+				got := b.Bar([]replica.ID{"before"}, c.usable, c.avoid, c.tried)
+				if !slices.Equal(got, append([]replica.ID{"before"}, c.want...)) {
+					t.Errorf("barred %v, want %v", got[1:], c.want)
+				}
+			})
 		})
 	}
 }
 
 func TestASilentTrialMakesThePauseLonger(t *testing.T) {
-	time := newClock()
-	b, _ := tripped(time)
-	time.pass(testConfig().OpenFor)
-	trial, _ := b.Allow("a")
-	b.Report("a", trial, finding(retry.Timeout, false, 1, 1))
-	time.pass(testConfig().OpenFor)
-	if allows(b, "a") {
-		t.Error("a trial that hung must double the pause")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := tripped()
+		time.Sleep(testConfig().OpenFor)
+		trial, _ := b.Allow("a")
+		b.Report("a", trial, finding(retry.Timeout, false, 1, 1))
+		time.Sleep(testConfig().OpenFor)
+		if allows(b, "a") {
+			t.Error("a trial that hung must double the pause")
+		}
+	})
 }
 
 func TestATrialThatMayBePoisonedMakesNoPauseLonger(t *testing.T) {
-	time := newClock()
-	b, _ := tripped(time)
-	for range 5 {
-		time.pass(testConfig().OpenFor)
-		trial, ok := b.Allow("a")
-		if !ok {
-			t.Fatal("no trial after the first pause's time")
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := tripped()
+		for range 5 {
+			time.Sleep(testConfig().OpenFor)
+			trial, ok := b.Allow("a")
+			if !ok {
+				t.Fatal("no trial after the first pause's time")
+			}
+			b.Report("a", trial, finding(retry.EngineError, false, 1, 1))
+			if b.State("a") != Open {
+				t.Fatal("the circuit is not open after a trial that failed")
+			}
 		}
-		b.Report("a", trial, finding(retry.EngineError, false, 1, 1))
-		if b.State("a") != Open {
-			t.Fatal("the circuit is not open after a trial that failed")
-		}
-	}
+	})
 }

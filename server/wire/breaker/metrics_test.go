@@ -14,7 +14,7 @@ import (
 func TestAMetricNamesTheReplicasThatFailRequests(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	known := []replica.ID{"fails", "serves"}
-	b := breakerFor(newClock())
+	b := New(testConfig())
 	b.Meter(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), func() []replica.ID { return known })
 	want := func(want map[string]int64) {
 		t.Helper()

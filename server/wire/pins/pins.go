@@ -12,7 +12,6 @@ import (
 // process, and which tenant it belongs to. It is bounded; the least recently used goes first. Safe for concurrent use.
 type Pins struct {
 	cfg Config
-	now func() time.Time
 
 	mu    sync.Mutex
 	byID  map[string]*list.Element // guarded by mu; the values are pin
@@ -26,12 +25,9 @@ type pin struct {
 	at       time.Time
 }
 
-// New makes an empty memory. A nil now is time.Now.
-func New(cfg Config, now func() time.Time) *Pins {
-	if now == nil {
-		now = time.Now
-	}
-	return &Pins{cfg: cfg, now: now, byID: map[string]*list.Element{}, order: list.New()}
+// New makes an empty memory.
+func New(cfg Config) *Pins {
+	return &Pins{cfg: cfg, byID: map[string]*list.Element{}, order: list.New()}
 }
 
 // Put remembers that the replica stores the tenant's response; an empty response is ignored, and so is one that belongs to
@@ -42,7 +38,7 @@ func (p *Pins) Put(tenant, response string, id replica.ID) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	value := pin{response: response, tenant: tenant, replica: id, at: p.now()}
+	value := pin{response: response, tenant: tenant, replica: id, at: time.Now()}
 	if e, ok := p.byID[response]; ok {
 		if old := e.Value.(pin); old.tenant != tenant && value.at.Sub(old.at) <= p.cfg.TTL {
 			return
@@ -78,7 +74,7 @@ func (p *Pins) Get(tenant, response string) (replica.ID, Owner) {
 		return "", OwnerUnknown
 	}
 	found := e.Value.(pin)
-	if p.now().Sub(found.at) > p.cfg.TTL {
+	if time.Now().Sub(found.at) > p.cfg.TTL {
 		p.drop(e)
 		return "", OwnerUnknown
 	}
@@ -98,7 +94,7 @@ func (p *Pins) Find(response string) (tenant string, id replica.ID, ok bool) {
 		return "", "", false
 	}
 	found := e.Value.(pin)
-	if p.now().Sub(found.at) > p.cfg.TTL {
+	if time.Now().Sub(found.at) > p.cfg.TTL {
 		p.drop(e)
 		return "", "", false
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -35,7 +36,7 @@ func TestDoubtsAreSettledByOtherReplicas(t *testing.T) {
 		"failed in two ways and served":      {[]step{{"a", retry.EngineError, false}, {"b", retry.Reset, false}}, "served", "[a replica true b replica true]", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, _ := newMemory()
+			m := New()
 			o := m.Origin("t", []byte("x"))
 			var d Doubts
 			var got []string
@@ -67,22 +68,24 @@ func TestDoubtsAreSettledByOtherReplicas(t *testing.T) {
 }
 
 func TestAFailureOfKnownPoisonOrOfASuspectIsNotTheReplicas(t *testing.T) {
-	m, _ := newMemory()
-	found := func(o retry.Origin) (cause retry.Cause) {
-		var d Doubts
-		report := func(_ Doubt, f retry.Finding) { cause = f.Cause }
-		d.Add(m, o, Doubt{Replica: "a", Verdict: retry.EngineError}, report)
-		d.Conclude(m, o, report)
-		return cause
-	}
-	poison := m.Origin("a", []byte("poison"))
-	m.Failed(poison)
-	got := []retry.Cause{found(poison), found(m.Origin("a", []byte("other")))}
-	for range credit {
-		m.Failed(m.Origin("a", []byte("more poison")))
-	}
-	got = append(got, found(m.Origin("a", []byte("other"))), found(m.Origin("b", []byte("other"))))
-	if want := []retry.Cause{retry.CauseRequest, retry.CauseReplica, retry.CauseTenant, retry.CauseReplica}; !slices.Equal(got, want) {
-		t.Errorf("causes %v, want %v", got, want)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		m := New()
+		found := func(o retry.Origin) (cause retry.Cause) {
+			var d Doubts
+			report := func(_ Doubt, f retry.Finding) { cause = f.Cause }
+			d.Add(m, o, Doubt{Replica: "a", Verdict: retry.EngineError}, report)
+			d.Conclude(m, o, report)
+			return cause
+		}
+		poison := m.Origin("a", []byte("poison"))
+		m.Failed(poison)
+		got := []retry.Cause{found(poison), found(m.Origin("a", []byte("other")))}
+		for range credit {
+			m.Failed(m.Origin("a", []byte("more poison")))
+		}
+		got = append(got, found(m.Origin("a", []byte("other"))), found(m.Origin("b", []byte("other"))))
+		if want := []retry.Cause{retry.CauseRequest, retry.CauseReplica, retry.CauseTenant, retry.CauseReplica}; !slices.Equal(got, want) {
+			t.Errorf("causes %v, want %v", got, want)
+		}
+	})
 }

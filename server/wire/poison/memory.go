@@ -24,7 +24,6 @@ const (
 // safe for concurrent use.
 type Memory struct {
 	seed maphash.Seed
-	now  func() time.Time
 
 	mu       sync.Mutex
 	requests generations[int]     // guarded by mu: how often two replicas failed it
@@ -37,12 +36,9 @@ type account struct {
 	at     time.Time
 }
 
-// New makes an empty memory. A nil now is time.Now.
-func New(now func() time.Time) *Memory {
-	if now == nil {
-		now = time.Now
-	}
-	return &Memory{seed: maphash.MakeSeed(), now: now, requests: newGenerations[int](maxRequests), tenants: newGenerations[account](maxTenants)}
+// New makes an empty memory.
+func New() *Memory {
+	return &Memory{seed: maphash.MakeSeed(), requests: newGenerations[int](maxRequests), tenants: newGenerations[account](maxTenants)}
 }
 
 // Origin names a request by its tenant and its parts.
@@ -71,7 +67,7 @@ func named(hash uint64) uint64 { return max(hash, 1) }
 func (m *Memory) Times(o retry.Origin) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	n, _ := m.requests.get(o.Request, m.now())
+	n, _ := m.requests.get(o.Request, time.Now())
 	return n
 }
 
@@ -87,7 +83,7 @@ func (m *Memory) Suspect(o retry.Origin) bool {
 func (m *Memory) Failed(o retry.Origin) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.now()
+	now := time.Now()
 	n, _ := m.requests.get(o.Request, now)
 	m.requests.put(o.Request, n+1, now)
 	a := m.account(o)
@@ -109,12 +105,12 @@ func (m *Memory) served(o retry.Origin) {
 func (m *Memory) Size() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.requests.size(m.now())
+	return m.requests.size(time.Now())
 }
 
 // account is the tenant's account now; mu is held.
 func (m *Memory) account(o retry.Origin) account {
-	now := m.now()
+	now := time.Now()
 	a, ok := m.tenants.get(o.Tenant, now)
 	if !ok {
 		return account{at: now}

@@ -3,21 +3,14 @@ package poison
 import (
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// clock is a time that only tests move.
-type clock struct{ at time.Time }
-
-func newMemory() (*Memory, *clock) {
-	c := &clock{time.Unix(1_800_000_000, 0)}
-	return New(func() time.Time { return c.at }), c
-}
-
 func TestOriginsDiffer(t *testing.T) {
-	m, _ := newMemory()
+	m := New()
 	one := m.Origin("a", []byte("body"), "/v1/chat/completions")
 	if one != m.Origin("a", []byte("body"), "/v1/chat/completions") {
 		t.Error("the same request has two origins")
@@ -30,78 +23,86 @@ func TestOriginsDiffer(t *testing.T) {
 			t.Errorf("another %s: %v and %v", name, one, other)
 		}
 	}
-	if other, _ := newMemory(); other.Origin("a", []byte("body"), "/v1/chat/completions") == one {
+	if other := New(); other.Origin("a", []byte("body"), "/v1/chat/completions") == one {
 		t.Error("the hash has no key")
 	}
 }
 
 func TestARequestIsRememberedForAWhile(t *testing.T) {
-	m, c := newMemory()
-	o := m.Origin("a", []byte("x"))
-	m.Failed(o)
-	m.Failed(o)
-	c.at = c.at.Add(life)
-	if n := m.Times(o); n != 2 || m.Size() != 1 {
-		t.Errorf("remembered %d times, %d requests", n, m.Size())
-	}
-	c.at = c.at.Add(life)
-	if n := m.Times(o); n != 0 || m.Size() != 0 {
-		t.Errorf("remembered %d times after its life, %d requests", n, m.Size())
-	}
-	m.Failed(o)
-	m.served(o)
-	if n := m.Times(o); n != 0 {
-		t.Errorf("a request that was served is remembered %d times", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		m := New()
+		o := m.Origin("a", []byte("x"))
+		m.Failed(o)
+		m.Failed(o)
+		time.Sleep(life)
+		if n := m.Times(o); n != 2 || m.Size() != 1 {
+			t.Errorf("remembered %d times, %d requests", n, m.Size())
+		}
+		time.Sleep(life)
+		if n := m.Times(o); n != 0 || m.Size() != 0 {
+			t.Errorf("remembered %d times after its life, %d requests", n, m.Size())
+		}
+		m.Failed(o)
+		m.served(o)
+		if n := m.Times(o); n != 0 {
+			t.Errorf("a request that was served is remembered %d times", n)
+		}
+	})
 }
 
 func TestATenantsComparisonsAreBounded(t *testing.T) {
-	m, c := newMemory()
-	compared := 0
-	for i := range 1000 { // a minute of varied requests
-		o := m.Origin("a", strconv.AppendInt(nil, int64(i), 10))
-		if !m.Suspect(o) {
-			compared++
-			m.Failed(o)
+	synctest.Test(t, func(t *testing.T) {
+		m := New()
+		compared := 0
+		for i := range 1000 { // a minute of varied requests
+			o := m.Origin("a", strconv.AppendInt(nil, int64(i), 10))
+			if !m.Suspect(o) {
+				compared++
+				m.Failed(o)
+			}
+			time.Sleep(60 * time.Millisecond)
 		}
-		c.at = c.at.Add(60 * time.Millisecond)
-	}
-	if compared < 10 || compared > 10+60*refill {
-		t.Errorf("%d comparisons in a minute", compared)
-	}
-	for range 100 {
-		m.Failed(m.Origin("a", nil))
-	}
-	if a, b := m.Origin("a", nil), m.Origin("b", nil); !m.Suspect(a) || m.Suspect(b) {
-		t.Error("the tenant is not suspected, or another one is")
-	}
-	c.at = c.at.Add(2 * credit / refill * time.Second)
-	if m.Suspect(m.Origin("a", nil)) {
-		t.Error("the tenant is suspected for ever")
-	}
+		if compared < 10 || compared > 10+60*refill {
+			t.Errorf("%d comparisons in a minute", compared)
+		}
+		for range 100 {
+			m.Failed(m.Origin("a", nil))
+		}
+		if a, b := m.Origin("a", nil), m.Origin("b", nil); !m.Suspect(a) || m.Suspect(b) {
+			t.Error("the tenant is not suspected, or another one is")
+		}
+		time.Sleep(2 * credit / refill * time.Second)
+		if m.Suspect(m.Origin("a", nil)) {
+			t.Error("the tenant is suspected for ever")
+		}
+	})
 }
 
 func TestComparisonsThatFindAReplicasFaultCostNothing(t *testing.T) {
-	m, _ := newMemory()
-	for i := range 100 {
-		o := m.Origin("a", strconv.AppendInt(nil, int64(i), 10))
-		m.Failed(o)
-		m.served(o)
-		if m.Suspect(o) {
-			t.Fatalf("suspected after %d comparisons", i)
+	synctest.Test(t, func(t *testing.T) {
+		m := New()
+		for i := range 100 {
+			o := m.Origin("a", strconv.AppendInt(nil, int64(i), 10))
+			m.Failed(o)
+			m.served(o)
+			if m.Suspect(o) {
+				t.Fatalf("suspected after %d comparisons", i)
+			}
 		}
-	}
+	})
 }
 
 func TestTheMemoryIsBounded(t *testing.T) {
-	m, _ := newMemory()
-	for i := range 10 * maxRequests {
-		m.Failed(m.Origin(strconv.Itoa(i), nil))
-	}
-	if n := m.Size(); n > 2*maxRequests || n < maxRequests {
-		t.Errorf("%d requests are kept", n)
-	}
-	if n := m.tenants.size(m.now()); n > 2*maxTenants {
-		t.Errorf("%d tenants are kept", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		m := New()
+		for i := range 10 * maxRequests {
+			m.Failed(m.Origin(strconv.Itoa(i), nil))
+		}
+		if n := m.Size(); n > 2*maxRequests || n < maxRequests {
+			t.Errorf("%d requests are kept", n)
+		}
+		if n := m.tenants.size(time.Now()); n > 2*maxTenants {
+			t.Errorf("%d tenants are kept", n)
+		}
+	})
 }

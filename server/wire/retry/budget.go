@@ -8,8 +8,6 @@ import (
 // Budget bounds retries to a share of the requests, so that a fleet in trouble is not hit
 // with a multiple of its load. It is safe for concurrent use.
 type Budget struct {
-	now func() time.Time
-
 	mu     sync.Mutex
 	cfg    Config    // guarded by mu
 	tokens float64   // guarded by mu
@@ -19,12 +17,9 @@ type Budget struct {
 // budgetSeconds is how many seconds of MinPerSecond may be saved up.
 const budgetSeconds = 10
 
-// NewBudget makes a budget that is full. A nil now is time.Now.
-func NewBudget(cfg Config, now func() time.Time) *Budget {
-	if now == nil {
-		now = time.Now
-	}
-	return &Budget{cfg: cfg, now: now, tokens: capacity(cfg), last: now()}
+// NewBudget makes a budget that is full.
+func NewBudget(cfg Config) *Budget {
+	return &Budget{cfg: cfg, tokens: capacity(cfg), last: time.Now()}
 }
 
 func capacity(cfg Config) float64 {
@@ -56,7 +51,7 @@ func (b *Budget) WithdrawSpare() bool { return b.withdraw(0.5) }
 func (b *Budget) withdraw(leave float64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := b.now()
+	now := time.Now()
 	b.tokens = min(b.tokens+b.cfg.MinPerSecond*max(now.Sub(b.last).Seconds(), 0), capacity(b.cfg))
 	b.last = now
 	if b.tokens < 1+leave*capacity(b.cfg) {

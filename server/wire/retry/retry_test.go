@@ -4,15 +4,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 )
-
-// clock is a time that only tests move.
-type clock struct{ at time.Time }
-
-func newClock() *clock                { return &clock{time.Unix(1_800_000_000, 0)} }
-func (c *clock) now() time.Time       { return c.at }
-func (c *clock) pass(d time.Duration) { c.at = c.at.Add(d) }
 
 func TestRetryAfter(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -30,90 +24,94 @@ func TestRetryAfter(t *testing.T) {
 }
 
 func TestBudgetBoundsRetriesToAShare(t *testing.T) {
-	time := newClock()
-	b := NewBudget(Config{Ratio: 0.2, MinPerSecond: 1}, time.now)
-	for b.Withdraw() {
-	}
-	granted := 0
-	for range 1000 {
-		b.Deposit()
-		if b.Withdraw() {
-			granted++
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBudget(Config{Ratio: 0.2, MinPerSecond: 1})
+		for b.Withdraw() {
 		}
-	}
-	if granted < 199 || granted > 201 {
-		t.Errorf("1000 requests paid for %d retries, want 200", granted)
-	}
-	for b.Withdraw() {
-	}
-	time.pass(3e9)
-	if first, second := b.Withdraw(), b.Withdraw(); !first || !second {
-		t.Error("the minimum rate is not granted")
-	}
-	time.pass(3600e9)
-	saved := 0
-	for b.Withdraw() {
-		saved++
-	}
-	if saved > 20 {
-		t.Errorf("an hour of rest saved up %d retries", saved)
-	}
+		granted := 0
+		for range 1000 {
+			b.Deposit()
+			if b.Withdraw() {
+				granted++
+			}
+		}
+		if granted < 199 || granted > 201 {
+			t.Errorf("1000 requests paid for %d retries, want 200", granted)
+		}
+		for b.Withdraw() {
+		}
+		time.Sleep(3e9)
+		if first, second := b.Withdraw(), b.Withdraw(); !first || !second {
+			t.Error("the minimum rate is not granted")
+		}
+		time.Sleep(3600e9)
+		saved := 0
+		for b.Withdraw() {
+			saved++
+		}
+		if saved > 20 {
+			t.Errorf("an hour of rest saved up %d retries", saved)
+		}
+	})
 }
 
 // Whatever happens in whatever order, retries stay within what was earned.
 func TestABudgetNeverGrantsMoreThanWasEarned(t *testing.T) {
-	for seed := range uint64(50) {
-		dice := rand.New(rand.NewPCG(seed, 1))
-		clock := newClock()
-		cfg := Config{Ratio: dice.Float64(), MinPerSecond: float64(dice.IntN(10))}
-		b := NewBudget(cfg, clock.now)
-		earned, granted := capacity(cfg), 0
-		for step := range 5000 {
-			switch dice.IntN(4) {
-			case 0:
-				b.Deposit()
-				earned += cfg.Ratio
-			case 1:
-				d := time.Duration(dice.IntN(int(time.Second)))
-				clock.pass(d)
-				earned += cfg.MinPerSecond * d.Seconds()
-			default:
-				if b.Withdraw() {
-					granted++
+	synctest.Test(t, func(t *testing.T) {
+		for seed := range uint64(50) {
+			dice := rand.New(rand.NewPCG(seed, 1))
+			cfg := Config{Ratio: dice.Float64(), MinPerSecond: float64(dice.IntN(10))}
+			b := NewBudget(cfg)
+			earned, granted := capacity(cfg), 0
+			for step := range 5000 {
+				switch dice.IntN(4) {
+				case 0:
+					b.Deposit()
+					earned += cfg.Ratio
+				case 1:
+					d := time.Duration(dice.IntN(int(time.Second)))
+					time.Sleep(d)
+					earned += cfg.MinPerSecond * d.Seconds()
+				default:
+					if b.Withdraw() {
+						granted++
+					}
+				}
+				if float64(granted) > earned+1e-6 {
+					t.Fatalf("seed %d, step %d: %d retries were granted and %.2f earned", seed, step, granted, earned)
 				}
 			}
-			if float64(granted) > earned+1e-6 {
-				t.Fatalf("seed %d, step %d: %d retries were granted and %.2f earned", seed, step, granted, earned)
+			if granted == 0 {
+				t.Errorf("seed %d: no retry was ever granted", seed)
 			}
 		}
-		if granted == 0 {
-			t.Errorf("seed %d: no retry was ever granted", seed)
-		}
-	}
+	})
 }
 
 func TestBudgetTakesNewBounds(t *testing.T) {
-	now := time.Unix(1000, 0)
-	clock := func() time.Time { return now }
-	budget := NewBudget(Config{Attempts: 3, Ratio: 1, MinPerSecond: 10}, clock)
-	budget.Update(Config{Attempts: 3})
-	if !budget.Withdraw() || budget.Withdraw() {
-		t.Error("the smaller budget has not just the one retry that it always has")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		budget := NewBudget(Config{Attempts: 3, Ratio: 1, MinPerSecond: 10})
+		budget.Update(Config{Attempts: 3})
+		if !budget.Withdraw() || budget.Withdraw() {
+			t.Error("the smaller budget has not just the one retry that it always has")
+		}
+	})
 }
 
 func TestSuspectsLeaveHalfOfTheBudget(t *testing.T) {
-	b := NewBudget(Config{Ratio: 0.2, MinPerSecond: 1}, newClock().now)
-	spare, rest := 0, 0
-	for b.WithdrawSpare() {
-		spare++
-	}
-	for b.Withdraw() {
-		rest++
-	}
-	if spare != rest || spare == 0 {
-		t.Errorf("suspects got %d retries, others %d", spare, rest)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBudget(Config{Ratio: 0.2, MinPerSecond: 1})
+		spare, rest := 0, 0
+		for b.WithdrawSpare() {
+			spare++
+		}
+		for b.Withdraw() {
+			rest++
+		}
+		if spare != rest || spare == 0 {
+			t.Errorf("suspects got %d retries, others %d", spare, rest)
+		}
+	})
 }
 
 func TestVerdictsHaveACauseAndOneName(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"time"
 )
 
 // next implements body.
@@ -102,7 +103,7 @@ func (a *responseBody) finish(extra bool) {
 		return
 	}
 	c.limit(0)
-	c.host.give(c, a.transport.now(), a.cfg.MaxIdlePerReplica)
+	c.host.give(c, time.Now(), a.cfg.MaxIdlePerReplica)
 }
 
 // abort closes the connection of a response that is not complete.

@@ -17,8 +17,6 @@ import (
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
-	// Now is the clock; nil is time.Now.
-	Now func() time.Time
 	// Dial opens TCP connections; nil is package net's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
@@ -29,7 +27,6 @@ type Params struct {
 type Client struct {
 	cfg       atomic.Pointer[Config]
 	log       *slog.Logger
-	now       func() time.Time
 	metrics   *metrics
 	transport *transport
 	upgrades  *upgrades
@@ -37,16 +34,13 @@ type Client struct {
 
 // New makes a client; it opens nothing. cfg must be valid.
 func New(cfg Config, p Params) *Client {
-	c := &Client{log: p.Log, now: p.Now, metrics: newMetrics(p.Meter)}
+	c := &Client{log: p.Log, metrics: newMetrics(p.Meter)}
 	c.cfg.Store(&cfg)
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
-	if c.now == nil {
-		c.now = time.Now
-	}
 	c.upgrades = newUpgrades(&cfg, p.Dial)
-	c.transport = newTransport(&cfg, c.now, p, c.metrics)
+	c.transport = newTransport(&cfg, p, c.metrics)
 	return c
 }
 
@@ -72,7 +66,7 @@ func (c *Client) Run(ctx context.Context) error {
 			c.transport.shut()
 			return nil
 		case <-tick.C:
-			c.transport.prune(c.now())
+			c.transport.prune(time.Now())
 		}
 	}
 }
@@ -85,9 +79,9 @@ func (c *Client) Do(ctx context.Context, t Target, r *Request) (*Response, error
 	if err := checkRequest(t, r); err != nil {
 		return nil, err
 	}
-	began := c.now()
+	began := time.Now()
 	resp, err := c.transport.do(ctx, t, r)
-	c.metrics.answered(Classify(resp, err), c.now().Sub(began))
+	c.metrics.answered(Classify(resp, err), time.Now().Sub(began))
 	return resp, err
 }
 

@@ -19,7 +19,6 @@ import (
 // transport opens and keeps connections without goroutines, which read straight from the socket into the caller's buffer.
 type transport struct {
 	cfg     atomic.Pointer[Config]
-	now     func() time.Time
 	metrics *metrics
 	opens   dialFunc
 	plain   bool // sockets
@@ -55,13 +54,13 @@ type host struct {
 // dialFunc opens a connection, within a time of its own.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-func newTransport(cfg *Config, now func() time.Time, p Params, m *metrics) *transport {
+func newTransport(cfg *Config, p Params, m *metrics) *transport {
 	dial := p.Dial
 	if dial == nil {
 		dial = (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepAlivePeriod, Interval: keepAlivePeriod, Count: 3}}).DialContext
 	}
-	l := &transport{now: now, metrics: m, opens: dial, plain: p.PlainSockets, hosts: map[hostKey]*host{}}
+	l := &transport{metrics: m, opens: dial, plain: p.PlainSockets, hosts: map[hostKey]*host{}}
 	l.cfg.Store(cfg)
 	return l
 }
@@ -139,7 +138,7 @@ func (l *transport) do(ctx context.Context, t Target, r *Request) (*Response, er
 	cfg := l.cfg.Load()
 	var c *conn
 	if !r.Once {
-		c = h.take(l.now(), cfg.IdleTimeout)
+		c = h.take(time.Now(), cfg.IdleTimeout)
 	}
 	for {
 		reused := c != nil
@@ -149,11 +148,11 @@ func (l *transport) do(ctx context.Context, t Target, r *Request) (*Response, er
 			}
 		}
 		if r.Times != nil {
-			r.Times.Began = l.now()
+			r.Times.Began = time.Now()
 		}
 		resp, err := l.exchange(ctx, c, cfg, t, r)
 		if r.Times != nil && err == nil {
-			r.Times.Head = l.now()
+			r.Times.Head = time.Now()
 		}
 		if err == nil {
 			return resp, nil
@@ -173,10 +172,10 @@ func (l *transport) dialTimed(ctx context.Context, h *host, cfg *Config, t *Time
 	if t == nil {
 		return l.dial(ctx, h, cfg)
 	}
-	t.DialBegan = l.now()
+	t.DialBegan = time.Now()
 	c, err := l.dial(ctx, h, cfg)
 	if err == nil {
-		t.Dialed = l.now()
+		t.Dialed = time.Now()
 	}
 	return c, err
 }

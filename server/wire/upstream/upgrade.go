@@ -32,9 +32,9 @@ func (c *Client) Upgrade(ctx context.Context, t Target, r *Request) (*Tunnel, *R
 	if err := checkRequest(t, r); err != nil {
 		return nil, nil, err
 	}
-	began := c.now()
+	began := time.Now()
 	tunnel, resp, err := c.upgrades.do(ctx, t, r)
-	c.metrics.answered(Classify(resp, err), c.now().Sub(began))
+	c.metrics.answered(Classify(resp, err), time.Now().Sub(began))
 	if tunnel != nil {
 		resp = nil
 	}

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from kvpilot import _core
 from kvpilot._async_choice import AsyncChoice, Background
 from kvpilot._async_tracker import AsyncTracker
-from kvpilot._choice import CALLS, RELEASE_TIMEOUT, Report
+from kvpilot._choice import RELEASE_TIMEOUT, Report
 from kvpilot._reading import PROGRESS_EVERY, Events
 from kvpilot.v1 import decision_pb2, prompt_pb2, replica_pb2, reservation_pb2, routing_pb2
 
@@ -76,7 +76,7 @@ class AsyncClient:
             raise _core.error(e, deadline) from None
 
     async def _report(self, report: Report, timeout: float | None = None) -> None:
-        await self._call(CALLS[type(report)], report, reservation_pb2.Reservation, timeout)
+        await self._call("ReportReservation", report, reservation_pb2.Reservation, timeout)
 
     async def _chosen(self, name: str, request: Message, timeout: float | None = None,
                       metadata: tuple[tuple[str, str], ...] = ()) -> AsyncChoice:
@@ -95,7 +95,7 @@ class AsyncClient:
             response = await asyncio.wait_for(call, GIVE_BACK_WAIT)
         except (_core.Error, asyncio.TimeoutError):
             return
-        await AsyncChoice(self, response)._leave(decision_pb2.END_CANCELED)
+        await AsyncChoice(self, response)._leave(reservation_pb2.RELEASE_REASON_CANCELED)
 
     async def _choose_for(self, path: str, body: bytes, headers: Mapping[str, str], timeout: float | None) -> AsyncChoice:
         """Chooses for an inference request by its body and its headers, as the router reads them."""
@@ -108,9 +108,10 @@ class AsyncClient:
         policy: str | None = None, params: Mapping[str, float] | None = None, allow: Sequence[str] = (),
         deny: Sequence[str] = (), pin: str = "", priority: int = 0, ttft_deadline: float | None = None,
         expected_output_tokens: int = 0, cache_salt: str = "", lease: float | None = None, request_id: str = "",
-        dry_run: bool = False, explain: bool = False, return_token_ids: bool = False, reports_all: bool = False,
+        booking: routing_pb2.Booking = routing_pb2.BOOKING_RESERVE, explain: bool = False, return_token_ids: bool = False,
+        reports_all: bool = False,
     ) -> AsyncChoice:
-        """Chooses a replica and books the load there, unless dry_run is set.
+        """Chooses a replica and books the load there, unless booking says otherwise.
 
         The prompt is one of messages, text, token_ids and body (the whole request, as JSON or a mapping); with token_ids=[],
         load alone decides. adapter is the LoRA adapter. ttft_deadline and lease are in seconds. explain and return_token_ids
@@ -121,7 +122,7 @@ class AsyncClient:
             model=model, messages=messages, text=text, token_ids=token_ids, body=body, adapter=adapter, session_id=session_id,
             policy=policy, params=params, allow=allow, deny=deny, pin=pin, priority=priority, ttft_deadline=ttft_deadline,
             expected_output_tokens=expected_output_tokens, cache_salt=cache_salt, lease=lease, request_id=request_id,
-            dry_run=dry_run, explain=explain, return_token_ids=return_token_ids, reports_all=reports_all)
+            booking=booking, explain=explain, return_token_ids=return_token_ids, reports_all=reports_all)
         return await self._chosen("ChooseReplica", request)
 
     async def tokenize(self, model: str, *, text: str | None = None, messages: Sequence[Mapping[str, Any]] | None = None,

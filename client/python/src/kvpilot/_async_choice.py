@@ -13,7 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload
 from kvpilot import _core
 from kvpilot._choice import RELEASE_TIMEOUT, BaseChoice, Report, end_of
 from kvpilot._reading import PROGRESS_EVERY, Reading
-from kvpilot.v1 import decision_pb2, routing_pb2
+from kvpilot.v1 import routing_pb2
+from kvpilot.v1.reservation_pb2 import ReleaseReason
 
 C = TypeVar("C")
 
@@ -101,11 +102,11 @@ class AsyncChoice(BaseChoice):
         if self.booked:
             await self._reporter._report(self._renew_message())
 
-    async def release(self, end: decision_pb2.End = decision_pb2.END_COMPLETED) -> None:
+    async def release(self, reason: ReleaseReason) -> None:
         """Ends the reservation; only the first release counts."""
         if not self.booked or self._released:
             return
-        await self._reporter._report(self._release_message(end), RELEASE_TIMEOUT)
+        await self._reporter._report(self._release_message(reason), RELEASE_TIMEOUT)
         self._released = True
 
     @overload
@@ -142,7 +143,7 @@ class AsyncChoice(BaseChoice):
             await task  # canceled again while releasing: the release has a deadline of its own
             raise
 
-    async def _leave(self, end: decision_pb2.End) -> None:
+    async def _leave(self, end: ReleaseReason) -> None:
         try:
             await self.release(end)
         except _core.TrackerClosedError as e:
@@ -201,7 +202,7 @@ class AsyncReports:
         if reading.complete:
             self.end(reading.left())
 
-    def end(self, end: decision_pb2.End) -> asyncio.Task[None]:
+    def end(self, end: ReleaseReason) -> asyncio.Task[None]:
         """Begins the release; only the first end counts."""
         if self._ending is None:
             self.background.open.discard(self)
@@ -210,7 +211,7 @@ class AsyncReports:
             self._ending = self.background.start(self._finish(end))
         return self._ending
 
-    async def _finish(self, end: decision_pb2.End) -> None:
+    async def _finish(self, end: ReleaseReason) -> None:
         if self._sent:
             await asyncio.wait(self._sent, timeout=RELEASE_TIMEOUT)
         await self._choice._leave(end)
@@ -263,7 +264,7 @@ class AsyncFollowed(Generic[C]):
         finally:
             await ending
 
-    def _end(self, end: decision_pb2.End) -> Awaitable[None]:
+    def _end(self, end: ReleaseReason) -> Awaitable[None]:
         self._over = True
         self._finalizer.detach()
         return asyncio.shield(self._reports.end(end))

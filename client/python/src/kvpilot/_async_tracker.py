@@ -10,8 +10,8 @@ import grpc
 
 from kvpilot import _core
 from kvpilot._async_choice import AsyncChoice, Background
-from kvpilot._choice import RELEASE_TIMEOUT, Report, on_stream
-from kvpilot.v1 import decision_pb2, reservation_pb2
+from kvpilot._choice import RELEASE_TIMEOUT, Report
+from kvpilot.v1 import reservation_pb2
 
 if TYPE_CHECKING:
     from kvpilot._aio import AsyncClient
@@ -28,7 +28,7 @@ class AsyncTracker:
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
-        self._queue: asyncio.Queue[reservation_pb2.TrackReservationRequest | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[reservation_pb2.ReservationReport | None] = asyncio.Queue()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._sequence = 0
         self._ended: _core.TrackerClosedError | None = None
@@ -64,7 +64,7 @@ class AsyncTracker:
         try:
             await self._report(choice._bind_message())
         except BaseException:
-            self.background.start(choice._leave(decision_pb2.END_CANCELED))
+            self.background.start(choice._leave(reservation_pb2.RELEASE_REASON_CANCELED))
             raise
         return AsyncChoice(self, choice.response)
 
@@ -90,7 +90,8 @@ class AsyncTracker:
         self._sequence += 1
         sequence = self._sequence
         answered = self._waiting[sequence] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(on_stream(sequence, report))
+        report.sequence = sequence
+        self._queue.put_nowait(report)
         try:
             await asyncio.wait_for(answered, timeout or self.client._options.timeout)
         except asyncio.TimeoutError:
@@ -98,7 +99,7 @@ class AsyncTracker:
         finally:
             del self._waiting[sequence]
 
-    async def _requests(self) -> AsyncIterator[reservation_pb2.TrackReservationRequest]:
+    async def _requests(self) -> AsyncIterator[reservation_pb2.ReservationReport]:
         while (request := await self._queue.get()) is not None:
             yield request
 

@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any
 
 from kvpilot._reading import Reading
-from kvpilot.v1 import decision_pb2, reservation_pb2, routing_pb2
-
-Report = Union[
-    reservation_pb2.ReportPrefillCompletedRequest, reservation_pb2.ReportDecodeProgressRequest,
-    reservation_pb2.ReleaseReservationRequest, reservation_pb2.RenewReservationRequest, reservation_pb2.BindReservation,
-]
-
-# The call that carries a report alone. Only a Tracker's stream binds.
-CALLS: dict[type[Report], str] = {
-    reservation_pb2.ReportPrefillCompletedRequest: "ReportPrefillCompleted",
-    reservation_pb2.ReportDecodeProgressRequest: "ReportDecodeProgress",
-    reservation_pb2.ReleaseReservationRequest: "ReleaseReservation",
-    reservation_pb2.RenewReservationRequest: "RenewReservation",
-}
-
-# The member of TrackReservationRequest that carries a report on a stream.
-MEMBERS: dict[type[Report], str] = {
-    reservation_pb2.ReportPrefillCompletedRequest: "prefill_completed",
-    reservation_pb2.ReportDecodeProgressRequest: "decode_progress",
-    reservation_pb2.ReleaseReservationRequest: "release",
-    reservation_pb2.RenewReservationRequest: "renew",
-    reservation_pb2.BindReservation: "bind",
-}
+from kvpilot.v1 import routing_pb2
+from kvpilot.v1.reservation_pb2 import (
+    RELEASE_REASON_CANCELED, RELEASE_REASON_COMPLETED, RELEASE_REASON_FAILED, RELEASE_REASON_REJECTED, ReleaseReason,
+)
+from kvpilot.v1.reservation_pb2 import ReservationReport as Report
 
 # Seconds that the release at the end of a block or of a stream waits for the router, retries included.
 RELEASE_TIMEOUT = 5.0
-
-
-def on_stream(sequence: int, report: Report) -> reservation_pb2.TrackReservationRequest:
-    """The report as a Tracker's stream carries it."""
-    request = reservation_pb2.TrackReservationRequest(sequence=sequence)
-    getattr(request, MEMBERS[type(report)]).CopyFrom(report)
-    return request
 
 
 class BaseChoice:
@@ -47,7 +22,7 @@ class BaseChoice:
     def __init__(self, response: routing_pb2.ChooseReplicaResponse) -> None:
         self.response = response
         self._released = False
-        self._end: decision_pb2.End | None = None
+        self._reason: ReleaseReason | None = None
         self._output_tokens: int | None = None
         self._cached_tokens: int | None = None
         self._served_by = ""
@@ -86,59 +61,68 @@ class BaseChoice:
         """
         return {"base_url": self.url + "/v1", "api_key": api_key, "default_headers": self.request_headers, "max_retries": 0}
 
-    def outcome(self, *, end: decision_pb2.End | None = None, output_tokens: int | None = None,
+    def outcome(self, *, reason: ReleaseReason | None = None, output_tokens: int | None = None,
                 cached_tokens: int | None = None, served_by: str = "") -> None:
         """Sets what the release at the block's end says, in place of what a followed stream said of itself."""
-        self._end, self._served_by = end, served_by
+        self._reason, self._served_by = reason, served_by
         self._output_tokens, self._cached_tokens = output_tokens, cached_tokens
 
     @property
     def _renew_every(self) -> float:
         """Seconds between two renewals: a third of the lease, of which the shortest is 100 ms."""
-        return max(self.response.lease_ms, 100) / 3000
+        return max(self.response.lease.ToTimedelta().total_seconds(), 0.1) / 3
+
+    def _new_report(self) -> Report:
+        return Report(reservation_id=self.response.reservation_id, attempt=self.response.attempt)
 
     def _prefill_message(self) -> Report:
-        return reservation_pb2.ReportPrefillCompletedRequest(
-            reservation_id=self.response.reservation_id, attempt=self.response.attempt)
+        report = self._new_report()
+        report.first_token.SetInParent()
+        return report
 
     def _progress_message(self, output_tokens: int) -> Report:
-        return reservation_pb2.ReportDecodeProgressRequest(
-            reservation_id=self.response.reservation_id, attempt=self.response.attempt, output_tokens=output_tokens)
+        report = self._new_report()
+        report.progress.SetInParent()
+        report.progress.output_tokens = output_tokens
+        return report
 
     def _renew_message(self) -> Report:
-        return reservation_pb2.RenewReservationRequest(
-            reservation_id=self.response.reservation_id, attempt=self.response.attempt)
+        report = self._new_report()
+        report.renew.SetInParent()
+        return report
 
     def _bind_message(self) -> Report:
-        return reservation_pb2.BindReservation(reservation_id=self.response.reservation_id, attempt=self.response.attempt)
+        report = self._new_report()
+        report.bind.SetInParent()
+        return report
 
-    def _release_message(self, end: decision_pb2.End) -> Report:
-        message = reservation_pb2.ReleaseReservationRequest(
-            reservation_id=self.response.reservation_id, attempt=self.response.attempt, end=self._end or end,
-            served_by=self._served_by)
+    def _release_message(self, reason: ReleaseReason) -> Report:
+        report = self._new_report()
+        report.release.reason = self._reason or reason
+        report.release.served_by = self._served_by
         output_tokens, cached_tokens = self._output_tokens, self._cached_tokens
         if self._reading is not None:
             output_tokens = self._reading.tokens if output_tokens is None else output_tokens
             cached_tokens = self._reading.cached_tokens if cached_tokens is None else cached_tokens
         if output_tokens is not None:
-            message.output_tokens = output_tokens
+            report.release.output_tokens = output_tokens
         if cached_tokens is not None:
-            message.cached_tokens = cached_tokens
-        return message
+            report.release.cached_tokens = cached_tokens
+        return report
 
-    def _end_of_block(self, raised: BaseException | None) -> decision_pb2.End:
+    def _end_of_block(self, raised: BaseException | None) -> ReleaseReason:
         """How the request ended when a block that used it ends."""
         if self._reading is not None:  # an exception of the stream itself has ended it already: this is the reader's
             return self._reading.left()
-        return decision_pb2.END_COMPLETED if raised is None else end_of(raised)
+        return RELEASE_REASON_COMPLETED if raised is None else end_of(raised)
 
 
-def end_of(raised: BaseException) -> decision_pb2.End:
+def end_of(raised: BaseException) -> ReleaseReason:
     """The end that an exception means: canceled when it is no error, rejected for a replica's own 4xx, else failed."""
     if not isinstance(raised, Exception):  # CancelledError, GeneratorExit, KeyboardInterrupt
-        return decision_pb2.END_CANCELED
+        return RELEASE_REASON_CANCELED
     # openai's and anthropic's errors have the status themselves, httpx's has it in its response.
     status = getattr(raised, "status_code", None) or getattr(getattr(raised, "response", None), "status_code", None)
     if isinstance(status, int) and 400 <= status < 500:
-        return decision_pb2.END_REJECTED
-    return decision_pb2.END_FAILED
+        return RELEASE_REASON_REJECTED
+    return RELEASE_REASON_FAILED

@@ -23,10 +23,7 @@ INFERENCE = "/kvpilot.v1.InferenceService/"
 REPLICAS = "/kvpilot.v1.ReplicaService/"
 
 # The calls that change nothing when they are repeated. ChooseReplica and inference are not among them.
-REPEATABLE = (
-    "Tokenize", "Detokenize", "ReportPrefillCompleted", "ReportDecodeProgress", "ReleaseReservation",
-    "RenewReservation", "ExplainDecision",
-)
+REPEATABLE = ("Tokenize", "Detokenize", "ReportReservation", "ExplainDecision")
 
 SERVICE_CONFIG = json.dumps({"methodConfig": [{
     "name": [{"service": "kvpilot.v1.RoutingService", "method": m} for m in REPEATABLE]
@@ -121,13 +118,13 @@ def choose_request(*, model: str, messages: Sequence[Mapping[str, Any]] | None, 
                    token_ids: Sequence[int] | None, body: Body | None, adapter: str, session_id: str, policy: str | None,
                    params: Mapping[str, float] | None, allow: Sequence[str], deny: Sequence[str], pin: str, priority: int,
                    ttft_deadline: float | None, expected_output_tokens: int, cache_salt: str, lease: float | None,
-                   request_id: str, dry_run: bool, explain: bool, return_token_ids: bool,
+                   request_id: str, booking: routing_pb2.Booking, explain: bool, return_token_ids: bool,
                    reports_all: bool) -> routing_pb2.ChooseReplicaRequest:
     one_prompt({"messages": messages, "text": text, "token_ids": token_ids, "body": body},
                " (token_ids=[] chooses by load alone)")
     request = routing_pb2.ChooseReplicaRequest(
         model=model, adapter=adapter, session_id=session_id, priority=priority, cache_salt=cache_salt, request_id=request_id,
-        expected_output_tokens=expected_output_tokens, dry_run=dry_run, explain=explain, return_token_ids=return_token_ids,
+        expected_output_tokens=expected_output_tokens, booking=booking, explain=explain, return_token_ids=return_token_ids,
     )
     if messages is not None:
         body = {"model": model, "messages": list(messages)} if model else {"messages": list(messages)}

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvpilot.v1 import decision_pb2
+from kvpilot.v1.reservation_pb2 import (
+    RELEASE_REASON_CANCELED, RELEASE_REASON_COMPLETED, RELEASE_REASON_FAILED, RELEASE_REASON_REJECTED, ReleaseReason,
+)
 
 # Chunks between two reports of progress, unless the caller says otherwise.
 PROGRESS_EVERY = 16
@@ -157,23 +159,23 @@ class Reading:
             if isinstance(cached, int):
                 self.cached_tokens = cached
 
-    def ended(self) -> decision_pb2.End:
+    def ended(self) -> ReleaseReason:
         """How the request ended, when the stream has run out by itself."""
         self._exhausted = True
         if self.status >= 400:
-            return decision_pb2.END_REJECTED if self.status < 500 else decision_pb2.END_FAILED
+            return RELEASE_REASON_REJECTED if self.status < 500 else RELEASE_REASON_FAILED
         if self.whole and len(self._bytes) <= MAX_WHOLE:
             self._read_whole()
         broken = bool(self._seen) and not self.finished and not self.whole  # the connection was closed in mid-answer
-        return decision_pb2.END_FAILED if self._error or broken else decision_pb2.END_COMPLETED
+        return RELEASE_REASON_FAILED if self._error or broken else RELEASE_REASON_COMPLETED
 
-    def left(self) -> decision_pb2.End:
+    def left(self) -> ReleaseReason:
         """How the request ended, when its reader wants no more of it."""
         if self._exhausted:
             return self.ended()
         if self._error:
-            return decision_pb2.END_FAILED
-        return decision_pb2.END_COMPLETED if self.finished else decision_pb2.END_CANCELED
+            return RELEASE_REASON_FAILED
+        return RELEASE_REASON_COMPLETED if self.finished else RELEASE_REASON_CANCELED
 
     def _read_whole(self) -> None:
         try:

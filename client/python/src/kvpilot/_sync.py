@@ -12,7 +12,7 @@ from google.api import httpbody_pb2
 from google.protobuf.message import Message
 
 from kvpilot import _core
-from kvpilot._choice import CALLS, RELEASE_TIMEOUT, Report
+from kvpilot._choice import RELEASE_TIMEOUT, Report
 from kvpilot._reading import PROGRESS_EVERY, Events
 from kvpilot._sync_choice import Choice, Janitor, Wait
 from kvpilot._sync_tracker import Tracker
@@ -71,7 +71,7 @@ class Client:
 
     def _begin(self, report: Report, timeout: float | None = None) -> Wait:
         call: Any = self.channel.unary_unary(
-            _core.ROUTING + CALLS[type(report)], request_serializer=lambda m: m.SerializeToString(),
+            _core.ROUTING + "ReportReservation", request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=reservation_pb2.Reservation.FromString)
         timeout = timeout or self._options.timeout
         deadline = _core.Deadline(timeout)
@@ -102,9 +102,10 @@ class Client:
         policy: str | None = None, params: Mapping[str, float] | None = None, allow: Sequence[str] = (),
         deny: Sequence[str] = (), pin: str = "", priority: int = 0, ttft_deadline: float | None = None,
         expected_output_tokens: int = 0, cache_salt: str = "", lease: float | None = None, request_id: str = "",
-        dry_run: bool = False, explain: bool = False, return_token_ids: bool = False, reports_all: bool = False,
+        booking: routing_pb2.Booking = routing_pb2.BOOKING_RESERVE, explain: bool = False, return_token_ids: bool = False,
+        reports_all: bool = False,
     ) -> Choice:
-        """Chooses a replica and books the load there, unless dry_run is set.
+        """Chooses a replica and books the load there, unless booking says otherwise.
 
         The prompt is one of messages, text, token_ids and body (the whole request, as JSON or a mapping); with token_ids=[],
         load alone decides. adapter is the LoRA adapter. ttft_deadline and lease are in seconds. explain and return_token_ids
@@ -115,7 +116,7 @@ class Client:
             model=model, messages=messages, text=text, token_ids=token_ids, body=body, adapter=adapter, session_id=session_id,
             policy=policy, params=params, allow=allow, deny=deny, pin=pin, priority=priority, ttft_deadline=ttft_deadline,
             expected_output_tokens=expected_output_tokens, cache_salt=cache_salt, lease=lease, request_id=request_id,
-            dry_run=dry_run, explain=explain, return_token_ids=return_token_ids, reports_all=reports_all)
+            booking=booking, explain=explain, return_token_ids=return_token_ids, reports_all=reports_all)
         return Choice(self, self._call("ChooseReplica", request, routing_pb2.ChooseReplicaResponse))
 
     def tokenize(self, model: str, *, text: str | None = None, messages: Sequence[Mapping[str, Any]] | None = None,

@@ -13,7 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload
 from kvpilot import _core
 from kvpilot._choice import RELEASE_TIMEOUT, BaseChoice, Report, end_of
 from kvpilot._reading import PROGRESS_EVERY, Reading
-from kvpilot.v1 import decision_pb2, routing_pb2
+from kvpilot.v1 import routing_pb2
+from kvpilot.v1.reservation_pb2 import ReleaseReason
 
 C = TypeVar("C")
 Wait = Callable[[], None]
@@ -64,11 +65,11 @@ class Choice(BaseChoice):
         if self.booked:
             self._reporter._begin(self._renew_message())()
 
-    def release(self, end: decision_pb2.End = decision_pb2.END_COMPLETED) -> None:
+    def release(self, reason: ReleaseReason) -> None:
         """Ends the reservation; only the first release counts."""
         if not self.booked or self._released:
             return
-        self._reporter._begin(self._release_message(end), RELEASE_TIMEOUT)()
+        self._reporter._begin(self._release_message(reason), RELEASE_TIMEOUT)()
         self._released = True
 
     @overload
@@ -100,7 +101,7 @@ class Choice(BaseChoice):
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
         self._leave(self._end_of_block(raised))
 
-    def _leave(self, end: decision_pb2.End) -> None:
+    def _leave(self, end: ReleaseReason) -> None:
         try:
             self.release(end)
         except _core.TrackerClosedError as e:
@@ -152,7 +153,7 @@ class Reports:
         if reading.complete:  # a reader may leave now without closing
             self.end(reading.left())
 
-    def end(self, end: decision_pb2.End) -> None:
+    def end(self, end: ReleaseReason) -> None:
         """Releases; only the first end counts."""
         with self._lock:
             if self.over:
@@ -209,7 +210,7 @@ class Followed(Generic[C]):
         finally:
             self._end(self._reports.reading.left())
 
-    def _end(self, end: decision_pb2.End) -> None:
+    def _end(self, end: ReleaseReason) -> None:
         self._over = True
         self._finalizer.detach()
         self._reports.end(end)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from kvpilot import _core
-from kvpilot._choice import RELEASE_TIMEOUT, Report, on_stream
+from kvpilot._choice import RELEASE_TIMEOUT, Report
 from kvpilot._sync_choice import Choice, Janitor, Wait
-from kvpilot.v1 import decision_pb2, reservation_pb2
+from kvpilot.v1 import reservation_pb2
 
 if TYPE_CHECKING:
     from kvpilot._sync import Client
@@ -29,7 +29,7 @@ class Tracker:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._queue: queue.SimpleQueue[reservation_pb2.TrackReservationRequest | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[reservation_pb2.ReservationReport | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, futures.Future[None]] = {}  # guarded by _lock
         self._sequence = 0  # guarded by _lock
@@ -66,7 +66,7 @@ class Tracker:
         try:
             self._begin(choice._bind_message())()
         except BaseException:
-            choice._leave(decision_pb2.END_CANCELED)
+            choice._leave(reservation_pb2.RELEASE_REASON_CANCELED)
             raise
         return Choice(self, choice.response)
 
@@ -98,7 +98,8 @@ class Tracker:
             self._sequence += 1
             sequence = self._sequence
             self._waiting[sequence] = answered
-            self._queue.put(on_stream(sequence, report))
+            report.sequence = sequence
+            self._queue.put(report)
 
         def wait() -> None:
             try:

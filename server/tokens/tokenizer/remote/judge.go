@@ -28,7 +28,7 @@ const (
 func newBreaker() *breaker.Breaker {
 	return breaker.New(breaker.Config{
 		Failures: breakerThreshold, Rate: 1, MinRequests: math.MaxInt32, Window: window, OpenFor: breakerFirst, MaxOpenFor: breakerLongest, Trials: 1,
-	}, nil)
+	})
 }
 
 // judge updates the endpoint's breaker from the end of an attempt. A failure that the question may have caused is left to its dialogue;

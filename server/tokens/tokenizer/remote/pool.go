@@ -64,7 +64,7 @@ type Pool struct {
 
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
-	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg), poison: poison.New(nil)}
+	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg), poison: poison.New()}
 	p.timeout.Store(int64(cfg.Timeout))
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)

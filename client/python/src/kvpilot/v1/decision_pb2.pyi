@@ -156,7 +156,7 @@ class Decision(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[str] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[str] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog_ms", "uncached_tokens", "prefill_ms", "ttft_ms", "cost", "silent_ms", "speed", "slowdown", "planned_ms", "full_step_ms", "decode_ms", "crowding_ms", "tpot_ms", "late", "returns_per_second", "saved_ms", "residual_ms", "chars", "held_chars", "place", "drag_ms", "conduct")
+    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     VETO_FIELD_NUMBER: _ClassVar[int]
@@ -171,27 +171,27 @@ class Candidate(_message.Message):
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
-    BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
     UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
-    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
-    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
-    PLANNED_MS_FIELD_NUMBER: _ClassVar[int]
-    FULL_STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    DECODE_MS_FIELD_NUMBER: _ClassVar[int]
-    CROWDING_MS_FIELD_NUMBER: _ClassVar[int]
-    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    FULL_STEP_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    CROWDING_FIELD_NUMBER: _ClassVar[int]
+    TPOT_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
     RETURNS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
-    SAVED_MS_FIELD_NUMBER: _ClassVar[int]
-    RESIDUAL_MS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_FIELD_NUMBER: _ClassVar[int]
     CHARS_FIELD_NUMBER: _ClassVar[int]
     HELD_CHARS_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
-    DRAG_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAG_FIELD_NUMBER: _ClassVar[int]
     CONDUCT_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     rank: int
@@ -207,50 +207,50 @@ class Candidate(_message.Message):
     blocks: int
     engine_waiting: int
     kv_usage: float
-    backlog_ms: float
+    backlog: _duration_pb2.Duration
     uncached_tokens: int
-    prefill_ms: float
-    ttft_ms: float
+    prefill: _duration_pb2.Duration
+    ttft: _duration_pb2.Duration
     cost: float
-    silent_ms: float
+    silent: _duration_pb2.Duration
     speed: RankSpeed
     slowdown: float
-    planned_ms: float
-    full_step_ms: float
-    decode_ms: float
-    crowding_ms: float
-    tpot_ms: float
+    planned: _duration_pb2.Duration
+    full_step: _duration_pb2.Duration
+    decode: _duration_pb2.Duration
+    crowding: _duration_pb2.Duration
+    tpot: _duration_pb2.Duration
     late: float
     returns_per_second: float
-    saved_ms: float
-    residual_ms: float
+    saved: _duration_pb2.Duration
+    residual: _duration_pb2.Duration
     chars: int
     held_chars: int
     place: int
-    drag_ms: float
+    drag: _duration_pb2.Duration
     conduct: RankConduct
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[str] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog_ms: _Optional[float] = ..., uncached_tokens: _Optional[int] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., cost: _Optional[float] = ..., silent_ms: _Optional[float] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned_ms: _Optional[float] = ..., full_step_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., crowding_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved_ms: _Optional[float] = ..., residual_ms: _Optional[float] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag_ms: _Optional[float] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[str] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ...) -> None: ...
 
 class RankConduct(_message.Message):
-    __slots__ = ("suspicions", "slowness", "token_ms", "empty_share", "overlap_trust")
+    __slots__ = ("suspicions", "slowness", "token_time", "empty_share", "overlap_trust")
     SUSPICIONS_FIELD_NUMBER: _ClassVar[int]
     SLOWNESS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TIME_FIELD_NUMBER: _ClassVar[int]
     EMPTY_SHARE_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_TRUST_FIELD_NUMBER: _ClassVar[int]
     suspicions: _containers.RepeatedScalarFieldContainer[str]
     slowness: float
-    token_ms: float
+    token_time: _duration_pb2.Duration
     empty_share: float
     overlap_trust: float
-    def __init__(self, suspicions: _Optional[_Iterable[str]] = ..., slowness: _Optional[float] = ..., token_ms: _Optional[float] = ..., empty_share: _Optional[float] = ..., overlap_trust: _Optional[float] = ...) -> None: ...
+    def __init__(self, suspicions: _Optional[_Iterable[str]] = ..., slowness: _Optional[float] = ..., token_time: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., empty_share: _Optional[float] = ..., overlap_trust: _Optional[float] = ...) -> None: ...
 
 class RankSpeed(_message.Message):
-    __slots__ = ("tokens_per_second", "bend_tokens", "step_ms", "overhead_ms", "spread", "source", "busy", "samples", "prediction_ratio")
+    __slots__ = ("tokens_per_second", "bend_tokens", "step", "overhead", "spread", "source", "busy", "samples", "prediction_ratio")
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     BEND_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    STEP_MS_FIELD_NUMBER: _ClassVar[int]
-    OVERHEAD_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_FIELD_NUMBER: _ClassVar[int]
     SPREAD_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -258,28 +258,28 @@ class RankSpeed(_message.Message):
     PREDICTION_RATIO_FIELD_NUMBER: _ClassVar[int]
     tokens_per_second: float
     bend_tokens: float
-    step_ms: float
-    overhead_ms: float
+    step: _duration_pb2.Duration
+    overhead: _duration_pb2.Duration
     spread: float
     source: str
     busy: float
     samples: int
     prediction_ratio: float
-    def __init__(self, tokens_per_second: _Optional[float] = ..., bend_tokens: _Optional[float] = ..., step_ms: _Optional[float] = ..., overhead_ms: _Optional[float] = ..., spread: _Optional[float] = ..., source: _Optional[str] = ..., busy: _Optional[float] = ..., samples: _Optional[int] = ..., prediction_ratio: _Optional[float] = ...) -> None: ...
+    def __init__(self, tokens_per_second: _Optional[float] = ..., bend_tokens: _Optional[float] = ..., step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., overhead: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., spread: _Optional[float] = ..., source: _Optional[str] = ..., busy: _Optional[float] = ..., samples: _Optional[int] = ..., prediction_ratio: _Optional[float] = ...) -> None: ...
 
 class Shadow(_message.Message):
-    __slots__ = ("policy", "replica_id", "rank", "agrees", "regret_ms")
+    __slots__ = ("policy", "replica_id", "rank", "agrees", "regret")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     AGREES_FIELD_NUMBER: _ClassVar[int]
-    REGRET_MS_FIELD_NUMBER: _ClassVar[int]
+    REGRET_FIELD_NUMBER: _ClassVar[int]
     policy: str
     replica_id: str
     rank: int
     agrees: bool
-    regret_ms: float
-    def __init__(self, policy: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., agrees: bool = ..., regret_ms: _Optional[float] = ...) -> None: ...
+    regret: _duration_pb2.Duration
+    def __init__(self, policy: _Optional[str] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., agrees: bool = ..., regret: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("end", "replica_id", "rank", "ttft", "predicted_ttft", "duration", "prompt_tokens", "output_tokens", "cached_tokens", "predicted_cached_tokens", "counted_output_tokens")

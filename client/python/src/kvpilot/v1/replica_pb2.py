@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from kvpilot.v1 import decision_pb2 as kvpilot_dot_v1_dot_decision__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvpilot/v1/replica.proto\x12\nkvpilot.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\xc6\x05\n\x07Replica\x12\x1d\n\nreplica_id\x18\x01 \x01(\tR\treplicaId\x12\x10\n\x03url\x18\x02 \x01(\tR\x03url\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x18.kvpilot.v1.ReplicaStateR\x05state\x12\x30\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x05since\x12\x12\n\x04life\x18\x05 \x01(\x04R\x04life\x12-\n\x05ranks\x18\x06 \x03(\x0b\x32\x17.kvpilot.v1.ReplicaRankR\x05ranks\x12\x30\n\x06models\x18\x07 \x03(\x0b\x32\x18.kvpilot.v1.ReplicaModelR\x06models\x12\x37\n\x06labels\x18\x08 \x03(\x0b\x32\x1f.kvpilot.v1.Replica.LabelsEntryR\x06labels\x12\x18\n\x07version\x18\t \x01(\tR\x07version\x12#\n\rrust_frontend\x18\n \x01(\x08R\x0crustFrontend\x12\x1d\n\nblock_size\x18\x0b \x01(\rR\tblockSize\x12\x16\n\x06\x62locks\x18\x0c \x01(\rR\x06\x62locks\x12,\n\x12max_batched_tokens\x18\r \x01(\rR\x10maxBatchedTokens\x12\x1d\n\nlast_error\x18\x0e \x01(\tR\tlastError\x12\x18\n\x07\x64rained\x18\x0f \x01(\x08R\x07\x64rained\x12\x32\n\x07\x62reaker\x18\x10 \x01(\x0e\x32\x18.kvpilot.v1.BreakerStateR\x07\x62reaker\x12.\n\x05\x64rain\x18\x11 \x01(\x0b\x32\x18.kvpilot.v1.ReplicaDrainR\x05\x64rain\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x99\x01\n\x0cReplicaDrain\x12\x30\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n\x02\x62y\x18\x02 \x01(\tR\x02\x62y\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n\tin_flight\x18\x04 \x01(\rR\x08inFlight\x12\x12\n\x04move\x18\x05 \x01(\x08R\x04move\"\xda\x02\n\x0bReplicaRank\x12\x12\n\x04rank\x18\x01 \x01(\rR\x04rank\x12\'\n\x0f\x65vents_endpoint\x18\x02 \x01(\tR\x0e\x65ventsEndpoint\x12\'\n\x0freplay_endpoint\x18\x03 \x01(\tR\x0ereplayEndpoint\x12)\n\x04\x66\x65\x65\x64\x18\x04 \x01(\x0e\x32\x15.kvpilot.v1.FeedStateR\x04\x66\x65\x65\x64\x12\x1d\n\nfeed_error\x18\x05 \x01(\tR\tfeedError\x12\x1e\n\x0b\x66\x65\x65\x64_lag_ms\x18\x06 \x01(\x01R\tfeedLagMs\x12\x12\n\x04gaps\x18\x07 \x01(\x04R\x04gaps\x12\x16\n\x06resets\x18\x08 \x01(\x04R\x06resets\x12!\n\x0cknown_blocks\x18\t \x01(\rR\x0bknownBlocks\x12,\n\x12known_lower_blocks\x18\n \x01(\rR\x10knownLowerBlocks\"Z\n\x0cReplicaModel\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n\x06parent\x18\x02 \x01(\tR\x06parent\x12\"\n\rmax_model_len\x18\x03 \x01(\rR\x0bmaxModelLen\"m\n\nEventsSpec\x12\x1c\n\x08\x65ndpoint\x18\x01 \x01(\tB\x00R\x08\x65ndpoint\x12)\n\x0freplay_endpoint\x18\x02 \x01(\tB\x00R\x0ereplayEndpoint\x12\x16\n\x05topic\x18\x03 \x01(\tB\x00R\x05topic\"\xdc\x02\n\x0fRegisterRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\x12\x12\n\x03url\x18\x02 \x01(\tB\x00R\x03url\x12\x30\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x16.kvpilot.v1.EventsSpecB\x00R\x06\x65vents\x12\x16\n\x05ranks\x18\x04 \x01(\rB\x00R\x05ranks\x12\x41\n\x06labels\x18\x05 \x03(\x0b\x32\'.kvpilot.v1.RegisterRequest.LabelsEntryB\x00R\x06labels\x12\x31\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x00R\x05lease\x12\x19\n\x07\x61pi_key\x18\x07 \x01(\tB\x00R\x06\x61piKey\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"]\n\x10RegisterResponse\x12/\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x05lease\x12\x18\n\x07\x63reated\x18\x02 \x01(\x08R\x07\x63reated\"4\n\x11\x44\x65registerRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\"\x14\n\x12\x44\x65registerResponse\"\x87\x01\n\x0c\x44rainRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\x12\x12\n\x04undo\x18\x02 \x01(\x08R\x04undo\x12\x18\n\x06reason\x18\x03 \x01(\tB\x00R\x06reason\x12\x14\n\x05\x66orce\x18\x04 \x01(\x08R\x05\x66orce\x12\x12\n\x04move\x18\x05 \x01(\x08R\x04move\">\n\rDrainResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\"%\n\x0bListRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\"?\n\x0cListResponse\x12/\n\x08replicas\x18\x01 \x03(\x0b\x32\x13.kvpilot.v1.ReplicaR\x08replicas\"-\n\nGetRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\"<\n\x0bGetResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\"&\n\x0cWatchRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\"X\n\rWatchResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\x12\x18\n\x07removed\x18\x02 \x01(\x08R\x07removed*\x9b\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x1b\n\x17REPLICA_STATE_UNHEALTHY\x10\x04*x\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x17\n\x13\x42REAKER_STATE_TRIAL\x10\x02\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x03\x32\xa1\x03\n\x0eReplicaService\x12G\n\x08Register\x12\x1b.kvpilot.v1.RegisterRequest\x1a\x1c.kvpilot.v1.RegisterResponse\"\x00\x12M\n\nDeregister\x12\x1d.kvpilot.v1.DeregisterRequest\x1a\x1e.kvpilot.v1.DeregisterResponse\"\x00\x12>\n\x05\x44rain\x12\x18.kvpilot.v1.DrainRequest\x1a\x19.kvpilot.v1.DrainResponse\"\x00\x12;\n\x04List\x12\x17.kvpilot.v1.ListRequest\x1a\x18.kvpilot.v1.ListResponse\"\x00\x12\x38\n\x03Get\x12\x16.kvpilot.v1.GetRequest\x1a\x17.kvpilot.v1.GetResponse\"\x00\x12@\n\x05Watch\x12\x18.kvpilot.v1.WatchRequest\x1a\x19.kvpilot.v1.WatchResponse\"\x00\x30\x01\x42\x35Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvpilot/v1/replica.proto\x12\nkvpilot.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\"\xc6\x05\n\x07Replica\x12\x1d\n\nreplica_id\x18\x01 \x01(\tR\treplicaId\x12\x10\n\x03url\x18\x02 \x01(\tR\x03url\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x18.kvpilot.v1.ReplicaStateR\x05state\x12\x30\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x05since\x12\x12\n\x04life\x18\x05 \x01(\x04R\x04life\x12-\n\x05ranks\x18\x06 \x03(\x0b\x32\x17.kvpilot.v1.ReplicaRankR\x05ranks\x12\x30\n\x06models\x18\x07 \x03(\x0b\x32\x18.kvpilot.v1.ReplicaModelR\x06models\x12\x37\n\x06labels\x18\x08 \x03(\x0b\x32\x1f.kvpilot.v1.Replica.LabelsEntryR\x06labels\x12\x18\n\x07version\x18\t \x01(\tR\x07version\x12#\n\rrust_frontend\x18\n \x01(\x08R\x0crustFrontend\x12\x1d\n\nblock_size\x18\x0b \x01(\rR\tblockSize\x12\x16\n\x06\x62locks\x18\x0c \x01(\rR\x06\x62locks\x12,\n\x12max_batched_tokens\x18\r \x01(\rR\x10maxBatchedTokens\x12\x1d\n\nlast_error\x18\x0e \x01(\tR\tlastError\x12\x18\n\x07\x64rained\x18\x0f \x01(\x08R\x07\x64rained\x12\x32\n\x07\x62reaker\x18\x10 \x01(\x0e\x32\x18.kvpilot.v1.BreakerStateR\x07\x62reaker\x12.\n\x05\x64rain\x18\x11 \x01(\x0b\x32\x18.kvpilot.v1.ReplicaDrainR\x05\x64rain\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"\x99\x01\n\x0cReplicaDrain\x12\x30\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n\x02\x62y\x18\x02 \x01(\tR\x02\x62y\x12\x16\n\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n\tin_flight\x18\x04 \x01(\rR\x08inFlight\x12\x12\n\x04move\x18\x05 \x01(\x08R\x04move\"\xf0\x02\n\x0bReplicaRank\x12\x12\n\x04rank\x18\x01 \x01(\rR\x04rank\x12\'\n\x0f\x65vents_endpoint\x18\x02 \x01(\tR\x0e\x65ventsEndpoint\x12\'\n\x0freplay_endpoint\x18\x03 \x01(\tR\x0ereplayEndpoint\x12)\n\x04\x66\x65\x65\x64\x18\x04 \x01(\x0e\x32\x15.kvpilot.v1.FeedStateR\x04\x66\x65\x65\x64\x12\x1d\n\nfeed_error\x18\x05 \x01(\tR\tfeedError\x12\x34\n\x08\x66\x65\x65\x64_lag\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07\x66\x65\x65\x64Lag\x12\x12\n\x04gaps\x18\x07 \x01(\x04R\x04gaps\x12\x16\n\x06resets\x18\x08 \x01(\x04R\x06resets\x12!\n\x0cknown_blocks\x18\t \x01(\rR\x0bknownBlocks\x12,\n\x12known_lower_blocks\x18\n \x01(\rR\x10knownLowerBlocks\"Z\n\x0cReplicaModel\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n\x06parent\x18\x02 \x01(\tR\x06parent\x12\"\n\rmax_model_len\x18\x03 \x01(\rR\x0bmaxModelLen\"m\n\nEventsSpec\x12\x1c\n\x08\x65ndpoint\x18\x01 \x01(\tB\x00R\x08\x65ndpoint\x12)\n\x0freplay_endpoint\x18\x02 \x01(\tB\x00R\x0ereplayEndpoint\x12\x16\n\x05topic\x18\x03 \x01(\tB\x00R\x05topic\"\xdc\x02\n\x0fRegisterRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\x12\x12\n\x03url\x18\x02 \x01(\tB\x00R\x03url\x12\x30\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x16.kvpilot.v1.EventsSpecB\x00R\x06\x65vents\x12\x16\n\x05ranks\x18\x04 \x01(\rB\x00R\x05ranks\x12\x41\n\x06labels\x18\x05 \x03(\x0b\x32\'.kvpilot.v1.RegisterRequest.LabelsEntryB\x00R\x06labels\x12\x31\n\x05lease\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x00R\x05lease\x12\x19\n\x07\x61pi_key\x18\x07 \x01(\tB\x00R\x06\x61piKey\x1a\x39\n\x0bLabelsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\"]\n\x10RegisterResponse\x12/\n\x05lease\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x05lease\x12\x18\n\x07\x63reated\x18\x02 \x01(\x08R\x07\x63reated\"4\n\x11\x44\x65registerRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\"\x14\n\x12\x44\x65registerResponse\"s\n\x0c\x44rainRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\x12\x18\n\x06reason\x18\x03 \x01(\tB\x00R\x06reason\x12\x14\n\x05\x66orce\x18\x04 \x01(\x08R\x05\x66orce\x12\x12\n\x04move\x18\x05 \x01(\x08R\x04move\">\n\rDrainResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\"1\n\x0eUndrainRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\"@\n\x0fUndrainResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\"%\n\x0bListRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\"?\n\x0cListResponse\x12/\n\x08replicas\x18\x01 \x03(\x0b\x32\x13.kvpilot.v1.ReplicaR\x08replicas\"-\n\nGetRequest\x12\x1f\n\nreplica_id\x18\x01 \x01(\tB\x00R\treplicaId\"<\n\x0bGetResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\"&\n\x0cWatchRequest\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\"X\n\rWatchResponse\x12-\n\x07replica\x18\x01 \x01(\x0b\x32\x13.kvpilot.v1.ReplicaR\x07replica\x12\x18\n\x07removed\x18\x02 \x01(\x08R\x07removed*\x9b\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x17\n\x13REPLICA_STATE_READY\x10\x02\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x03\x12\x1b\n\x17REPLICA_STATE_UNHEALTHY\x10\x04*x\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x17\n\x13\x42REAKER_STATE_TRIAL\x10\x02\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x03\x32\xe7\x03\n\x0eReplicaService\x12G\n\x08Register\x12\x1b.kvpilot.v1.RegisterRequest\x1a\x1c.kvpilot.v1.RegisterResponse\"\x00\x12M\n\nDeregister\x12\x1d.kvpilot.v1.DeregisterRequest\x1a\x1e.kvpilot.v1.DeregisterResponse\"\x00\x12>\n\x05\x44rain\x12\x18.kvpilot.v1.DrainRequest\x1a\x19.kvpilot.v1.DrainResponse\"\x00\x12\x44\n\x07Undrain\x12\x1a.kvpilot.v1.UndrainRequest\x1a\x1b.kvpilot.v1.UndrainResponse\"\x00\x12;\n\x04List\x12\x17.kvpilot.v1.ListRequest\x1a\x18.kvpilot.v1.ListResponse\"\x00\x12\x38\n\x03Get\x12\x16.kvpilot.v1.GetRequest\x1a\x17.kvpilot.v1.GetResponse\"\x00\x12@\n\x05Watch\x12\x18.kvpilot.v1.WatchRequest\x1a\x19.kvpilot.v1.WatchResponse\"\x00\x30\x01\x42\x35Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICA_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_REGISTERREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_REGISTERREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_REPLICASTATE']._serialized_start=2621
-  _globals['_REPLICASTATE']._serialized_end=2776
-  _globals['_BREAKERSTATE']._serialized_start=2778
-  _globals['_BREAKERSTATE']._serialized_end=2898
+  _globals['_REPLICASTATE']._serialized_start=2739
+  _globals['_REPLICASTATE']._serialized_end=2894
+  _globals['_BREAKERSTATE']._serialized_start=2896
+  _globals['_BREAKERSTATE']._serialized_end=3016
   _globals['_REPLICA']._serialized_start=133
   _globals['_REPLICA']._serialized_end=843
   _globals['_REPLICA_LABELSENTRY']._serialized_start=786
@@ -50,37 +50,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLICADRAIN']._serialized_start=846
   _globals['_REPLICADRAIN']._serialized_end=999
   _globals['_REPLICARANK']._serialized_start=1002
-  _globals['_REPLICARANK']._serialized_end=1348
-  _globals['_REPLICAMODEL']._serialized_start=1350
-  _globals['_REPLICAMODEL']._serialized_end=1440
-  _globals['_EVENTSSPEC']._serialized_start=1442
-  _globals['_EVENTSSPEC']._serialized_end=1551
-  _globals['_REGISTERREQUEST']._serialized_start=1554
-  _globals['_REGISTERREQUEST']._serialized_end=1902
+  _globals['_REPLICARANK']._serialized_end=1370
+  _globals['_REPLICAMODEL']._serialized_start=1372
+  _globals['_REPLICAMODEL']._serialized_end=1462
+  _globals['_EVENTSSPEC']._serialized_start=1464
+  _globals['_EVENTSSPEC']._serialized_end=1573
+  _globals['_REGISTERREQUEST']._serialized_start=1576
+  _globals['_REGISTERREQUEST']._serialized_end=1924
   _globals['_REGISTERREQUEST_LABELSENTRY']._serialized_start=786
   _globals['_REGISTERREQUEST_LABELSENTRY']._serialized_end=843
-  _globals['_REGISTERRESPONSE']._serialized_start=1904
-  _globals['_REGISTERRESPONSE']._serialized_end=1997
-  _globals['_DEREGISTERREQUEST']._serialized_start=1999
-  _globals['_DEREGISTERREQUEST']._serialized_end=2051
-  _globals['_DEREGISTERRESPONSE']._serialized_start=2053
-  _globals['_DEREGISTERRESPONSE']._serialized_end=2073
-  _globals['_DRAINREQUEST']._serialized_start=2076
-  _globals['_DRAINREQUEST']._serialized_end=2211
-  _globals['_DRAINRESPONSE']._serialized_start=2213
-  _globals['_DRAINRESPONSE']._serialized_end=2275
-  _globals['_LISTREQUEST']._serialized_start=2277
-  _globals['_LISTREQUEST']._serialized_end=2314
-  _globals['_LISTRESPONSE']._serialized_start=2316
-  _globals['_LISTRESPONSE']._serialized_end=2379
-  _globals['_GETREQUEST']._serialized_start=2381
-  _globals['_GETREQUEST']._serialized_end=2426
-  _globals['_GETRESPONSE']._serialized_start=2428
-  _globals['_GETRESPONSE']._serialized_end=2488
-  _globals['_WATCHREQUEST']._serialized_start=2490
-  _globals['_WATCHREQUEST']._serialized_end=2528
-  _globals['_WATCHRESPONSE']._serialized_start=2530
-  _globals['_WATCHRESPONSE']._serialized_end=2618
-  _globals['_REPLICASERVICE']._serialized_start=2901
-  _globals['_REPLICASERVICE']._serialized_end=3318
+  _globals['_REGISTERRESPONSE']._serialized_start=1926
+  _globals['_REGISTERRESPONSE']._serialized_end=2019
+  _globals['_DEREGISTERREQUEST']._serialized_start=2021
+  _globals['_DEREGISTERREQUEST']._serialized_end=2073
+  _globals['_DEREGISTERRESPONSE']._serialized_start=2075
+  _globals['_DEREGISTERRESPONSE']._serialized_end=2095
+  _globals['_DRAINREQUEST']._serialized_start=2097
+  _globals['_DRAINREQUEST']._serialized_end=2212
+  _globals['_DRAINRESPONSE']._serialized_start=2214
+  _globals['_DRAINRESPONSE']._serialized_end=2276
+  _globals['_UNDRAINREQUEST']._serialized_start=2278
+  _globals['_UNDRAINREQUEST']._serialized_end=2327
+  _globals['_UNDRAINRESPONSE']._serialized_start=2329
+  _globals['_UNDRAINRESPONSE']._serialized_end=2393
+  _globals['_LISTREQUEST']._serialized_start=2395
+  _globals['_LISTREQUEST']._serialized_end=2432
+  _globals['_LISTRESPONSE']._serialized_start=2434
+  _globals['_LISTRESPONSE']._serialized_end=2497
+  _globals['_GETREQUEST']._serialized_start=2499
+  _globals['_GETREQUEST']._serialized_end=2544
+  _globals['_GETRESPONSE']._serialized_start=2546
+  _globals['_GETRESPONSE']._serialized_end=2606
+  _globals['_WATCHREQUEST']._serialized_start=2608
+  _globals['_WATCHREQUEST']._serialized_end=2646
+  _globals['_WATCHRESPONSE']._serialized_start=2648
+  _globals['_WATCHRESPONSE']._serialized_end=2736
+  _globals['_REPLICASERVICE']._serialized_start=3019
+  _globals['_REPLICASERVICE']._serialized_end=3506
 # @@protoc_insertion_point(module_scope)

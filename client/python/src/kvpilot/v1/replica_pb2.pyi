@@ -93,13 +93,13 @@ class ReplicaDrain(_message.Message):
     def __init__(self, since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., move: bool = ...) -> None: ...
 
 class ReplicaRank(_message.Message):
-    __slots__ = ("rank", "events_endpoint", "replay_endpoint", "feed", "feed_error", "feed_lag_ms", "gaps", "resets", "known_blocks", "known_lower_blocks")
+    __slots__ = ("rank", "events_endpoint", "replay_endpoint", "feed", "feed_error", "feed_lag", "gaps", "resets", "known_blocks", "known_lower_blocks")
     RANK_FIELD_NUMBER: _ClassVar[int]
     EVENTS_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     REPLAY_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     FEED_FIELD_NUMBER: _ClassVar[int]
     FEED_ERROR_FIELD_NUMBER: _ClassVar[int]
-    FEED_LAG_MS_FIELD_NUMBER: _ClassVar[int]
+    FEED_LAG_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     RESETS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -109,12 +109,12 @@ class ReplicaRank(_message.Message):
     replay_endpoint: str
     feed: _decision_pb2.FeedState
     feed_error: str
-    feed_lag_ms: float
+    feed_lag: _duration_pb2.Duration
     gaps: int
     resets: int
     known_blocks: int
     known_lower_blocks: int
-    def __init__(self, rank: _Optional[int] = ..., events_endpoint: _Optional[str] = ..., replay_endpoint: _Optional[str] = ..., feed: _Optional[_Union[_decision_pb2.FeedState, str]] = ..., feed_error: _Optional[str] = ..., feed_lag_ms: _Optional[float] = ..., gaps: _Optional[int] = ..., resets: _Optional[int] = ..., known_blocks: _Optional[int] = ..., known_lower_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, rank: _Optional[int] = ..., events_endpoint: _Optional[str] = ..., replay_endpoint: _Optional[str] = ..., feed: _Optional[_Union[_decision_pb2.FeedState, str]] = ..., feed_error: _Optional[str] = ..., feed_lag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., gaps: _Optional[int] = ..., resets: _Optional[int] = ..., known_blocks: _Optional[int] = ..., known_lower_blocks: _Optional[int] = ...) -> None: ...
 
 class ReplicaModel(_message.Message):
     __slots__ = ("id", "parent", "max_model_len")
@@ -180,20 +180,30 @@ class DeregisterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("replica_id", "undo", "reason", "force", "move")
+    __slots__ = ("replica_id", "reason", "force", "move")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
-    UNDO_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
-    undo: bool
     reason: str
     force: bool
     move: bool
-    def __init__(self, replica_id: _Optional[str] = ..., undo: bool = ..., reason: _Optional[str] = ..., force: bool = ..., move: bool = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., reason: _Optional[str] = ..., force: bool = ..., move: bool = ...) -> None: ...
 
 class DrainResponse(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: Replica
+    def __init__(self, replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+
+class UndrainRequest(_message.Message):
+    __slots__ = ("replica_id",)
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    replica_id: str
+    def __init__(self, replica_id: _Optional[str] = ...) -> None: ...
+
+class UndrainResponse(_message.Message):
     __slots__ = ("replica",)
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     replica: Replica

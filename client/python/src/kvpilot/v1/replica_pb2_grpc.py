@@ -49,6 +49,11 @@ class ReplicaServiceStub(object):
                 request_serializer=kvpilot_dot_v1_dot_replica__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvpilot_dot_v1_dot_replica__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/kvpilot.v1.ReplicaService/Undrain',
+                request_serializer=kvpilot_dot_v1_dot_replica__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=kvpilot_dot_v1_dot_replica__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/kvpilot.v1.ReplicaService/List',
                 request_serializer=kvpilot_dot_v1_dot_replica__pb2.ListRequest.SerializeToString,
@@ -82,6 +87,12 @@ class ReplicaServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Undrain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,6 +133,11 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvpilot_dot_v1_dot_replica__pb2.DrainRequest.FromString,
                     response_serializer=kvpilot_dot_v1_dot_replica__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=kvpilot_dot_v1_dot_replica__pb2.UndrainRequest.FromString,
+                    response_serializer=kvpilot_dot_v1_dot_replica__pb2.UndrainResponse.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
@@ -220,6 +236,33 @@ class ReplicaService(object):
             '/kvpilot.v1.ReplicaService/Drain',
             kvpilot_dot_v1_dot_replica__pb2.DrainRequest.SerializeToString,
             kvpilot_dot_v1_dot_replica__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpilot.v1.ReplicaService/Undrain',
+            kvpilot_dot_v1_dot_replica__pb2.UndrainRequest.SerializeToString,
+            kvpilot_dot_v1_dot_replica__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,11 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from kvpilot.v1 import decision_pb2 as kvpilot_dot_v1_dot_decision__pb2
 from kvpilot.v1 import errors_pb2 as kvpilot_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpilot/v1/reservation.proto\x12\nkvpilot.v1\x1a\x19kvpilot/v1/decision.proto\x1a\x17kvpilot/v1/errors.proto\"z\n\x0bReservation\x12%\n\x0ereservation_id\x18\x01 \x01(\tR\rreservationId\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\rR\x07\x61ttempt\x12*\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\x0e\x32\x12.kvpilot.v1.EffectR\x06\x65\x66\x66\x65\x63t\"s\n\x1dReportPrefillCompletedRequest\x12\'\n\x0ereservation_id\x18\x01 \x01(\tB\x00R\rreservationId\x12\x1d\n\x07\x61ttempt\x18\x02 \x01(\rH\x00R\x07\x61ttempt\x88\x01\x01\x42\n\n\x08_attempt\"\x96\x01\n\x1bReportDecodeProgressRequest\x12\'\n\x0ereservation_id\x18\x01 \x01(\tB\x00R\rreservationId\x12\x1d\n\x07\x61ttempt\x18\x02 \x01(\rH\x00R\x07\x61ttempt\x88\x01\x01\x12#\n\routput_tokens\x18\x03 \x01(\rR\x0coutputTokensB\n\n\x08_attempt\"\xab\x02\n\x19ReleaseReservationRequest\x12\'\n\x0ereservation_id\x18\x01 \x01(\tB\x00R\rreservationId\x12\x1d\n\x07\x61ttempt\x18\x02 \x01(\rH\x00R\x07\x61ttempt\x88\x01\x01\x12#\n\x03\x65nd\x18\x03 \x01(\x0e\x32\x0f.kvpilot.v1.EndB\x00R\x03\x65nd\x12\x1d\n\tserved_by\x18\x04 \x01(\tB\x00R\x08servedBy\x12(\n\routput_tokens\x18\x05 \x01(\rH\x01R\x0coutputTokens\x88\x01\x01\x12(\n\rcached_tokens\x18\x06 \x01(\rH\x02R\x0c\x63\x61\x63hedTokens\x88\x01\x01\x42\n\n\x08_attemptB\x10\n\x0e_output_tokensB\x10\n\x0e_cached_tokens\"m\n\x17RenewReservationRequest\x12\'\n\x0ereservation_id\x18\x01 \x01(\tB\x00R\rreservationId\x12\x1d\n\x07\x61ttempt\x18\x02 \x01(\rH\x00R\x07\x61ttempt\x88\x01\x01\x42\n\n\x08_attempt\"\xa2\x03\n\x17TrackReservationRequest\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12X\n\x11prefill_completed\x18\x02 \x01(\x0b\x32).kvpilot.v1.ReportPrefillCompletedRequestH\x00R\x10prefillCompleted\x12R\n\x0f\x64\x65\x63ode_progress\x18\x03 \x01(\x0b\x32\'.kvpilot.v1.ReportDecodeProgressRequestH\x00R\x0e\x64\x65\x63odeProgress\x12\x41\n\x07release\x18\x04 \x01(\x0b\x32%.kvpilot.v1.ReleaseReservationRequestH\x00R\x07release\x12;\n\x05renew\x18\x05 \x01(\x0b\x32#.kvpilot.v1.RenewReservationRequestH\x00R\x05renew\x12\x31\n\x04\x62ind\x18\x06 \x01(\x0b\x32\x1b.kvpilot.v1.BindReservationH\x00R\x04\x62indB\n\n\x06report\x12\x00\"e\n\x0f\x42indReservation\x12\'\n\x0ereservation_id\x18\x01 \x01(\tB\x00R\rreservationId\x12\x1d\n\x07\x61ttempt\x18\x02 \x01(\rH\x00R\x07\x61ttempt\x88\x01\x01\x42\n\n\x08_attempt\"\xbc\x01\n\x18TrackReservationResponse\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x39\n\x0breservation\x18\x02 \x01(\x0b\x32\x17.kvpilot.v1.ReservationR\x0breservation\x12/\n\x06reason\x18\x03 \x01(\x0e\x32\x17.kvpilot.v1.ErrorReasonR\x06reason\x12\x18\n\x07message\x18\x04 \x01(\tR\x07message*\\\n\x06\x45\x66\x66\x65\x63t\x12\x16\n\x12\x45\x46\x46\x45\x43T_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45\x46\x46\x45\x43T_APPLIED\x10\x01\x12\x14\n\x10\x45\x46\x46\x45\x43T_DUPLICATE\x10\x02\x12\x10\n\x0c\x45\x46\x46\x45\x43T_STALE\x10\x03\x42\x35Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvpilot/v1/reservation.proto\x12\nkvpilot.v1\x1a\x17kvpilot/v1/errors.proto\"z\n\x0bReservation\x12%\n\x0ereservation_id\x18\x01 \x01(\tR\rreservationId\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\rR\x07\x61ttempt\x12*\n\x06\x65\x66\x66\x65\x63t\x18\x03 \x01(\x0e\x32\x12.kvpilot.v1.EffectR\x06\x65\x66\x66\x65\x63t\"\xa1\x03\n\x11ReservationReport\x12\'\n\x0ereservation_id\x18\x01 \x01(\tB\x00R\rreservationId\x12\x1d\n\x07\x61ttempt\x18\x02 \x01(\rH\x01R\x07\x61ttempt\x88\x01\x01\x12\x1a\n\x08sequence\x18\x03 \x01(\x04R\x08sequence\x12?\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x1c.kvpilot.v1.FirstTokenReportH\x00R\nfirstToken\x12\x38\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.kvpilot.v1.ProgressReportH\x00R\x08progress\x12\x31\n\x05renew\x18\x06 \x01(\x0b\x32\x19.kvpilot.v1.RenewalReportH\x00R\x05renew\x12\x35\n\x07release\x18\x07 \x01(\x0b\x32\x19.kvpilot.v1.ReleaseReportH\x00R\x07release\x12,\n\x04\x62ind\x18\x08 \x01(\x0b\x32\x16.kvpilot.v1.BindReportH\x00R\x04\x62indB\t\n\x05\x65vent\x12\x00\x42\n\n\x08_attempt\"\x12\n\x10\x46irstTokenReport\"5\n\x0eProgressReport\x12#\n\routput_tokens\x18\x01 \x01(\rR\x0coutputTokens\"\x0f\n\rRenewalReport\"\xdb\x01\n\rReleaseReport\x12\x33\n\x06reason\x18\x01 \x01(\x0e\x32\x19.kvpilot.v1.ReleaseReasonB\x00R\x06reason\x12\x1d\n\tserved_by\x18\x02 \x01(\tB\x00R\x08servedBy\x12(\n\routput_tokens\x18\x03 \x01(\rH\x00R\x0coutputTokens\x88\x01\x01\x12(\n\rcached_tokens\x18\x04 \x01(\rH\x01R\x0c\x63\x61\x63hedTokens\x88\x01\x01\x42\x10\n\x0e_output_tokensB\x10\n\x0e_cached_tokens\"\x0c\n\nBindReport\"\xbc\x01\n\x18TrackReservationResponse\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x39\n\x0breservation\x18\x02 \x01(\x0b\x32\x17.kvpilot.v1.ReservationR\x0breservation\x12/\n\x06reason\x18\x03 \x01(\x0e\x32\x17.kvpilot.v1.ErrorReasonR\x06reason\x12\x18\n\x07message\x18\x04 \x01(\tR\x07message*\\\n\x06\x45\x66\x66\x65\x63t\x12\x16\n\x12\x45\x46\x46\x45\x43T_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x45\x46\x46\x45\x43T_APPLIED\x10\x01\x12\x14\n\x10\x45\x46\x46\x45\x43T_DUPLICATE\x10\x02\x12\x10\n\x0c\x45\x46\x46\x45\x43T_STALE\x10\x03*\xa2\x01\n\rReleaseReason\x12\x1e\n\x1aRELEASE_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18RELEASE_REASON_COMPLETED\x10\x01\x12\x1b\n\x17RELEASE_REASON_CANCELED\x10\x02\x12\x1b\n\x17RELEASE_REASON_REJECTED\x10\x03\x12\x19\n\x15RELEASE_REASON_FAILED\x10\x04\x42\x35Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +33,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpilot.v1.reservation_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1'
-  _globals['_EFFECT']._serialized_start=1618
-  _globals['_EFFECT']._serialized_end=1710
-  _globals['_RESERVATION']._serialized_start=96
-  _globals['_RESERVATION']._serialized_end=218
-  _globals['_REPORTPREFILLCOMPLETEDREQUEST']._serialized_start=220
-  _globals['_REPORTPREFILLCOMPLETEDREQUEST']._serialized_end=335
-  _globals['_REPORTDECODEPROGRESSREQUEST']._serialized_start=338
-  _globals['_REPORTDECODEPROGRESSREQUEST']._serialized_end=488
-  _globals['_RELEASERESERVATIONREQUEST']._serialized_start=491
-  _globals['_RELEASERESERVATIONREQUEST']._serialized_end=790
-  _globals['_RENEWRESERVATIONREQUEST']._serialized_start=792
-  _globals['_RENEWRESERVATIONREQUEST']._serialized_end=901
-  _globals['_TRACKRESERVATIONREQUEST']._serialized_start=904
-  _globals['_TRACKRESERVATIONREQUEST']._serialized_end=1322
-  _globals['_BINDRESERVATION']._serialized_start=1324
-  _globals['_BINDRESERVATION']._serialized_end=1425
-  _globals['_TRACKRESERVATIONRESPONSE']._serialized_start=1428
-  _globals['_TRACKRESERVATIONRESPONSE']._serialized_end=1616
+  _globals['_EFFECT']._serialized_start=1132
+  _globals['_EFFECT']._serialized_end=1224
+  _globals['_RELEASEREASON']._serialized_start=1227
+  _globals['_RELEASEREASON']._serialized_end=1389
+  _globals['_RESERVATION']._serialized_start=69
+  _globals['_RESERVATION']._serialized_end=191
+  _globals['_RESERVATIONREPORT']._serialized_start=194
+  _globals['_RESERVATIONREPORT']._serialized_end=611
+  _globals['_FIRSTTOKENREPORT']._serialized_start=613
+  _globals['_FIRSTTOKENREPORT']._serialized_end=631
+  _globals['_PROGRESSREPORT']._serialized_start=633
+  _globals['_PROGRESSREPORT']._serialized_end=686
+  _globals['_RENEWALREPORT']._serialized_start=688
+  _globals['_RENEWALREPORT']._serialized_end=703
+  _globals['_RELEASEREPORT']._serialized_start=706
+  _globals['_RELEASEREPORT']._serialized_end=925
+  _globals['_BINDREPORT']._serialized_start=927
+  _globals['_BINDREPORT']._serialized_end=939
+  _globals['_TRACKRESERVATIONRESPONSE']._serialized_start=942
+  _globals['_TRACKRESERVATIONRESPONSE']._serialized_end=1130
 # @@protoc_insertion_point(module_scope)

@@ -16,9 +16,20 @@ class Reports(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPORTS_UNSPECIFIED: _ClassVar[Reports]
     REPORTS_ALL: _ClassVar[Reports]
     REPORTS_END: _ClassVar[Reports]
+
+class Booking(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BOOKING_UNSPECIFIED: _ClassVar[Booking]
+    BOOKING_RESERVE: _ClassVar[Booking]
+    BOOKING_NONE: _ClassVar[Booking]
+    BOOKING_DRY_RUN: _ClassVar[Booking]
 REPORTS_UNSPECIFIED: Reports
 REPORTS_ALL: Reports
 REPORTS_END: Reports
+BOOKING_UNSPECIFIED: Booking
+BOOKING_RESERVE: Booking
+BOOKING_NONE: Booking
+BOOKING_DRY_RUN: Booking
 
 class Candidates(_message.Message):
     __slots__ = ("allow", "deny", "pin", "min_rank", "max_rank")
@@ -52,7 +63,7 @@ class PolicyOverride(_message.Message):
     def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ..., temperature: _Optional[float] = ...) -> None: ...
 
 class ChooseReplicaRequest(_message.Message):
-    __slots__ = ("model", "token_ids", "text", "body", "candidates", "policy", "session_id", "priority", "ttft_deadline", "expected_output_tokens", "adapter", "cache_salt", "dry_run", "reserve", "lease", "request_id", "explain", "return_token_ids", "reports")
+    __slots__ = ("model", "token_ids", "text", "body", "candidates", "policy", "session_id", "priority", "ttft_deadline", "expected_output_tokens", "adapter", "cache_salt", "booking", "lease", "request_id", "explain", "return_token_ids", "reports")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -65,8 +76,7 @@ class ChooseReplicaRequest(_message.Message):
     EXPECTED_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
-    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    BOOKING_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EXPLAIN_FIELD_NUMBER: _ClassVar[int]
@@ -84,17 +94,16 @@ class ChooseReplicaRequest(_message.Message):
     expected_output_tokens: int
     adapter: str
     cache_salt: str
-    dry_run: bool
-    reserve: bool
+    booking: Booking
     lease: _duration_pb2.Duration
     request_id: str
     explain: bool
     return_token_ids: bool
     reports: Reports
-    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., text: _Optional[str] = ..., body: _Optional[_Union[_prompt_pb2.RequestBody, _Mapping]] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ..., policy: _Optional[_Union[PolicyOverride, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., ttft_deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., expected_output_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., dry_run: bool = ..., reserve: bool = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., explain: bool = ..., return_token_ids: bool = ..., reports: _Optional[_Union[Reports, str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., text: _Optional[str] = ..., body: _Optional[_Union[_prompt_pb2.RequestBody, _Mapping]] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ..., policy: _Optional[_Union[PolicyOverride, _Mapping]] = ..., session_id: _Optional[str] = ..., priority: _Optional[int] = ..., ttft_deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., expected_output_tokens: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., booking: _Optional[_Union[Booking, str]] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., explain: bool = ..., return_token_ids: bool = ..., reports: _Optional[_Union[Reports, str]] = ...) -> None: ...
 
 class ChooseReplicaResponse(_message.Message):
-    __slots__ = ("host", "port", "replica_id", "rank", "url", "model", "decision_id", "reservation_id", "attempt", "lease_ms", "policy", "reason", "prompt_tokens", "overlap_gpu_tokens", "overlap_cpu_tokens", "overlap_disk_tokens", "predicted_ttft_ms", "request_headers", "decision", "token_ids", "labels", "effect", "cache_salt", "tenant")
+    __slots__ = ("host", "port", "replica_id", "rank", "url", "model", "decision_id", "reservation_id", "attempt", "lease", "policy", "reason", "prompt_tokens", "overlap_gpu_tokens", "overlap_cpu_tokens", "overlap_disk_tokens", "predicted_ttft", "request_headers", "decision", "token_ids", "labels", "effect", "cache_salt", "tenant")
     class RequestHeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,14 +127,14 @@ class ChooseReplicaResponse(_message.Message):
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_GPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_CPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_DISK_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -142,14 +151,14 @@ class ChooseReplicaResponse(_message.Message):
     decision_id: str
     reservation_id: str
     attempt: int
-    lease_ms: int
+    lease: _duration_pb2.Duration
     policy: str
     reason: str
     prompt_tokens: int
     overlap_gpu_tokens: int
     overlap_cpu_tokens: int
     overlap_disk_tokens: int
-    predicted_ttft_ms: float
+    predicted_ttft: _duration_pb2.Duration
     request_headers: _containers.ScalarMap[str, str]
     decision: _decision_pb2.Decision
     token_ids: _prompt_pb2.TokenIds
@@ -157,7 +166,7 @@ class ChooseReplicaResponse(_message.Message):
     effect: _reservation_pb2.Effect
     cache_salt: str
     tenant: str
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., decision_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_ms: _Optional[int] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., overlap_gpu_tokens: _Optional[int] = ..., overlap_cpu_tokens: _Optional[int] = ..., overlap_disk_tokens: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., request_headers: _Optional[_Mapping[str, str]] = ..., decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., effect: _Optional[_Union[_reservation_pb2.Effect, str]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., decision_id: _Optional[str] = ..., reservation_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., policy: _Optional[str] = ..., reason: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., overlap_gpu_tokens: _Optional[int] = ..., overlap_cpu_tokens: _Optional[int] = ..., overlap_disk_tokens: _Optional[int] = ..., predicted_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., request_headers: _Optional[_Mapping[str, str]] = ..., decision: _Optional[_Union[_decision_pb2.Decision, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenIds, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ..., effect: _Optional[_Union[_reservation_pb2.Effect, str]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class ExplainDecisionRequest(_message.Message):
     __slots__ = ("decision_id", "request_id")
@@ -278,7 +287,7 @@ class GetLoadsResponse(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankLoad, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankLoad(_message.Message):
-    __slots__ = ("replica_id", "rank", "requests", "waiting", "queued_tokens", "decode_blocks", "engine_running", "engine_waiting", "kv_usage", "engine_age", "backlog_ms", "speed", "counted_by", "conduct")
+    __slots__ = ("replica_id", "rank", "requests", "waiting", "queued_tokens", "decode_blocks", "engine_running", "engine_waiting", "kv_usage", "engine_age", "backlog", "speed", "counted_by", "conduct")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -289,7 +298,7 @@ class RankLoad(_message.Message):
     ENGINE_WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_AGE_FIELD_NUMBER: _ClassVar[int]
-    BACKLOG_MS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     COUNTED_BY_FIELD_NUMBER: _ClassVar[int]
     CONDUCT_FIELD_NUMBER: _ClassVar[int]
@@ -303,11 +312,11 @@ class RankLoad(_message.Message):
     engine_waiting: int
     kv_usage: float
     engine_age: _duration_pb2.Duration
-    backlog_ms: float
+    backlog: _duration_pb2.Duration
     speed: _decision_pb2.RankSpeed
     counted_by: str
     conduct: _decision_pb2.RankConduct
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., engine_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., backlog_ms: _Optional[float] = ..., speed: _Optional[_Union[_decision_pb2.RankSpeed, _Mapping]] = ..., counted_by: _Optional[str] = ..., conduct: _Optional[_Union[_decision_pb2.RankConduct, _Mapping]] = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., engine_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[_decision_pb2.RankSpeed, _Mapping]] = ..., counted_by: _Optional[str] = ..., conduct: _Optional[_Union[_decision_pb2.RankConduct, _Mapping]] = ...) -> None: ...
 
 class ListPoliciesRequest(_message.Message):
     __slots__ = ()

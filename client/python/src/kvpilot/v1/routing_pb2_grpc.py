@@ -57,29 +57,14 @@ class RoutingServiceStub(object):
                 request_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
                 response_deserializer=kvpilot_dot_v1_dot_routing__pb2.ChooseReplicaResponse.FromString,
                 _registered_method=True)
-        self.ReportPrefillCompleted = channel.unary_unary(
-                '/kvpilot.v1.RoutingService/ReportPrefillCompleted',
-                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.ReportPrefillCompletedRequest.SerializeToString,
-                response_deserializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
-                _registered_method=True)
-        self.ReportDecodeProgress = channel.unary_unary(
-                '/kvpilot.v1.RoutingService/ReportDecodeProgress',
-                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.ReportDecodeProgressRequest.SerializeToString,
-                response_deserializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
-                _registered_method=True)
-        self.ReleaseReservation = channel.unary_unary(
-                '/kvpilot.v1.RoutingService/ReleaseReservation',
-                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.ReleaseReservationRequest.SerializeToString,
-                response_deserializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
-                _registered_method=True)
-        self.RenewReservation = channel.unary_unary(
-                '/kvpilot.v1.RoutingService/RenewReservation',
-                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.RenewReservationRequest.SerializeToString,
+        self.ReportReservation = channel.unary_unary(
+                '/kvpilot.v1.RoutingService/ReportReservation',
+                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.ReservationReport.SerializeToString,
                 response_deserializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
                 _registered_method=True)
         self.TrackReservation = channel.stream_stream(
                 '/kvpilot.v1.RoutingService/TrackReservation',
-                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.TrackReservationRequest.SerializeToString,
+                request_serializer=kvpilot_dot_v1_dot_reservation__pb2.ReservationReport.SerializeToString,
                 response_deserializer=kvpilot_dot_v1_dot_reservation__pb2.TrackReservationResponse.FromString,
                 _registered_method=True)
         self.ExplainDecision = channel.unary_unary(
@@ -141,25 +126,7 @@ class RoutingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ReportPrefillCompleted(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReportDecodeProgress(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReleaseReservation(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RenewReservation(self, request, context):
+    def ReportReservation(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,29 +197,14 @@ def add_RoutingServiceServicer_to_server(servicer, server):
                     request_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                     response_serializer=kvpilot_dot_v1_dot_routing__pb2.ChooseReplicaResponse.SerializeToString,
             ),
-            'ReportPrefillCompleted': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportPrefillCompleted,
-                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.ReportPrefillCompletedRequest.FromString,
-                    response_serializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.SerializeToString,
-            ),
-            'ReportDecodeProgress': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReportDecodeProgress,
-                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.ReportDecodeProgressRequest.FromString,
-                    response_serializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.SerializeToString,
-            ),
-            'ReleaseReservation': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReleaseReservation,
-                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.ReleaseReservationRequest.FromString,
-                    response_serializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.SerializeToString,
-            ),
-            'RenewReservation': grpc.unary_unary_rpc_method_handler(
-                    servicer.RenewReservation,
-                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.RenewReservationRequest.FromString,
+            'ReportReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportReservation,
+                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.ReservationReport.FromString,
                     response_serializer=kvpilot_dot_v1_dot_reservation__pb2.Reservation.SerializeToString,
             ),
             'TrackReservation': grpc.stream_stream_rpc_method_handler(
                     servicer.TrackReservation,
-                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.TrackReservationRequest.FromString,
+                    request_deserializer=kvpilot_dot_v1_dot_reservation__pb2.ReservationReport.FromString,
                     response_serializer=kvpilot_dot_v1_dot_reservation__pb2.TrackReservationResponse.SerializeToString,
             ),
             'ExplainDecision': grpc.unary_unary_rpc_method_handler(
@@ -405,7 +357,7 @@ class RoutingService(object):
             _registered_method=True)
 
     @staticmethod
-    def ReportPrefillCompleted(request,
+    def ReportReservation(request,
             target,
             options=(),
             channel_credentials=None,
@@ -418,89 +370,8 @@ class RoutingService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvpilot.v1.RoutingService/ReportPrefillCompleted',
-            kvpilot_dot_v1_dot_reservation__pb2.ReportPrefillCompletedRequest.SerializeToString,
-            kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReportDecodeProgress(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvpilot.v1.RoutingService/ReportDecodeProgress',
-            kvpilot_dot_v1_dot_reservation__pb2.ReportDecodeProgressRequest.SerializeToString,
-            kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReleaseReservation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvpilot.v1.RoutingService/ReleaseReservation',
-            kvpilot_dot_v1_dot_reservation__pb2.ReleaseReservationRequest.SerializeToString,
-            kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RenewReservation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvpilot.v1.RoutingService/RenewReservation',
-            kvpilot_dot_v1_dot_reservation__pb2.RenewReservationRequest.SerializeToString,
+            '/kvpilot.v1.RoutingService/ReportReservation',
+            kvpilot_dot_v1_dot_reservation__pb2.ReservationReport.SerializeToString,
             kvpilot_dot_v1_dot_reservation__pb2.Reservation.FromString,
             options,
             channel_credentials,
@@ -527,7 +398,7 @@ class RoutingService(object):
             request_iterator,
             target,
             '/kvpilot.v1.RoutingService/TrackReservation',
-            kvpilot_dot_v1_dot_reservation__pb2.TrackReservationRequest.SerializeToString,
+            kvpilot_dot_v1_dot_reservation__pb2.ReservationReport.SerializeToString,
             kvpilot_dot_v1_dot_reservation__pb2.TrackReservationResponse.FromString,
             options,
             channel_credentials,

@@ -53,8 +53,8 @@ function showTiles(s) {
   const apart = [m.retries && `${count(m.retries)} retried`, m.hand_overs && `${count(m.hand_overs)} handed over`].filter(Boolean);
   sync($('tiles'), [
     tile('Replicas ready', [String(ready), el('span', { class: 'u' }, ` of ${s.replicas.length}`)], missing || (ready ? 'all of them' : 'none is known'), ready === 0 ? 'bad' : missing ? 'warn' : ''),
-    tile('Requests', units(`${m.seconds ? ((m.requests + m.unservedTotal) / m.seconds).toFixed(1) : '0'} /s`), apart.join(', ') || 'last minute'),
-    tile('First token', m.ttft_p50_ms ? units(ms(m.ttft_p50_ms)) : '–', m.ttft_p99_ms ? `p99 ${ms(m.ttft_p99_ms)}` : 'median, last minute'),
+    tile('Requests', units(`${m.counted ? (1000 * (m.requests + m.unservedTotal) / router.milliseconds(m.counted)).toFixed(1) : '0'} /s`), apart.join(', ') || 'last minute'),
+    tile('First token', m.ttft_p50 ? units(ms(router.milliseconds(m.ttft_p50))) : '–', m.ttft_p99 ? `p99 ${ms(router.milliseconds(m.ttft_p99))}` : 'median, last minute'),
     tile('From caches', prompt ? units(share(m.cached_tokens / prompt)) : '–', counted ? `of prompt tokens; ${share(counted / prompt)} by kvpilot's own count` : 'of prompt tokens'),
     tile('Failed', failed ? el('a', { href: '#decisions', 'data-show': m.unservedTotal > m.failed ? 'refused' : 'failed', title: 'list them' }, count(failed)) : '0', unserved.length ? unserved.join(', ') : 'last minute', failed ? 'bad' : ''),
     tile('In flight', count(now.booked), now.held ? `${count(now.held)} more wait here` : 'none waits here', now.held ? 'warn' : ''),
@@ -78,16 +78,16 @@ function showCharts(s) {
     for (let t = points.length ? points[0].t : end + 1; t <= end; t += step) list.push([t, known.has(t) ? f(known.get(t)) / step : 0]);
     return list;
   };
-  chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.ttft_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.ttft_p99_ms || null) }], { show: ms });
+  chart($('figure-ttft'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => router.milliseconds(h.ttft_p50) || null) }, { kind: 'slow', name: 'p99', points: series((h) => router.milliseconds(h.ttft_p99) || null) }], { show: ms });
   chart($('figure-hit'), time, [{ kind: 'seen', name: '', fill: true, points: series((h) => Number(h.prompt_tokens) ? h.cached_tokens / h.prompt_tokens : null) }], { max: 1, show: share });
-  chart($('figure-tpot'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => h.tpot_p50_ms || null) }, { kind: 'slow', name: 'p99', points: series((h) => h.tpot_p99_ms || null) }], { show: ms });
+  chart($('figure-tpot'), time, [{ kind: 'seen', name: 'p50', fill: true, points: series((h) => router.milliseconds(h.tpot_p50) || null) }, { kind: 'slow', name: 'p99', points: series((h) => router.milliseconds(h.tpot_p99) || null) }], { show: ms });
   chart($('figure-rate'), time, [{ kind: 'seen', name: 'all', fill: true, points: dense((h) => h.requests + h.unservedTotal) }, { kind: 'failed', name: 'failed', above: true, points: dense((h) => h.failed + h.unservedTotal) }], { show: (v) => v < 10 ? String(+v.toFixed(1)) : count(v) });
-  chart($('figure-held'), time, [{ kind: 'slow', name: '', fill: true, points: series((h) => h.requests ? h.held_max_ms || 0 : null) }], { show: ms });
+  chart($('figure-held'), time, [{ kind: 'slow', name: '', fill: true, points: series((h) => h.requests ? router.milliseconds(h.held_max) : null) }], { show: ms });
   const shadow = s.status.shadow_policy;
   $('figure-shadow').hidden = !shadow;
   if (!shadow) return;
   $('shadow-name').textContent = `First token later, had ${shadow} chosen`;
-  chart($('figure-shadow'), time, [{ kind: 'shadow', name: '', fill: true, points: series((h) => h.shadow_agreed === undefined ? null : Math.max(0, h.shadow_regret_ms)) }], { show: ms });
+  chart($('figure-shadow'), time, [{ kind: 'shadow', name: '', fill: true, points: series((h) => h.shadow_agreed === undefined ? null : Math.max(0, router.milliseconds(h.shadow_regret))) }], { show: ms });
   const agreed = points.filter((h) => h.shadow_agreed !== undefined && h.t > end - 60);
   $('shadow-note').textContent = agreed.length ? `the same replica in ${share(agreed.reduce((a, h) => a + h.shadow_agreed, 0) / agreed.length)} of the last minute's decisions` : '';
 }

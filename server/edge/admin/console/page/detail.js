@@ -11,13 +11,14 @@ export const tokens = ({ overlap: o }) => o.gpu_tokens + o.cpu_tokens + o.disk_t
 const tiers = ({ overlap: o }) => [o.cpu_tokens ? `${count(o.cpu_tokens)} in CPU memory` : '', o.disk_tokens ? `${count(o.disk_tokens)} on disk` : ''].filter(Boolean).join(', ');
 
 function candidateRow(d, c, pick, slowest) {
+  const prefill = milliseconds(c.prefill), ttft = milliseconds(c.ttft);
   return el('tr', { class: c === pick ? 'pick' : c.veto ? 'veto' : '' },
     el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : '', (c.conduct?.suspicions ?? []).map((s) => mark(s, 'warn'))),
     el('td', { title: tiers(c) }, meter(d.prompt_tokens ? tokens(c) / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(tokens(c)))),
     el('td', { class: 'n' }, count(c.uncached_tokens)),
-    el('td', { class: 'n' }, units(ms(c.backlog_ms))),
-    el('td', { class: 'n' }, units(ms(c.prefill_ms))),
-    el('td', {}, c.ttft_ms ? [meter([Math.max(0, c.ttft_ms - c.prefill_ms) / slowest, 'ahead'], [c.prefill_ms / slowest, '']), units(ms(c.ttft_ms))] : '–'),
+    el('td', { class: 'n' }, units(ms(milliseconds(c.backlog)))),
+    el('td', { class: 'n' }, units(ms(milliseconds(c.prefill)))),
+    el('td', {}, ttft ? [meter([Math.max(0, ttft - prefill) / slowest, 'ahead'], [prefill / slowest, '']), units(ms(ttft))] : '–'),
     el('td', { class: 'n' }, count(c.requests)),
     el('td', { class: 'n' }, c.veto ? mark(c.veto, 'warn') : cost(d, c.cost)),
     el('td', {}, word(c.feed)));
@@ -42,7 +43,7 @@ function facts(d, toTrace) {
     if (o.counted_output_tokens !== undefined) list.push(['tokens', `about ${count(o.counted_output_tokens)}, counted by kvpilot: the engine gave no usage`]);
     else if (o.cached_tokens !== undefined) list.push(['tokens cached', `${count(o.cached_tokens)}, predicted ${count(o.predicted_cached_tokens)}`]);
   }
-  if (d.shadow) list.push([`shadow ${d.shadow.policy}`, d.shadow.agrees ? 'agreed' : `would have taken ${d.shadow.replica_id}, for a first token ${ms(d.shadow.regret_ms)} later`]);
+  if (d.shadow) list.push([`shadow ${d.shadow.policy}`, d.shadow.agrees ? 'agreed' : `would have taken ${d.shadow.replica_id}, for a first token ${ms(milliseconds(d.shadow.regret))} later`]);
   if (d.trace_id) {
     const button = el('button', { class: 'link', type: 'button' }, el('code', {}, d.trace_id));
     button.addEventListener('click', () => toTrace(d.trace_id));
@@ -58,7 +59,7 @@ function facts(d, toTrace) {
 export function showDecision(d, { close, toTrace }) {
   const pick = d.candidates.find((c) => c.replica_id === d.replica_id && c.rank === d.rank);
   const order = [...d.candidates].sort((a, b) => (a.veto ? 1 : 0) - (b.veto ? 1 : 0) || a.cost - b.cost);
-  const slowest = Math.max(...d.candidates.filter((c) => !c.veto).map((c) => c.ttft_ms), 1e-6);
+  const slowest = Math.max(...d.candidates.filter((c) => !c.veto).map((c) => milliseconds(c.ttft)), 1e-6);
   const body = el('tbody');
   const draw = (n) => body.replaceChildren(...order.filter((c, place) => place < n || c === pick).map((c) => candidateRow(d, c, pick, slowest)));
   const many = order.length > MOST + 4;

@@ -32,7 +32,7 @@ export function ask(dialog, button, others) {
     e.preventDefault();
     yes.disabled = true;
     try {
-      await router.drain(id, undo, others === 0, reason.value.trim()); // the question has said what that means
+      await (undo ? router.undrain(id) : router.drain(id, others === 0, reason.value.trim())); // the question has said what that means
       dialog.close();
     } catch (bad) {
       say(error, bad.message);

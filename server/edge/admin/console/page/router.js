@@ -50,12 +50,15 @@ export async function look(filter) {
   return { at, status, minute: steps([status.minute])[0], replicas: fleet.replicas, routers: routers.routers, recent: recent.decisions, history: seconds };
 }
 
-export async function hour() { return steps((await call('history?step_seconds=15')).steps); }
+export async function hour() { return steps((await call('history?step=15s')).steps); }
 
 export async function traces() { return (await call('traces')).traces; }
 
-// drain stops new requests to a replica, or with undo lets them go there again. force drains the last ready replica too. The reason may be empty.
-export const drain = (id, undo, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, undo ? { undo } : { force, reason });
+// drain stops new requests to a replica. force drains the last ready replica too. The reason may be empty.
+export const drain = (id, force, reason) => call(`replicas/${encodeURIComponent(id)}:drain`, { force, reason });
+
+// undrain lets new requests go to a replica again.
+export const undrain = (id) => call(`replicas/${encodeURIComponent(id)}:undrain`, {});
 
 // find is every attempt of a decision, or of a request; empty when nothing is known of the id.
 export async function find(id) {
@@ -69,7 +72,7 @@ export async function find(id) {
 
 // choose is a dry run: where would a prompt, or a request body in JSON, go?
 export async function choose(model, text) {
-  const ask = { model, dry_run: true, explain: true };
+  const ask = { model, booking: 'BOOKING_DRY_RUN', explain: true };
   if (text.trim().startsWith('{')) {
     JSON.parse(text); // its errors say where
     ask.body = { json: btoa(Array.from(new TextEncoder().encode(text), (b) => String.fromCharCode(b)).join('')) };

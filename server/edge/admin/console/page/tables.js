@@ -62,7 +62,7 @@ function pace(v) {
   if (!v) return [el('td', { class: 'n' }, '–'), el('td', { class: 'n' }, '–'), el('td')];
   return [
     el('td', { class: 'n', title: rateTitle(v) }, units(`${count(v.tokens_per_second)}/s`), v.samples ? '' : el('span', { class: 'small' }, ' assumed'), offBy(v) ? mark('off ×' + offBy(v), 'warn') : ''),
-    el('td', { class: 'n' }, units(ms(v.step_ms))),
+    el('td', { class: 'n' }, units(ms(milliseconds(v.step)))),
     el('td', {}, meter(v.busy), el('span', { class: 'pct' }, units(share(v.busy)))),
   ];
 }
@@ -75,9 +75,9 @@ function replicaRows(r, at) {
     return el('tr', { class: state === 'unhealthy' ? 'dead' : '', 'data-key': `${id}/${k.rank}` },
       el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : '', r.labels?.role && !i ? el('span', { class: 'small' }, ' ' + r.labels.role) : ''),
       i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn'), (l.conduct?.suspicions ?? []).map((s) => mark(s, 'warn'))),
-      el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(k.feed_lag_ms)}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
+      el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(milliseconds(k.feed_lag))}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
       el('td', { class: 'n' }, count(l.requests || 0), l.waiting ? el('span', { class: 'small' }, `, ${l.waiting} in prefill`) : ''),
-      el('td', { class: 'n' }, l.backlog_ms ? units(ms(l.backlog_ms)) : '–'),
+      el('td', { class: 'n' }, milliseconds(l.backlog) ? units(ms(milliseconds(l.backlog))) : '–'),
       el('td', {}, reported ? [meter(l.kv_usage), el('span', { class: 'pct' }, units(share(l.kv_usage)))] : el('span', { class: 'small' }, 'not reported')),
       el('td', { class: 'n' }, count(k.known_blocks), r.blocks ? el('span', { class: 'small' }, ` of ${count(r.blocks)}`) : ''),
       pace(state === 'unhealthy' ? null : l.speed),
@@ -146,7 +146,7 @@ export function decisionRow(d, policy, open) {
     el('td', {}, meter(d.prompt_tokens ? overlap / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(overlap))),
     el('td', { class: 'n ' + (miss ? 'warn' : ''), title: miss ? 'the engine found less than was predicted' : '' }, found === undefined ? '–' : count(found)),
     el('td', { class: 'n' }, held ? units(ms(held)) : '–'),
-    el('td', { class: 'n' }, pick ? units(ms(pick.ttft_ms)) : '–'),
+    el('td', { class: 'n' }, pick ? units(ms(milliseconds(pick.ttft))) : '–'),
     el('td', { class: 'n' }, d.outcome?.ttft ? units(ms(milliseconds(d.outcome.ttft))) : '–'),
     el('td', {}, ending(d)));
 }

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/decision.proto.
  */
 export const file_kvpilot_v1_decision: GenFile = /*@__PURE__*/
-  fileDesc("ChlrdnBpbG90L3YxL2RlY2lzaW9uLnByb3RvEgprdnBpbG90LnYxIkYKB092ZXJsYXASEgoKZ3B1X3Rva2VucxgBIAEoDRISCgpjcHVfdG9rZW5zGAIgASgNEhMKC2Rpc2tfdG9rZW5zGAMgASgNIoAJCghEZWNpc2lvbhITCgtkZWNpc2lvbl9pZBgBIAEoCRIPCgdhdHRlbXB0GAIgASgNEhIKCnJlcXVlc3RfaWQYAyABKAkSKAoEdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFbW9kZWwYBSABKAkSDwoHYWRhcHRlchgGIAEoCRIOCgZwb2xpY3kYByABKAkSDgoGcmVhc29uGAggASgJEhIKCnJlcGxpY2FfaWQYCSABKAkSDAoEcmFuaxgKIAEoDRIVCg1wcm9tcHRfdG9rZW5zGAsgASgNEhEKCWVzdGltYXRlZBgMIAEoCBIeChZleHBlY3RlZF9vdXRwdXRfdG9rZW5zGA0gASgNEg8KB2RyeV9ydW4YDiABKAgSDgoGbWFyZ2luGA8gASgBEjAKBnBhcmFtcxgQIAMoCzIgLmt2cGlsb3QudjEuRGVjaXNpb24uUGFyYW1zRW50cnkSDAoEbG9hZBgRIAEoARINCgVvbWVnYRgSIAEoARInCgRoZWxkGBMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRvb2sYFCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFdHJpZXMYFSABKA0SKQoKY2FuZGlkYXRlcxgWIAMoCzIVLmt2cGlsb3QudjEuQ2FuZGlkYXRlEiQKB291dGNvbWUYFyABKAsyEy5rdnBpbG90LnYxLk91dGNvbWUSIgoGc2hhZG93GBggASgLMhIua3ZwaWxvdC52MS5TaGFkb3cSDAoEc2VlZBgZIAEoBhIQCgh0cmFjZV9pZBgaIAEoCRIPCgdzcGFuX2lkGBsgASgJEg4KBnRlbmFudBgeIAEoCRIRCglvYmplY3RpdmUYHyABKAkSLgoLdGFyZ2V0X3R0ZnQYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLdGFyZ2V0X3Rwb3QYISABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHa2V5bGVzcxgiIAEoCBIOCgZwaW5uZWQYIyABKAgSEAoIdG9vX2xvbmcYJCABKAgSFAoMcHJvbXB0X2NoYXJzGCUgASgNEg4KBmN1cnNvchgmIAEoDRIpCgZ3YWl0ZWQYJyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGc2NvcmVkGCggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmRlY2lkZWRfYnkYKSABKAkSEAoIYXNrZWRfYnkYKiABKAkSDQoFYWxvbmUYKyABKAkSDgoGb3RoZXJzGCwgASgNEhUKDXZldG9lZF9vdGhlcnMYLSABKA0SEQoJcmV0dXJuaW5nGC4gASgBGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFKBAgcEB1KBAgdEB5SCG92ZXJ0b29rUgdyZXN1bWVzIr0GCglDYW5kaWRhdGUSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEgwKBHZldG8YAyABKAkSJAoHb3ZlcmxhcBgEIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAUgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgGIAEoDRIPCgdzZXNzaW9uGAcgASgIEhAKCHJlcXVlc3RzGAggASgNEg8KB3dhaXRpbmcYCSABKA0SFQoNcXVldWVkX3Rva2VucxgKIAEoDRIVCg1kZWNvZGVfYmxvY2tzGAsgASgBEg4KBmJsb2NrcxgMIAEoDRIbCg5lbmdpbmVfd2FpdGluZxgNIAEoDUgAiAEBEhUKCGt2X3VzYWdlGA4gASgBSAGIAQESEgoKYmFja2xvZ19tcxgPIAEoARIXCg91bmNhY2hlZF90b2tlbnMYECABKA0SEgoKcHJlZmlsbF9tcxgRIAEoARIPCgd0dGZ0X21zGBIgASgBEgwKBGNvc3QYEyABKAESEQoJc2lsZW50X21zGBUgASgBEiQKBXNwZWVkGBYgASgLMhUua3ZwaWxvdC52MS5SYW5rU3BlZWQSEAoIc2xvd2Rvd24YFyABKAESEgoKcGxhbm5lZF9tcxgYIAEoARIUCgxmdWxsX3N0ZXBfbXMYGSABKAESEQoJZGVjb2RlX21zGBogASgBEhMKC2Nyb3dkaW5nX21zGBsgASgBEg8KB3Rwb3RfbXMYHCABKAESDAoEbGF0ZRgdIAEoARIaChJyZXR1cm5zX3Blcl9zZWNvbmQYHiABKAESEAoIc2F2ZWRfbXMYHyABKAESEwoLcmVzaWR1YWxfbXMYICABKAESDQoFY2hhcnMYISABKA0SEgoKaGVsZF9jaGFycxgiIAEoDRINCgVwbGFjZRgjIAEoDRIPCgdkcmFnX21zGCQgASgBEigKB2NvbmR1Y3QYJSABKAsyFy5rdnBpbG90LnYxLlJhbmtDb25kdWN0QhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2VKBAgUEBVSCXlpZWxkc19tcyJxCgtSYW5rQ29uZHVjdBISCgpzdXNwaWNpb25zGAEgAygJEhAKCHNsb3duZXNzGAIgASgBEhAKCHRva2VuX21zGAMgASgBEhMKC2VtcHR5X3NoYXJlGAQgASgBEhUKDW92ZXJsYXBfdHJ1c3QYBSABKAEiugEKCVJhbmtTcGVlZBIZChF0b2tlbnNfcGVyX3NlY29uZBgBIAEoARITCgtiZW5kX3Rva2VucxgCIAEoARIPCgdzdGVwX21zGAMgASgBEhMKC292ZXJoZWFkX21zGAQgASgBEg4KBnNwcmVhZBgFIAEoARIOCgZzb3VyY2UYBiABKAkSDAoEYnVzeRgHIAEoARIPCgdzYW1wbGVzGAggASgNEhgKEHByZWRpY3Rpb25fcmF0aW8YCSABKAEiXQoGU2hhZG93Eg4KBnBvbGljeRgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SDgoGYWdyZWVzGAQgASgIEhEKCXJlZ3JldF9tcxgFIAEoASK7AwoHT3V0Y29tZRIcCgNlbmQYASABKA4yDy5rdnBpbG90LnYxLkVuZBISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SJwoEdHRmdBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfdHRmdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghkdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaCg1wcm9tcHRfdG9rZW5zGAcgASgNSACIAQESGgoNb3V0cHV0X3Rva2VucxgIIAEoDUgBiAEBEhoKDWNhY2hlZF90b2tlbnMYCSABKA1IAogBARIfChdwcmVkaWN0ZWRfY2FjaGVkX3Rva2VucxgKIAEoDRIiChVjb3VudGVkX291dHB1dF90b2tlbnMYCyABKA1IA4gBAUIQCg5fcHJvbXB0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0IQCg5fY2FjaGVkX3Rva2Vuc0IYChZfY291bnRlZF9vdXRwdXRfdG9rZW5zKoABCglGZWVkU3RhdGUSGgoWRkVFRF9TVEFURV9VTlNQRUNJRklFRBAAEhMKD0ZFRURfU1RBVEVfTk9ORRABEhMKD0ZFRURfU1RBVEVfQ09MRBACEhQKEEZFRURfU1RBVEVfRVhBQ1QQAxIXChNGRUVEX1NUQVRFX0RFR1JBREVEEAQq3QEKA0VuZBITCg9FTkRfVU5TUEVDSUZJRUQQABIRCg1FTkRfQ09NUExFVEVEEAESEAoMRU5EX0NBTkNFTEVEEAISEAoMRU5EX1JFSkVDVEVEEAMSDgoKRU5EX0ZBSUxFRBAEEg0KCUVORF9NT1ZFRBAFEg8KC0VORF9FWFBJUkVEEAYSDwoLRU5EX1JFTU9WRUQQBxIPCgtFTkRfUkVTVU1FRBAJEhAKDEVORF9VTlNFUlZFRBAKEhMKD0VORF9IQU5ERURfT1ZFUhALIgQICBAIKgtFTkRfWUlFTERFREI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChlrdnBpbG90L3YxL2RlY2lzaW9uLnByb3RvEgprdnBpbG90LnYxIkYKB092ZXJsYXASEgoKZ3B1X3Rva2VucxgBIAEoDRISCgpjcHVfdG9rZW5zGAIgASgNEhMKC2Rpc2tfdG9rZW5zGAMgASgNIoAJCghEZWNpc2lvbhITCgtkZWNpc2lvbl9pZBgBIAEoCRIPCgdhdHRlbXB0GAIgASgNEhIKCnJlcXVlc3RfaWQYAyABKAkSKAoEdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFbW9kZWwYBSABKAkSDwoHYWRhcHRlchgGIAEoCRIOCgZwb2xpY3kYByABKAkSDgoGcmVhc29uGAggASgJEhIKCnJlcGxpY2FfaWQYCSABKAkSDAoEcmFuaxgKIAEoDRIVCg1wcm9tcHRfdG9rZW5zGAsgASgNEhEKCWVzdGltYXRlZBgMIAEoCBIeChZleHBlY3RlZF9vdXRwdXRfdG9rZW5zGA0gASgNEg8KB2RyeV9ydW4YDiABKAgSDgoGbWFyZ2luGA8gASgBEjAKBnBhcmFtcxgQIAMoCzIgLmt2cGlsb3QudjEuRGVjaXNpb24uUGFyYW1zRW50cnkSDAoEbG9hZBgRIAEoARINCgVvbWVnYRgSIAEoARInCgRoZWxkGBMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRvb2sYFCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFdHJpZXMYFSABKA0SKQoKY2FuZGlkYXRlcxgWIAMoCzIVLmt2cGlsb3QudjEuQ2FuZGlkYXRlEiQKB291dGNvbWUYFyABKAsyEy5rdnBpbG90LnYxLk91dGNvbWUSIgoGc2hhZG93GBggASgLMhIua3ZwaWxvdC52MS5TaGFkb3cSDAoEc2VlZBgZIAEoBhIQCgh0cmFjZV9pZBgaIAEoCRIPCgdzcGFuX2lkGBsgASgJEg4KBnRlbmFudBgeIAEoCRIRCglvYmplY3RpdmUYHyABKAkSLgoLdGFyZ2V0X3R0ZnQYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLgoLdGFyZ2V0X3Rwb3QYISABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDwoHa2V5bGVzcxgiIAEoCBIOCgZwaW5uZWQYIyABKAgSEAoIdG9vX2xvbmcYJCABKAgSFAoMcHJvbXB0X2NoYXJzGCUgASgNEg4KBmN1cnNvchgmIAEoDRIpCgZ3YWl0ZWQYJyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGc2NvcmVkGCggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmRlY2lkZWRfYnkYKSABKAkSEAoIYXNrZWRfYnkYKiABKAkSDQoFYWxvbmUYKyABKAkSDgoGb3RoZXJzGCwgASgNEhUKDXZldG9lZF9vdGhlcnMYLSABKA0SEQoJcmV0dXJuaW5nGC4gASgBGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAFKBAgcEB1KBAgdEB5SCG92ZXJ0b29rUgdyZXN1bWVzIt0ICglDYW5kaWRhdGUSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEgwKBHZldG8YAyABKAkSJAoHb3ZlcmxhcBgEIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAUgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgGIAEoDRIPCgdzZXNzaW9uGAcgASgIEhAKCHJlcXVlc3RzGAggASgNEg8KB3dhaXRpbmcYCSABKA0SFQoNcXVldWVkX3Rva2VucxgKIAEoDRIVCg1kZWNvZGVfYmxvY2tzGAsgASgBEg4KBmJsb2NrcxgMIAEoDRIbCg5lbmdpbmVfd2FpdGluZxgNIAEoDUgAiAEBEhUKCGt2X3VzYWdlGA4gASgBSAGIAQESKgoHYmFja2xvZxgPIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIXCg91bmNhY2hlZF90b2tlbnMYECABKA0SKgoHcHJlZmlsbBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhInCgR0dGZ0GBIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEgwKBGNvc3QYEyABKAESKQoGc2lsZW50GBUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiQKBXNwZWVkGBYgASgLMhUua3ZwaWxvdC52MS5SYW5rU3BlZWQSEAoIc2xvd2Rvd24YFyABKAESKgoHcGxhbm5lZBgYIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglmdWxsX3N0ZXAYGSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZGVjb2RlGBogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCGNyb3dkaW5nGBsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEicKBHRwb3QYHCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDAoEbGF0ZRgdIAEoARIaChJyZXR1cm5zX3Blcl9zZWNvbmQYHiABKAESKAoFc2F2ZWQYHyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKwoIcmVzaWR1YWwYICABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SDQoFY2hhcnMYISABKA0SEgoKaGVsZF9jaGFycxgiIAEoDRINCgVwbGFjZRgjIAEoDRInCgRkcmFnGCQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEigKB2NvbmR1Y3QYJSABKAsyFy5rdnBpbG90LnYxLlJhbmtDb25kdWN0QhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2VKBAgUEBVSCXlpZWxkc19tcyKOAQoLUmFua0NvbmR1Y3QSEgoKc3VzcGljaW9ucxgBIAMoCRIQCghzbG93bmVzcxgCIAEoARItCgp0b2tlbl90aW1lGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhMKC2VtcHR5X3NoYXJlGAQgASgBEhUKDW92ZXJsYXBfdHJ1c3QYBSABKAEi6gEKCVJhbmtTcGVlZBIZChF0b2tlbnNfcGVyX3NlY29uZBgBIAEoARITCgtiZW5kX3Rva2VucxgCIAEoARInCgRzdGVwGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEisKCG92ZXJoZWFkGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnNwcmVhZBgFIAEoARIOCgZzb3VyY2UYBiABKAkSDAoEYnVzeRgHIAEoARIPCgdzYW1wbGVzGAggASgNEhgKEHByZWRpY3Rpb25fcmF0aW8YCSABKAEidQoGU2hhZG93Eg4KBnBvbGljeRgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SDgoGYWdyZWVzGAQgASgIEikKBnJlZ3JldBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiK7AwoHT3V0Y29tZRIcCgNlbmQYASABKA4yDy5rdnBpbG90LnYxLkVuZBISCgpyZXBsaWNhX2lkGAIgASgJEgwKBHJhbmsYAyABKA0SJwoEdHRmdBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIxCg5wcmVkaWN0ZWRfdHRmdBgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCghkdXJhdGlvbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaCg1wcm9tcHRfdG9rZW5zGAcgASgNSACIAQESGgoNb3V0cHV0X3Rva2VucxgIIAEoDUgBiAEBEhoKDWNhY2hlZF90b2tlbnMYCSABKA1IAogBARIfChdwcmVkaWN0ZWRfY2FjaGVkX3Rva2VucxgKIAEoDRIiChVjb3VudGVkX291dHB1dF90b2tlbnMYCyABKA1IA4gBAUIQCg5fcHJvbXB0X3Rva2Vuc0IQCg5fb3V0cHV0X3Rva2Vuc0IQCg5fY2FjaGVkX3Rva2Vuc0IYChZfY291bnRlZF9vdXRwdXRfdG9rZW5zKoABCglGZWVkU3RhdGUSGgoWRkVFRF9TVEFURV9VTlNQRUNJRklFRBAAEhMKD0ZFRURfU1RBVEVfTk9ORRABEhMKD0ZFRURfU1RBVEVfQ09MRBACEhQKEEZFRURfU1RBVEVfRVhBQ1QQAxIXChNGRUVEX1NUQVRFX0RFR1JBREVEEAQq3QEKA0VuZBITCg9FTkRfVU5TUEVDSUZJRUQQABIRCg1FTkRfQ09NUExFVEVEEAESEAoMRU5EX0NBTkNFTEVEEAISEAoMRU5EX1JFSkVDVEVEEAMSDgoKRU5EX0ZBSUxFRBAEEg0KCUVORF9NT1ZFRBAFEg8KC0VORF9FWFBJUkVEEAYSDwoLRU5EX1JFTU9WRUQQBxIPCgtFTkRfUkVTVU1FRBAJEhAKDEVORF9VTlNFUlZFRBAKEhMKD0VORF9IQU5ERURfT1ZFUhALIgQICBAIKgtFTkRfWUlFTERFREI1WjNnaXRodWIuY29tL2t2cGlsb3Qva3ZwaWxvdC9nZW4va3ZwaWxvdC92MTtrdnBpbG90djFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Overlap is how much of a prompt's beginning one rank holds, in tokens.
@@ -376,7 +376,7 @@ export const DecisionSchema: GenMessage<Decision> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_decision, 1);
 
 /**
- * Candidate is one rank as a decision saw it, with the policy's numbers for it.
+ * Candidate is one rank as a decision saw it, with the policy's numbers for it. Times of zero are absent.
  *
  * @generated from message kvpilot.v1.Candidate
  */
@@ -480,11 +480,11 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   kvUsage?: number | undefined;
 
   /**
-   * The predicted time until the rank has prefilled all that is booked, in milliseconds.
+   * The predicted time until the rank has prefilled all that is booked.
    *
-   * @generated from field: double backlog_ms = 15;
+   * @generated from field: google.protobuf.Duration backlog = 15;
    */
-  backlogMs: number;
+  backlog?: Duration | undefined;
 
   /**
    * Prompt tokens that the rank would have to prefill, lower tiers credited.
@@ -494,18 +494,18 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   uncachedTokens: number;
 
   /**
-   * The predicted time to prefill those, in milliseconds.
+   * The predicted time to prefill those.
    *
-   * @generated from field: double prefill_ms = 17;
+   * @generated from field: google.protobuf.Duration prefill = 17;
    */
-  prefillMs: number;
+  prefill?: Duration | undefined;
 
   /**
-   * The predicted time to the first token, in milliseconds.
+   * The predicted time to the first token.
    *
-   * @generated from field: double ttft_ms = 18;
+   * @generated from field: google.protobuf.Duration ttft = 18;
    */
-  ttftMs: number;
+  ttft?: Duration | undefined;
 
   /**
    * What the policy compares; the lowest wins. Milliseconds for predicted-ttft, otherwise the policy's own unit.
@@ -515,11 +515,11 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   cost: number;
 
   /**
-   * How long the rank has been silent with requests in flight, in milliseconds, where that is its veto (stalled).
+   * How long the rank has been silent with requests in flight, where that is its veto (stalled).
    *
-   * @generated from field: double silent_ms = 21;
+   * @generated from field: google.protobuf.Duration silent = 21;
    */
-  silentMs: number;
+  silent?: Duration | undefined;
 
   /**
    * How fast the rank was taken to be.
@@ -536,39 +536,39 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   slowdown: number;
 
   /**
-   * The predicted work of requests that wait in the router for this rank and go first, in milliseconds.
+   * The predicted work of requests that wait in the router for this rank and go first.
    *
-   * @generated from field: double planned_ms = 24;
+   * @generated from field: google.protobuf.Duration planned = 24;
    */
-  plannedMs: number;
+  planned?: Duration | undefined;
 
   /**
-   * The time of a step whose token budget is full of prefill, in milliseconds.
+   * The time of a step whose token budget is full of prefill.
    *
-   * @generated from field: double full_step_ms = 25;
+   * @generated from field: google.protobuf.Duration full_step = 25;
    */
-  fullStepMs: number;
+  fullStep?: Duration | undefined;
 
   /**
-   * How much longer than on an idle rank decoding would take here, in milliseconds, weighted.
+   * How much longer than on an idle rank decoding would take here, weighted.
    *
-   * @generated from field: double decode_ms = 26;
+   * @generated from field: google.protobuf.Duration decode = 26;
    */
-  decodeMs: number;
+  decode?: Duration | undefined;
 
   /**
-   * The predicted time until KV memory is free that is promised to others, in milliseconds.
+   * The predicted time until KV memory is free that is promised to others.
    *
-   * @generated from field: double crowding_ms = 27;
+   * @generated from field: google.protobuf.Duration crowding = 27;
    */
-  crowdingMs: number;
+  crowding?: Duration | undefined;
 
   /**
-   * The predicted time of each token after the first, in milliseconds.
+   * The predicted time of each token after the first.
    *
-   * @generated from field: double tpot_ms = 28;
+   * @generated from field: google.protobuf.Duration tpot = 28;
    */
-  tpotMs: number;
+  tpot?: Duration | undefined;
 
   /**
    * The share by which the prediction misses a target, whichever it misses by more; 0 when both are kept.
@@ -585,18 +585,18 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   returnsPerSecond: number;
 
   /**
-   * The prefill time that each of them was spared, in milliseconds.
+   * The prefill time that each of them was spared.
    *
-   * @generated from field: double saved_ms = 31;
+   * @generated from field: google.protobuf.Duration saved = 31;
    */
-  savedMs: number;
+  saved?: Duration | undefined;
 
   /**
-   * How long one of them would find the rank prefilling for others, on average, in milliseconds.
+   * How long one of them would find the rank prefilling for others, on average.
    *
-   * @generated from field: double residual_ms = 32;
+   * @generated from field: google.protobuf.Duration residual = 32;
    */
-  residualMs: number;
+  residual?: Duration | undefined;
 
   /**
    * Leading characters of the prompt that the text tree knows for this replica (prefix-affinity).
@@ -620,11 +620,11 @@ export type Candidate = Message<"kvpilot.v1.Candidate"> & {
   place: number;
 
   /**
-   * What the conduct of the rank adds to its cost, in milliseconds: its answers are slower than those of its equals, or empty (predicted-ttft).
+   * What the conduct of the rank adds to its cost: its answers are slower than those of its equals, or empty (predicted-ttft).
    *
-   * @generated from field: double drag_ms = 36;
+   * @generated from field: google.protobuf.Duration drag = 36;
    */
-  dragMs: number;
+  drag?: Duration | undefined;
 
   /**
    * How the rank has behaved of late. Absent while it behaves as its equals do.
@@ -663,11 +663,11 @@ export type RankConduct = Message<"kvpilot.v1.RankConduct"> & {
   slowness: number;
 
   /**
-   * The time of an output token of late, in milliseconds; 0 when unknown. Not set in decisions.
+   * The time of an output token of late; 0 when unknown. Not set in decisions.
    *
-   * @generated from field: double token_ms = 3;
+   * @generated from field: google.protobuf.Duration token_time = 3;
    */
-  tokenMs: number;
+  tokenTime?: Duration | undefined;
 
   /**
    * The share of its answers that were empty although another replica gave one. Not set in decisions.
@@ -712,18 +712,18 @@ export type RankSpeed = Message<"kvpilot.v1.RankSpeed"> & {
   bendTokens: number;
 
   /**
-   * The time of a decode step, in milliseconds.
+   * The time of a decode step.
    *
-   * @generated from field: double step_ms = 3;
+   * @generated from field: google.protobuf.Duration step = 3;
    */
-  stepMs: number;
+  step?: Duration | undefined;
 
   /**
-   * The time that a request spends outside of engine steps, in milliseconds.
+   * The time that a request spends outside of engine steps.
    *
-   * @generated from field: double overhead_ms = 4;
+   * @generated from field: google.protobuf.Duration overhead = 4;
    */
-  overheadMs: number;
+  overhead?: Duration | undefined;
 
   /**
    * The uncertainty of the rate as a share of it.
@@ -804,11 +804,11 @@ export type Shadow = Message<"kvpilot.v1.Shadow"> & {
   agrees: boolean;
 
   /**
-   * Predicted time to the first token of the shadow's choice minus that of the served one, in milliseconds.
+   * Predicted time to the first token of the shadow's choice minus that of the served one.
    *
-   * @generated from field: double regret_ms = 5;
+   * @generated from field: google.protobuf.Duration regret = 5;
    */
-  regretMs: number;
+  regret?: Duration | undefined;
 };
 
 /**

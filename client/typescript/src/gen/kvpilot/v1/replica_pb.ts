@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/replica.proto.
  */
 export const file_kvpilot_v1_replica: GenFile = /*@__PURE__*/
-  fileDesc("ChhrdnBpbG90L3YxL3JlcGxpY2EucHJvdG8SCmt2cGlsb3QudjEinwQKB1JlcGxpY2ESEgoKcmVwbGljYV9pZBgBIAEoCRILCgN1cmwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5rdnBpbG90LnYxLlJlcGxpY2FTdGF0ZRIpCgVzaW5jZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDAoEbGlmZRgFIAEoBBImCgVyYW5rcxgGIAMoCzIXLmt2cGlsb3QudjEuUmVwbGljYVJhbmsSKAoGbW9kZWxzGAcgAygLMhgua3ZwaWxvdC52MS5SZXBsaWNhTW9kZWwSLwoGbGFiZWxzGAggAygLMh8ua3ZwaWxvdC52MS5SZXBsaWNhLkxhYmVsc0VudHJ5Eg8KB3ZlcnNpb24YCSABKAkSFQoNcnVzdF9mcm9udGVuZBgKIAEoCBISCgpibG9ja19zaXplGAsgASgNEg4KBmJsb2NrcxgMIAEoDRIaChJtYXhfYmF0Y2hlZF90b2tlbnMYDSABKA0SEgoKbGFzdF9lcnJvchgOIAEoCRIPCgdkcmFpbmVkGA8gASgIEikKB2JyZWFrZXIYECABKA4yGC5rdnBpbG90LnYxLkJyZWFrZXJTdGF0ZRInCgVkcmFpbhgRIAEoCzIYLmt2cGlsb3QudjEuUmVwbGljYURyYWluGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEidgoMUmVwbGljYURyYWluEikKBXNpbmNlGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIKCgJieRgCIAEoCRIOCgZyZWFzb24YAyABKAkSEQoJaW5fZmxpZ2h0GAQgASgNEgwKBG1vdmUYBSABKAgi6wEKC1JlcGxpY2FSYW5rEgwKBHJhbmsYASABKA0SFwoPZXZlbnRzX2VuZHBvaW50GAIgASgJEhcKD3JlcGxheV9lbmRwb2ludBgDIAEoCRIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKZmVlZF9lcnJvchgFIAEoCRITCgtmZWVkX2xhZ19tcxgGIAEoARIMCgRnYXBzGAcgASgEEg4KBnJlc2V0cxgIIAEoBBIUCgxrbm93bl9ibG9ja3MYCSABKA0SGgoSa25vd25fbG93ZXJfYmxvY2tzGAogASgNIkEKDFJlcGxpY2FNb2RlbBIKCgJpZBgBIAEoCRIOCgZwYXJlbnQYAiABKAkSFQoNbWF4X21vZGVsX2xlbhgDIAEoDSJGCgpFdmVudHNTcGVjEhAKCGVuZHBvaW50GAEgASgJEhcKD3JlcGxheV9lbmRwb2ludBgCIAEoCRINCgV0b3BpYxgDIAEoCSKMAgoPUmVnaXN0ZXJSZXF1ZXN0EhIKCnJlcGxpY2FfaWQYASABKAkSCwoDdXJsGAIgASgJEiYKBmV2ZW50cxgDIAMoCzIWLmt2cGlsb3QudjEuRXZlbnRzU3BlYxINCgVyYW5rcxgEIAEoDRI3CgZsYWJlbHMYBSADKAsyJy5rdnBpbG90LnYxLlJlZ2lzdGVyUmVxdWVzdC5MYWJlbHNFbnRyeRIoCgVsZWFzZRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdhcGlfa2V5GAcgASgJGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiTQoQUmVnaXN0ZXJSZXNwb25zZRIoCgVsZWFzZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdjcmVhdGVkGAIgASgIIicKEURlcmVnaXN0ZXJSZXF1ZXN0EhIKCnJlcGxpY2FfaWQYASABKAkiFAoSRGVyZWdpc3RlclJlc3BvbnNlIl0KDERyYWluUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJEgwKBHVuZG8YAiABKAgSDgoGcmVhc29uGAMgASgJEg0KBWZvcmNlGAQgASgIEgwKBG1vdmUYBSABKAgiNQoNRHJhaW5SZXNwb25zZRIkCgdyZXBsaWNhGAEgASgLMhMua3ZwaWxvdC52MS5SZXBsaWNhIhwKC0xpc3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJIjUKDExpc3RSZXNwb25zZRIlCghyZXBsaWNhcxgBIAMoCzITLmt2cGlsb3QudjEuUmVwbGljYSIgCgpHZXRSZXF1ZXN0EhIKCnJlcGxpY2FfaWQYASABKAkiMwoLR2V0UmVzcG9uc2USJAoHcmVwbGljYRgBIAEoCzITLmt2cGlsb3QudjEuUmVwbGljYSIdCgxXYXRjaFJlcXVlc3QSDQoFbW9kZWwYASABKAkiRgoNV2F0Y2hSZXNwb25zZRIkCgdyZXBsaWNhGAEgASgLMhMua3ZwaWxvdC52MS5SZXBsaWNhEg8KB3JlbW92ZWQYAiABKAgqmwEKDFJlcGxpY2FTdGF0ZRIdChlSRVBMSUNBX1NUQVRFX1VOU1BFQ0lGSUVEEAASGgoWUkVQTElDQV9TVEFURV9TVEFSVElORxABEhcKE1JFUExJQ0FfU1RBVEVfUkVBRFkQAhIaChZSRVBMSUNBX1NUQVRFX0RSQUlOSU5HEAMSGwoXUkVQTElDQV9TVEFURV9VTkhFQUxUSFkQBCp4CgxCcmVha2VyU3RhdGUSHQoZQlJFQUtFUl9TVEFURV9VTlNQRUNJRklFRBAAEhgKFEJSRUFLRVJfU1RBVEVfQ0xPU0VEEAESFwoTQlJFQUtFUl9TVEFURV9UUklBTBACEhYKEkJSRUFLRVJfU1RBVEVfT1BFThADMpUDCg5SZXBsaWNhU2VydmljZRJFCghSZWdpc3RlchIbLmt2cGlsb3QudjEuUmVnaXN0ZXJSZXF1ZXN0Ghwua3ZwaWxvdC52MS5SZWdpc3RlclJlc3BvbnNlEksKCkRlcmVnaXN0ZXISHS5rdnBpbG90LnYxLkRlcmVnaXN0ZXJSZXF1ZXN0Gh4ua3ZwaWxvdC52MS5EZXJlZ2lzdGVyUmVzcG9uc2USPAoFRHJhaW4SGC5rdnBpbG90LnYxLkRyYWluUmVxdWVzdBoZLmt2cGlsb3QudjEuRHJhaW5SZXNwb25zZRI5CgRMaXN0Ehcua3ZwaWxvdC52MS5MaXN0UmVxdWVzdBoYLmt2cGlsb3QudjEuTGlzdFJlc3BvbnNlEjYKA0dldBIWLmt2cGlsb3QudjEuR2V0UmVxdWVzdBoXLmt2cGlsb3QudjEuR2V0UmVzcG9uc2USPgoFV2F0Y2gSGC5rdnBpbG90LnYxLldhdGNoUmVxdWVzdBoZLmt2cGlsb3QudjEuV2F0Y2hSZXNwb25zZTABQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_kvpilot_v1_decision]);
+  fileDesc("ChhrdnBpbG90L3YxL3JlcGxpY2EucHJvdG8SCmt2cGlsb3QudjEinwQKB1JlcGxpY2ESEgoKcmVwbGljYV9pZBgBIAEoCRILCgN1cmwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5rdnBpbG90LnYxLlJlcGxpY2FTdGF0ZRIpCgVzaW5jZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDAoEbGlmZRgFIAEoBBImCgVyYW5rcxgGIAMoCzIXLmt2cGlsb3QudjEuUmVwbGljYVJhbmsSKAoGbW9kZWxzGAcgAygLMhgua3ZwaWxvdC52MS5SZXBsaWNhTW9kZWwSLwoGbGFiZWxzGAggAygLMh8ua3ZwaWxvdC52MS5SZXBsaWNhLkxhYmVsc0VudHJ5Eg8KB3ZlcnNpb24YCSABKAkSFQoNcnVzdF9mcm9udGVuZBgKIAEoCBISCgpibG9ja19zaXplGAsgASgNEg4KBmJsb2NrcxgMIAEoDRIaChJtYXhfYmF0Y2hlZF90b2tlbnMYDSABKA0SEgoKbGFzdF9lcnJvchgOIAEoCRIPCgdkcmFpbmVkGA8gASgIEikKB2JyZWFrZXIYECABKA4yGC5rdnBpbG90LnYxLkJyZWFrZXJTdGF0ZRInCgVkcmFpbhgRIAEoCzIYLmt2cGlsb3QudjEuUmVwbGljYURyYWluGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEidgoMUmVwbGljYURyYWluEikKBXNpbmNlGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIKCgJieRgCIAEoCRIOCgZyZWFzb24YAyABKAkSEQoJaW5fZmxpZ2h0GAQgASgNEgwKBG1vdmUYBSABKAgigwIKC1JlcGxpY2FSYW5rEgwKBHJhbmsYASABKA0SFwoPZXZlbnRzX2VuZHBvaW50GAIgASgJEhcKD3JlcGxheV9lbmRwb2ludBgDIAEoCRIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKZmVlZF9lcnJvchgFIAEoCRIrCghmZWVkX2xhZxgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIMCgRnYXBzGAcgASgEEg4KBnJlc2V0cxgIIAEoBBIUCgxrbm93bl9ibG9ja3MYCSABKA0SGgoSa25vd25fbG93ZXJfYmxvY2tzGAogASgNIkEKDFJlcGxpY2FNb2RlbBIKCgJpZBgBIAEoCRIOCgZwYXJlbnQYAiABKAkSFQoNbWF4X21vZGVsX2xlbhgDIAEoDSJGCgpFdmVudHNTcGVjEhAKCGVuZHBvaW50GAEgASgJEhcKD3JlcGxheV9lbmRwb2ludBgCIAEoCRINCgV0b3BpYxgDIAEoCSKMAgoPUmVnaXN0ZXJSZXF1ZXN0EhIKCnJlcGxpY2FfaWQYASABKAkSCwoDdXJsGAIgASgJEiYKBmV2ZW50cxgDIAMoCzIWLmt2cGlsb3QudjEuRXZlbnRzU3BlYxINCgVyYW5rcxgEIAEoDRI3CgZsYWJlbHMYBSADKAsyJy5rdnBpbG90LnYxLlJlZ2lzdGVyUmVxdWVzdC5MYWJlbHNFbnRyeRIoCgVsZWFzZRgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdhcGlfa2V5GAcgASgJGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiTQoQUmVnaXN0ZXJSZXNwb25zZRIoCgVsZWFzZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIPCgdjcmVhdGVkGAIgASgIIicKEURlcmVnaXN0ZXJSZXF1ZXN0EhIKCnJlcGxpY2FfaWQYASABKAkiFAoSRGVyZWdpc3RlclJlc3BvbnNlIk8KDERyYWluUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJEg4KBnJlYXNvbhgDIAEoCRINCgVmb3JjZRgEIAEoCBIMCgRtb3ZlGAUgASgIIjUKDURyYWluUmVzcG9uc2USJAoHcmVwbGljYRgBIAEoCzITLmt2cGlsb3QudjEuUmVwbGljYSIkCg5VbmRyYWluUmVxdWVzdBISCgpyZXBsaWNhX2lkGAEgASgJIjcKD1VuZHJhaW5SZXNwb25zZRIkCgdyZXBsaWNhGAEgASgLMhMua3ZwaWxvdC52MS5SZXBsaWNhIhwKC0xpc3RSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJIjUKDExpc3RSZXNwb25zZRIlCghyZXBsaWNhcxgBIAMoCzITLmt2cGlsb3QudjEuUmVwbGljYSIgCgpHZXRSZXF1ZXN0EhIKCnJlcGxpY2FfaWQYASABKAkiMwoLR2V0UmVzcG9uc2USJAoHcmVwbGljYRgBIAEoCzITLmt2cGlsb3QudjEuUmVwbGljYSIdCgxXYXRjaFJlcXVlc3QSDQoFbW9kZWwYASABKAkiRgoNV2F0Y2hSZXNwb25zZRIkCgdyZXBsaWNhGAEgASgLMhMua3ZwaWxvdC52MS5SZXBsaWNhEg8KB3JlbW92ZWQYAiABKAgqmwEKDFJlcGxpY2FTdGF0ZRIdChlSRVBMSUNBX1NUQVRFX1VOU1BFQ0lGSUVEEAASGgoWUkVQTElDQV9TVEFURV9TVEFSVElORxABEhcKE1JFUExJQ0FfU1RBVEVfUkVBRFkQAhIaChZSRVBMSUNBX1NUQVRFX0RSQUlOSU5HEAMSGwoXUkVQTElDQV9TVEFURV9VTkhFQUxUSFkQBCp4CgxCcmVha2VyU3RhdGUSHQoZQlJFQUtFUl9TVEFURV9VTlNQRUNJRklFRBAAEhgKFEJSRUFLRVJfU1RBVEVfQ0xPU0VEEAESFwoTQlJFQUtFUl9TVEFURV9UUklBTBACEhYKEkJSRUFLRVJfU1RBVEVfT1BFThADMtkDCg5SZXBsaWNhU2VydmljZRJFCghSZWdpc3RlchIbLmt2cGlsb3QudjEuUmVnaXN0ZXJSZXF1ZXN0Ghwua3ZwaWxvdC52MS5SZWdpc3RlclJlc3BvbnNlEksKCkRlcmVnaXN0ZXISHS5rdnBpbG90LnYxLkRlcmVnaXN0ZXJSZXF1ZXN0Gh4ua3ZwaWxvdC52MS5EZXJlZ2lzdGVyUmVzcG9uc2USPAoFRHJhaW4SGC5rdnBpbG90LnYxLkRyYWluUmVxdWVzdBoZLmt2cGlsb3QudjEuRHJhaW5SZXNwb25zZRJCCgdVbmRyYWluEhoua3ZwaWxvdC52MS5VbmRyYWluUmVxdWVzdBobLmt2cGlsb3QudjEuVW5kcmFpblJlc3BvbnNlEjkKBExpc3QSFy5rdnBpbG90LnYxLkxpc3RSZXF1ZXN0Ghgua3ZwaWxvdC52MS5MaXN0UmVzcG9uc2USNgoDR2V0EhYua3ZwaWxvdC52MS5HZXRSZXF1ZXN0Ghcua3ZwaWxvdC52MS5HZXRSZXNwb25zZRI+CgVXYXRjaBIYLmt2cGlsb3QudjEuV2F0Y2hSZXF1ZXN0Ghkua3ZwaWxvdC52MS5XYXRjaFJlc3BvbnNlMAFCNVozZ2l0aHViLmNvbS9rdnBpbG90L2t2cGlsb3QvZ2VuL2t2cGlsb3QvdjE7a3ZwaWxvdHYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_kvpilot_v1_decision]);
 
 /**
  * Replica is one vLLM engine process.
@@ -240,11 +240,11 @@ export type ReplicaRank = Message<"kvpilot.v1.ReplicaRank"> & {
   feedError: string;
 
   /**
-   * How long the last batch of events waited in the router before it was applied, in milliseconds.
+   * How long the last batch of events waited in the router before it was applied.
    *
-   * @generated from field: double feed_lag_ms = 6;
+   * @generated from field: google.protobuf.Duration feed_lag = 6;
    */
-  feedLagMs: number;
+  feedLag?: Duration | undefined;
 
   /**
    * Gaps found in the numbering of its events.
@@ -493,13 +493,6 @@ export type DrainRequest = Message<"kvpilot.v1.DrainRequest"> & {
   replicaId: string;
 
   /**
-   * Allow new work again.
-   *
-   * @generated from field: bool undo = 2;
-   */
-  undo: boolean;
-
-  /**
    * Why, for other operators: shown with the replica, in the log and in the audit log. No control characters.
    *
    * @generated from field: string reason = 3;
@@ -551,6 +544,48 @@ export const DrainResponseSchema: GenMessage<DrainResponse> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_replica, 10);
 
 /**
+ * UndrainRequest names a replica.
+ *
+ * @generated from message kvpilot.v1.UndrainRequest
+ */
+export type UndrainRequest = Message<"kvpilot.v1.UndrainRequest"> & {
+  /**
+   * The replica.
+   *
+   * @generated from field: string replica_id = 1;
+   */
+  replicaId: string;
+};
+
+/**
+ * Describes the message kvpilot.v1.UndrainRequest.
+ * Use `create(UndrainRequestSchema)` to create a new message.
+ */
+export const UndrainRequestSchema: GenMessage<UndrainRequest> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_replica, 11);
+
+/**
+ * UndrainResponse has the replica after the call.
+ *
+ * @generated from message kvpilot.v1.UndrainResponse
+ */
+export type UndrainResponse = Message<"kvpilot.v1.UndrainResponse"> & {
+  /**
+   * The replica.
+   *
+   * @generated from field: kvpilot.v1.Replica replica = 1;
+   */
+  replica?: Replica | undefined;
+};
+
+/**
+ * Describes the message kvpilot.v1.UndrainResponse.
+ * Use `create(UndrainResponseSchema)` to create a new message.
+ */
+export const UndrainResponseSchema: GenMessage<UndrainResponse> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_replica, 12);
+
+/**
  * ListRequest filters replicas.
  *
  * @generated from message kvpilot.v1.ListRequest
@@ -569,7 +604,7 @@ export type ListRequest = Message<"kvpilot.v1.ListRequest"> & {
  * Use `create(ListRequestSchema)` to create a new message.
  */
 export const ListRequestSchema: GenMessage<ListRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 11);
+  messageDesc(file_kvpilot_v1_replica, 13);
 
 /**
  * ListResponse has replicas.
@@ -590,7 +625,7 @@ export type ListResponse = Message<"kvpilot.v1.ListResponse"> & {
  * Use `create(ListResponseSchema)` to create a new message.
  */
 export const ListResponseSchema: GenMessage<ListResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 12);
+  messageDesc(file_kvpilot_v1_replica, 14);
 
 /**
  * GetRequest names a replica.
@@ -611,7 +646,7 @@ export type GetRequest = Message<"kvpilot.v1.GetRequest"> & {
  * Use `create(GetRequestSchema)` to create a new message.
  */
 export const GetRequestSchema: GenMessage<GetRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 13);
+  messageDesc(file_kvpilot_v1_replica, 15);
 
 /**
  * GetResponse has one replica.
@@ -632,7 +667,7 @@ export type GetResponse = Message<"kvpilot.v1.GetResponse"> & {
  * Use `create(GetResponseSchema)` to create a new message.
  */
 export const GetResponseSchema: GenMessage<GetResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 14);
+  messageDesc(file_kvpilot_v1_replica, 16);
 
 /**
  * WatchRequest filters replicas.
@@ -653,7 +688,7 @@ export type WatchRequest = Message<"kvpilot.v1.WatchRequest"> & {
  * Use `create(WatchRequestSchema)` to create a new message.
  */
 export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 15);
+  messageDesc(file_kvpilot_v1_replica, 17);
 
 /**
  * WatchResponse is one replica's state or removal.
@@ -681,7 +716,7 @@ export type WatchResponse = Message<"kvpilot.v1.WatchResponse"> & {
  * Use `create(WatchResponseSchema)` to create a new message.
  */
 export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_replica, 16);
+  messageDesc(file_kvpilot_v1_replica, 18);
 
 /**
  * ReplicaState says what a replica may be used for.
@@ -799,8 +834,8 @@ export const ReplicaService: GenService<{
     output: typeof DeregisterResponseSchema;
   },
   /**
-   * Drain stops new work for a replica, or allows it again. Requests under way finish, or move to other replicas. It is
-   * idempotent: a drain of a draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
+   * Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a drain of a
+   * draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
    *
    * @generated from rpc kvpilot.v1.ReplicaService.Drain
    */
@@ -808,6 +843,16 @@ export const ReplicaService: GenService<{
     methodKind: "unary";
     input: typeof DrainRequestSchema;
     output: typeof DrainResponseSchema;
+  },
+  /**
+   * Undrain allows new work for a replica again. It is idempotent.
+   *
+   * @generated from rpc kvpilot.v1.ReplicaService.Undrain
+   */
+  undrain: {
+    methodKind: "unary";
+    input: typeof UndrainRequestSchema;
+    output: typeof UndrainResponseSchema;
   },
   /**
    * List returns the replicas.

@@ -4,8 +4,6 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { End } from "./decision_pb.js";
-import { file_kvpilot_v1_decision } from "./decision_pb.js";
 import type { ErrorReason } from "./errors_pb.js";
 import { file_kvpilot_v1_errors } from "./errors_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -14,10 +12,10 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/reservation.proto.
  */
 export const file_kvpilot_v1_reservation: GenFile = /*@__PURE__*/
-  fileDesc("ChxrdnBpbG90L3YxL3Jlc2VydmF0aW9uLnByb3RvEgprdnBpbG90LnYxIloKC1Jlc2VydmF0aW9uEhYKDnJlc2VydmF0aW9uX2lkGAEgASgJEg8KB2F0dGVtcHQYAiABKA0SIgoGZWZmZWN0GAMgASgOMhIua3ZwaWxvdC52MS5FZmZlY3QiWQodUmVwb3J0UHJlZmlsbENvbXBsZXRlZFJlcXVlc3QSFgoOcmVzZXJ2YXRpb25faWQYASABKAkSFAoHYXR0ZW1wdBgCIAEoDUgAiAEBQgoKCF9hdHRlbXB0Im4KG1JlcG9ydERlY29kZVByb2dyZXNzUmVxdWVzdBIWCg5yZXNlcnZhdGlvbl9pZBgBIAEoCRIUCgdhdHRlbXB0GAIgASgNSACIAQESFQoNb3V0cHV0X3Rva2VucxgDIAEoDUIKCghfYXR0ZW1wdCLiAQoZUmVsZWFzZVJlc2VydmF0aW9uUmVxdWVzdBIWCg5yZXNlcnZhdGlvbl9pZBgBIAEoCRIUCgdhdHRlbXB0GAIgASgNSACIAQESHAoDZW5kGAMgASgOMg8ua3ZwaWxvdC52MS5FbmQSEQoJc2VydmVkX2J5GAQgASgJEhoKDW91dHB1dF90b2tlbnMYBSABKA1IAYgBARIaCg1jYWNoZWRfdG9rZW5zGAYgASgNSAKIAQFCCgoIX2F0dGVtcHRCEAoOX291dHB1dF90b2tlbnNCEAoOX2NhY2hlZF90b2tlbnMiUwoXUmVuZXdSZXNlcnZhdGlvblJlcXVlc3QSFgoOcmVzZXJ2YXRpb25faWQYASABKAkSFAoHYXR0ZW1wdBgCIAEoDUgAiAEBQgoKCF9hdHRlbXB0It4CChdUcmFja1Jlc2VydmF0aW9uUmVxdWVzdBIQCghzZXF1ZW5jZRgBIAEoBBJGChFwcmVmaWxsX2NvbXBsZXRlZBgCIAEoCzIpLmt2cGlsb3QudjEuUmVwb3J0UHJlZmlsbENvbXBsZXRlZFJlcXVlc3RIABJCCg9kZWNvZGVfcHJvZ3Jlc3MYAyABKAsyJy5rdnBpbG90LnYxLlJlcG9ydERlY29kZVByb2dyZXNzUmVxdWVzdEgAEjgKB3JlbGVhc2UYBCABKAsyJS5rdnBpbG90LnYxLlJlbGVhc2VSZXNlcnZhdGlvblJlcXVlc3RIABI0CgVyZW5ldxgFIAEoCzIjLmt2cGlsb3QudjEuUmVuZXdSZXNlcnZhdGlvblJlcXVlc3RIABIrCgRiaW5kGAYgASgLMhsua3ZwaWxvdC52MS5CaW5kUmVzZXJ2YXRpb25IAEIICgZyZXBvcnQiSwoPQmluZFJlc2VydmF0aW9uEhYKDnJlc2VydmF0aW9uX2lkGAEgASgJEhQKB2F0dGVtcHQYAiABKA1IAIgBAUIKCghfYXR0ZW1wdCKUAQoYVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlEhAKCHNlcXVlbmNlGAEgASgEEiwKC3Jlc2VydmF0aW9uGAIgASgLMhcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhInCgZyZWFzb24YAyABKA4yFy5rdnBpbG90LnYxLkVycm9yUmVhc29uEg8KB21lc3NhZ2UYBCABKAkqXAoGRWZmZWN0EhYKEkVGRkVDVF9VTlNQRUNJRklFRBAAEhIKDkVGRkVDVF9BUFBMSUVEEAESFAoQRUZGRUNUX0RVUExJQ0FURRACEhAKDEVGRkVDVF9TVEFMRRADQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_kvpilot_v1_decision, file_kvpilot_v1_errors]);
+  fileDesc("ChxrdnBpbG90L3YxL3Jlc2VydmF0aW9uLnByb3RvEgprdnBpbG90LnYxIloKC1Jlc2VydmF0aW9uEhYKDnJlc2VydmF0aW9uX2lkGAEgASgJEg8KB2F0dGVtcHQYAiABKA0SIgoGZWZmZWN0GAMgASgOMhIua3ZwaWxvdC52MS5FZmZlY3QizwIKEVJlc2VydmF0aW9uUmVwb3J0EhYKDnJlc2VydmF0aW9uX2lkGAEgASgJEhQKB2F0dGVtcHQYAiABKA1IAYgBARIQCghzZXF1ZW5jZRgDIAEoBBIzCgtmaXJzdF90b2tlbhgEIAEoCzIcLmt2cGlsb3QudjEuRmlyc3RUb2tlblJlcG9ydEgAEi4KCHByb2dyZXNzGAUgASgLMhoua3ZwaWxvdC52MS5Qcm9ncmVzc1JlcG9ydEgAEioKBXJlbmV3GAYgASgLMhkua3ZwaWxvdC52MS5SZW5ld2FsUmVwb3J0SAASLAoHcmVsZWFzZRgHIAEoCzIZLmt2cGlsb3QudjEuUmVsZWFzZVJlcG9ydEgAEiYKBGJpbmQYCCABKAsyFi5rdnBpbG90LnYxLkJpbmRSZXBvcnRIAEIHCgVldmVudEIKCghfYXR0ZW1wdCISChBGaXJzdFRva2VuUmVwb3J0IicKDlByb2dyZXNzUmVwb3J0EhUKDW91dHB1dF90b2tlbnMYASABKA0iDwoNUmVuZXdhbFJlcG9ydCKpAQoNUmVsZWFzZVJlcG9ydBIpCgZyZWFzb24YASABKA4yGS5rdnBpbG90LnYxLlJlbGVhc2VSZWFzb24SEQoJc2VydmVkX2J5GAIgASgJEhoKDW91dHB1dF90b2tlbnMYAyABKA1IAIgBARIaCg1jYWNoZWRfdG9rZW5zGAQgASgNSAGIAQFCEAoOX291dHB1dF90b2tlbnNCEAoOX2NhY2hlZF90b2tlbnMiDAoKQmluZFJlcG9ydCKUAQoYVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlEhAKCHNlcXVlbmNlGAEgASgEEiwKC3Jlc2VydmF0aW9uGAIgASgLMhcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhInCgZyZWFzb24YAyABKA4yFy5rdnBpbG90LnYxLkVycm9yUmVhc29uEg8KB21lc3NhZ2UYBCABKAkqXAoGRWZmZWN0EhYKEkVGRkVDVF9VTlNQRUNJRklFRBAAEhIKDkVGRkVDVF9BUFBMSUVEEAESFAoQRUZGRUNUX0RVUExJQ0FURRACEhAKDEVGRkVDVF9TVEFMRRADKqIBCg1SZWxlYXNlUmVhc29uEh4KGlJFTEVBU0VfUkVBU09OX1VOU1BFQ0lGSUVEEAASHAoYUkVMRUFTRV9SRUFTT05fQ09NUExFVEVEEAESGwoXUkVMRUFTRV9SRUFTT05fQ0FOQ0VMRUQQAhIbChdSRUxFQVNFX1JFQVNPTl9SRUpFQ1RFRBADEhkKFVJFTEVBU0VfUkVBU09OX0ZBSUxFRBAEQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_kvpilot_v1_errors]);
 
 /**
- * Reservation is the answer to a lifecycle call that found its reservation.
+ * Reservation is the answer to a report that found its reservation.
  *
  * @generated from message kvpilot.v1.Reservation
  */
@@ -30,14 +28,14 @@ export type Reservation = Message<"kvpilot.v1.Reservation"> & {
   reservationId: string;
 
   /**
-   * The attempt that the call was about; the first is 0.
+   * The attempt that the report was about; the first is 0.
    *
    * @generated from field: uint32 attempt = 2;
    */
   attempt: number;
 
   /**
-   * What the call did.
+   * What the report did.
    *
    * @generated from field: kvpilot.v1.Effect effect = 3;
    */
@@ -52,11 +50,11 @@ export const ReservationSchema: GenMessage<Reservation> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_reservation, 0);
 
 /**
- * ReportPrefillCompletedRequest says that the first token of a reservation's request was produced.
+ * ReservationReport is one report about a reservation. Each report renews the lease, also one that changes nothing.
  *
- * @generated from message kvpilot.v1.ReportPrefillCompletedRequest
+ * @generated from message kvpilot.v1.ReservationReport
  */
-export type ReportPrefillCompletedRequest = Message<"kvpilot.v1.ReportPrefillCompletedRequest"> & {
+export type ReservationReport = Message<"kvpilot.v1.ReservationReport"> & {
   /**
    * The reservation.
    *
@@ -70,228 +68,175 @@ export type ReportPrefillCompletedRequest = Message<"kvpilot.v1.ReportPrefillCom
    * @generated from field: optional uint32 attempt = 2;
    */
   attempt?: number | undefined;
+
+  /**
+   * The caller's own number for this report. The answer on a stream repeats it.
+   *
+   * @generated from field: uint64 sequence = 3;
+   */
+  sequence: bigint;
+
+  /**
+   * The event.
+   *
+   * @generated from oneof kvpilot.v1.ReservationReport.event
+   */
+  event: {
+    /**
+     * The first token was produced.
+     *
+     * @generated from field: kvpilot.v1.FirstTokenReport first_token = 4;
+     */
+    value: FirstTokenReport;
+    case: "firstToken";
+  } | {
+    /**
+     * More tokens were produced.
+     *
+     * @generated from field: kvpilot.v1.ProgressReport progress = 5;
+     */
+    value: ProgressReport;
+    case: "progress";
+  } | {
+    /**
+     * Nothing new: the request still waits, for example for its first token.
+     *
+     * @generated from field: kvpilot.v1.RenewalReport renew = 6;
+     */
+    value: RenewalReport;
+    case: "renew";
+  } | {
+    /**
+     * The reservation ends. Ending one that has ended already succeeds and changes nothing.
+     *
+     * @generated from field: kvpilot.v1.ReleaseReport release = 7;
+     */
+    value: ReleaseReport;
+    case: "release";
+  } | {
+    /**
+     * The reservation is bound to the stream of this report, whose end releases it. ReportReservation rejects it.
+     *
+     * @generated from field: kvpilot.v1.BindReport bind = 8;
+     */
+    value: BindReport;
+    case: "bind";
+  } | { case: undefined; value?: undefined };
 };
 
 /**
- * Describes the message kvpilot.v1.ReportPrefillCompletedRequest.
- * Use `create(ReportPrefillCompletedRequestSchema)` to create a new message.
+ * Describes the message kvpilot.v1.ReservationReport.
+ * Use `create(ReservationReportSchema)` to create a new message.
  */
-export const ReportPrefillCompletedRequestSchema: GenMessage<ReportPrefillCompletedRequest> = /*@__PURE__*/
+export const ReservationReportSchema: GenMessage<ReservationReport> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_reservation, 1);
 
 /**
- * ReportDecodeProgressRequest says how many tokens were produced so far.
+ * FirstTokenReport has no fields.
  *
- * @generated from message kvpilot.v1.ReportDecodeProgressRequest
+ * @generated from message kvpilot.v1.FirstTokenReport
  */
-export type ReportDecodeProgressRequest = Message<"kvpilot.v1.ReportDecodeProgressRequest"> & {
-  /**
-   * The reservation.
-   *
-   * @generated from field: string reservation_id = 1;
-   */
-  reservationId: string;
+export type FirstTokenReport = Message<"kvpilot.v1.FirstTokenReport"> & {
+};
 
-  /**
-   * The attempt that ChooseReplica returned. Absent: the latest.
-   *
-   * @generated from field: optional uint32 attempt = 2;
-   */
-  attempt?: number | undefined;
+/**
+ * Describes the message kvpilot.v1.FirstTokenReport.
+ * Use `create(FirstTokenReportSchema)` to create a new message.
+ */
+export const FirstTokenReportSchema: GenMessage<FirstTokenReport> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_reservation, 2);
 
+/**
+ * ProgressReport is how far a request is.
+ *
+ * @generated from message kvpilot.v1.ProgressReport
+ */
+export type ProgressReport = Message<"kvpilot.v1.ProgressReport"> & {
   /**
    * Tokens produced since the start, not since the last report. A smaller number than before is ignored.
    *
-   * @generated from field: uint32 output_tokens = 3;
+   * @generated from field: uint32 output_tokens = 1;
    */
   outputTokens: number;
 };
 
 /**
- * Describes the message kvpilot.v1.ReportDecodeProgressRequest.
- * Use `create(ReportDecodeProgressRequestSchema)` to create a new message.
+ * Describes the message kvpilot.v1.ProgressReport.
+ * Use `create(ProgressReportSchema)` to create a new message.
  */
-export const ReportDecodeProgressRequestSchema: GenMessage<ReportDecodeProgressRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_reservation, 2);
+export const ProgressReportSchema: GenMessage<ProgressReport> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_reservation, 3);
 
 /**
- * ReleaseReservationRequest ends a reservation.
+ * RenewalReport has no fields.
  *
- * @generated from message kvpilot.v1.ReleaseReservationRequest
+ * @generated from message kvpilot.v1.RenewalReport
  */
-export type ReleaseReservationRequest = Message<"kvpilot.v1.ReleaseReservationRequest"> & {
-  /**
-   * The reservation.
-   *
-   * @generated from field: string reservation_id = 1;
-   */
-  reservationId: string;
+export type RenewalReport = Message<"kvpilot.v1.RenewalReport"> & {
+};
 
-  /**
-   * The attempt that ChooseReplica returned. Absent: the latest.
-   *
-   * @generated from field: optional uint32 attempt = 2;
-   */
-  attempt?: number | undefined;
+/**
+ * Describes the message kvpilot.v1.RenewalReport.
+ * Use `create(RenewalReportSchema)` to create a new message.
+ */
+export const RenewalReportSchema: GenMessage<RenewalReport> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_reservation, 4);
 
+/**
+ * ReleaseReport is how a request ended.
+ *
+ * @generated from message kvpilot.v1.ReleaseReport
+ */
+export type ReleaseReport = Message<"kvpilot.v1.ReleaseReport"> & {
   /**
-   * How the request left its replica. Unspecified counts as completed.
+   * How the request ended. It must be set.
    *
-   * @generated from field: kvpilot.v1.End end = 3;
+   * @generated from field: kvpilot.v1.ReleaseReason reason = 1;
    */
-  end: End;
+  reason: ReleaseReason;
 
   /**
    * The replica that served, when it differs from the chosen one.
    *
-   * @generated from field: string served_by = 4;
+   * @generated from field: string served_by = 2;
    */
   servedBy: string;
 
   /**
    * Tokens that were produced. Absent: as last reported.
    *
-   * @generated from field: optional uint32 output_tokens = 5;
+   * @generated from field: optional uint32 output_tokens = 3;
    */
   outputTokens?: number | undefined;
 
   /**
    * Prompt tokens that the engine reported as cached.
    *
-   * @generated from field: optional uint32 cached_tokens = 6;
+   * @generated from field: optional uint32 cached_tokens = 4;
    */
   cachedTokens?: number | undefined;
 };
 
 /**
- * Describes the message kvpilot.v1.ReleaseReservationRequest.
- * Use `create(ReleaseReservationRequestSchema)` to create a new message.
+ * Describes the message kvpilot.v1.ReleaseReport.
+ * Use `create(ReleaseReportSchema)` to create a new message.
  */
-export const ReleaseReservationRequestSchema: GenMessage<ReleaseReservationRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_reservation, 3);
-
-/**
- * RenewReservationRequest restarts a lease without reporting progress, for a request that still waits for its first token.
- *
- * @generated from message kvpilot.v1.RenewReservationRequest
- */
-export type RenewReservationRequest = Message<"kvpilot.v1.RenewReservationRequest"> & {
-  /**
-   * The reservation.
-   *
-   * @generated from field: string reservation_id = 1;
-   */
-  reservationId: string;
-
-  /**
-   * The attempt that ChooseReplica returned. Absent: the latest.
-   *
-   * @generated from field: optional uint32 attempt = 2;
-   */
-  attempt?: number | undefined;
-};
-
-/**
- * Describes the message kvpilot.v1.RenewReservationRequest.
- * Use `create(RenewReservationRequestSchema)` to create a new message.
- */
-export const RenewReservationRequestSchema: GenMessage<RenewReservationRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_reservation, 4);
-
-/**
- * TrackReservationRequest is one lifecycle report on a stream that carries those of many reservations.
- *
- * @generated from message kvpilot.v1.TrackReservationRequest
- */
-export type TrackReservationRequest = Message<"kvpilot.v1.TrackReservationRequest"> & {
-  /**
-   * The caller's own number for this report; the answer repeats it.
-   *
-   * @generated from field: uint64 sequence = 1;
-   */
-  sequence: bigint;
-
-  /**
-   * The report.
-   *
-   * @generated from oneof kvpilot.v1.TrackReservationRequest.report
-   */
-  report: {
-    /**
-     * The first token was produced.
-     *
-     * @generated from field: kvpilot.v1.ReportPrefillCompletedRequest prefill_completed = 2;
-     */
-    value: ReportPrefillCompletedRequest;
-    case: "prefillCompleted";
-  } | {
-    /**
-     * More tokens were produced.
-     *
-     * @generated from field: kvpilot.v1.ReportDecodeProgressRequest decode_progress = 3;
-     */
-    value: ReportDecodeProgressRequest;
-    case: "decodeProgress";
-  } | {
-    /**
-     * The reservation ends.
-     *
-     * @generated from field: kvpilot.v1.ReleaseReservationRequest release = 4;
-     */
-    value: ReleaseReservationRequest;
-    case: "release";
-  } | {
-    /**
-     * The lease is extended.
-     *
-     * @generated from field: kvpilot.v1.RenewReservationRequest renew = 5;
-     */
-    value: RenewReservationRequest;
-    case: "renew";
-  } | {
-    /**
-     * The reservation is bound to this stream: it is released when the stream ends.
-     *
-     * @generated from field: kvpilot.v1.BindReservation bind = 6;
-     */
-    value: BindReservation;
-    case: "bind";
-  } | { case: undefined; value?: undefined };
-};
-
-/**
- * Describes the message kvpilot.v1.TrackReservationRequest.
- * Use `create(TrackReservationRequestSchema)` to create a new message.
- */
-export const TrackReservationRequestSchema: GenMessage<TrackReservationRequest> = /*@__PURE__*/
+export const ReleaseReportSchema: GenMessage<ReleaseReport> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_reservation, 5);
 
 /**
- * BindReservation binds a reservation to the stream, whose end releases it.
+ * BindReport has no fields.
  *
- * @generated from message kvpilot.v1.BindReservation
+ * @generated from message kvpilot.v1.BindReport
  */
-export type BindReservation = Message<"kvpilot.v1.BindReservation"> & {
-  /**
-   * The reservation.
-   *
-   * @generated from field: string reservation_id = 1;
-   */
-  reservationId: string;
-
-  /**
-   * The attempt that ChooseReplica returned. Absent: the latest.
-   *
-   * @generated from field: optional uint32 attempt = 2;
-   */
-  attempt?: number | undefined;
+export type BindReport = Message<"kvpilot.v1.BindReport"> & {
 };
 
 /**
- * Describes the message kvpilot.v1.BindReservation.
- * Use `create(BindReservationSchema)` to create a new message.
+ * Describes the message kvpilot.v1.BindReport.
+ * Use `create(BindReportSchema)` to create a new message.
  */
-export const BindReservationSchema: GenMessage<BindReservation> = /*@__PURE__*/
+export const BindReportSchema: GenMessage<BindReport> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_reservation, 6);
 
 /**
@@ -337,7 +282,7 @@ export const TrackReservationResponseSchema: GenMessage<TrackReservationResponse
   messageDesc(file_kvpilot_v1_reservation, 7);
 
 /**
- * Effect is what a lifecycle call did. Calls may arrive late, repeatedly or out of order.
+ * Effect is what a report did. Reports may arrive late, repeatedly or out of order.
  *
  * @generated from enum kvpilot.v1.Effect
  */
@@ -350,7 +295,7 @@ export enum Effect {
   UNSPECIFIED = 0,
 
   /**
-   * The call was the first of its kind and took effect.
+   * The report was the first of its kind and took effect.
    *
    * @generated from enum value: EFFECT_APPLIED = 1;
    */
@@ -376,4 +321,52 @@ export enum Effect {
  */
 export const EffectSchema: GenEnum<Effect> = /*@__PURE__*/
   enumDesc(file_kvpilot_v1_reservation, 0);
+
+/**
+ * ReleaseReason is how the request of a reservation ended, as its caller has seen it.
+ *
+ * @generated from enum kvpilot.v1.ReleaseReason
+ */
+export enum ReleaseReason {
+  /**
+   * Not specified. A release without a reason is rejected.
+   *
+   * @generated from enum value: RELEASE_REASON_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The engine answered to the last byte.
+   *
+   * @generated from enum value: RELEASE_REASON_COMPLETED = 1;
+   */
+  COMPLETED = 1,
+
+  /**
+   * The client cancelled or disconnected.
+   *
+   * @generated from enum value: RELEASE_REASON_CANCELED = 2;
+   */
+  CANCELED = 2,
+
+  /**
+   * The engine rejected the request (its own 4xx).
+   *
+   * @generated from enum value: RELEASE_REASON_REJECTED = 3;
+   */
+  REJECTED = 3,
+
+  /**
+   * Connect failure, engine 5xx or broken stream.
+   *
+   * @generated from enum value: RELEASE_REASON_FAILED = 4;
+   */
+  FAILED = 4,
+}
+
+/**
+ * Describes the enum kvpilot.v1.ReleaseReason.
+ */
+export const ReleaseReasonSchema: GenEnum<ReleaseReason> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_reservation, 1);
 

@@ -12,7 +12,7 @@ import type { Decision, End, FeedState, Overlap, RankConduct, RankSpeed } from "
 import { file_kvpilot_v1_decision } from "./decision_pb.js";
 import type { DetokenizeRequestSchema, DetokenizeResponseSchema, RequestBody, TokenIds, TokenizeRequestSchema, TokenizeResponseSchema } from "./prompt_pb.js";
 import { file_kvpilot_v1_prompt } from "./prompt_pb.js";
-import type { Effect, ReleaseReservationRequestSchema, RenewReservationRequestSchema, ReportDecodeProgressRequestSchema, ReportPrefillCompletedRequestSchema, ReservationSchema, TrackReservationRequestSchema, TrackReservationResponseSchema } from "./reservation_pb.js";
+import type { Effect, ReservationReportSchema, ReservationSchema, TrackReservationResponseSchema } from "./reservation_pb.js";
 import { file_kvpilot_v1_reservation } from "./reservation_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/routing.proto.
  */
 export const file_kvpilot_v1_routing: GenFile = /*@__PURE__*/
-  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUiygQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEg8KB2RyeV9ydW4YDSABKAgSFAoHcmVzZXJ2ZRgOIAEoCEgBiAEBEigKBWxlYXNlGA8gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCnJlcXVlc3RfaWQYECABKAkSDwoHZXhwbGFpbhgRIAEoCBIYChByZXR1cm5fdG9rZW5faWRzGBIgASgIEiQKB3JlcG9ydHMYEyABKA4yEy5rdnBpbG90LnYxLlJlcG9ydHNCCAoGcHJvbXB0QgoKCF9yZXNlcnZlIvYFChVDaG9vc2VSZXBsaWNhUmVzcG9uc2USDAoEaG9zdBgBIAEoCRIMCgRwb3J0GAIgASgNEhIKCnJlcGxpY2FfaWQYAyABKAkSDAoEcmFuaxgEIAEoDRILCgN1cmwYBSABKAkSDQoFbW9kZWwYBiABKAkSEwoLZGVjaXNpb25faWQYByABKAkSFgoOcmVzZXJ2YXRpb25faWQYCCABKAkSDwoHYXR0ZW1wdBgJIAEoDRIQCghsZWFzZV9tcxgKIAEoDRIOCgZwb2xpY3kYCyABKAkSDgoGcmVhc29uGAwgASgJEhUKDXByb21wdF90b2tlbnMYDSABKA0SGgoSb3ZlcmxhcF9ncHVfdG9rZW5zGA4gASgNEhoKEm92ZXJsYXBfY3B1X3Rva2VucxgPIAEoDRIbChNvdmVybGFwX2Rpc2tfdG9rZW5zGBAgASgNEhkKEXByZWRpY3RlZF90dGZ0X21zGBEgASgBEk4KD3JlcXVlc3RfaGVhZGVycxgSIAMoCzI1Lmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlLlJlcXVlc3RIZWFkZXJzRW50cnkSJgoIZGVjaXNpb24YEyABKAsyFC5rdnBpbG90LnYxLkRlY2lzaW9uEicKCXRva2VuX2lkcxgUIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHMSPQoGbGFiZWxzGBggAygLMi0ua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2UuTGFiZWxzRW50cnkSIgoGZWZmZWN0GBUgASgOMhIua3ZwaWxvdC52MS5FZmZlY3QSEgoKY2FjaGVfc2FsdBgWIAEoCRIOCgZ0ZW5hbnQYFyABKAkaNQoTUmVxdWVzdEhlYWRlcnNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBGi0KC0xhYmVsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEiTAoWRXhwbGFpbkRlY2lzaW9uUmVxdWVzdBIVCgtkZWNpc2lvbl9pZBgBIAEoCUgAEhQKCnJlcXVlc3RfaWQYAiABKAlIAEIFCgNrZXkiQgoXRXhwbGFpbkRlY2lzaW9uUmVzcG9uc2USJwoJZGVjaXNpb25zGAEgAygLMhQua3ZwaWxvdC52MS5EZWNpc2lvbiLjAQoUTGlzdERlY2lzaW9uc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRINCgVsaW1pdBgDIAEoDRITCgtvbmx5X2Nob3NlbhgEIAEoCBIOCgZ0ZW5hbnQYBSABKAkSHQoEZW5kcxgGIAMoDjIPLmt2cGlsb3QudjEuRW5kEi4KC3Nsb3dlcl90aGFuGAcgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhEKCXBhZ2Vfc2l6ZRgIIAEoDRISCgpwYWdlX3Rva2VuGAkgASgJIm0KFUxpc3REZWNpc2lvbnNSZXNwb25zZRInCglkZWNpc2lvbnMYASADKAsyFC5rdnBpbG90LnYxLkRlY2lzaW9uEhIKCnVuYW5zd2VyZWQYAiADKAkSFwoPbmV4dF9wYWdlX3Rva2VuGAMgASgJIk8KFVdhdGNoRGVjaXNpb25zUmVxdWVzdBINCgVtb2RlbBgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEhMKC29ubHlfY2hvc2VuGAMgASgIIk4KFldhdGNoRGVjaXNpb25zUmVzcG9uc2USJgoIZGVjaXNpb24YASABKAsyFC5rdnBpbG90LnYxLkRlY2lzaW9uEgwKBGxvc3QYAiABKAQitwEKE1Njb3JlT3ZlcmxhcFJlcXVlc3QSDQoFbW9kZWwYASABKAkSKQoJdG9rZW5faWRzGAIgASgLMhQua3ZwaWxvdC52MS5Ub2tlbklkc0gAEg4KBHRleHQYAyABKAlIABInCgRib2R5GAQgASgLMhcua3ZwaWxvdC52MS5SZXF1ZXN0Qm9keUgAEg8KB2FkYXB0ZXIYBSABKAkSEgoKY2FjaGVfc2FsdBgGIAEoCUIICgZwcm9tcHQiVQoUU2NvcmVPdmVybGFwUmVzcG9uc2USJgoFcmFua3MYASADKAsyFy5rdnBpbG90LnYxLlJhbmtPdmVybGFwEhUKDXByb21wdF90b2tlbnMYAiABKA0ijgEKC1JhbmtPdmVybGFwEhIKCnJlcGxpY2FfaWQYASABKAkSDAoEcmFuaxgCIAEoDRIkCgdvdmVybGFwGAMgASgLMhMua3ZwaWxvdC52MS5PdmVybGFwEiMKBGZlZWQYBCABKA4yFS5rdnBpbG90LnYxLkZlZWRTdGF0ZRISCgpibG9ja19zaXplGAUgASgNIjQKD0dldExvYWRzUmVxdWVzdBINCgVtb2RlbBgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJIksKEEdldExvYWRzUmVzcG9uc2USIwoFcmFua3MYASADKAsyFC5rdnBpbG90LnYxLlJhbmtMb2FkEhIKCnVuYW5zd2VyZWQYAiADKAkiqAMKCFJhbmtMb2FkEhIKCnJlcGxpY2FfaWQYASABKAkSDAoEcmFuaxgCIAEoDRIQCghyZXF1ZXN0cxgDIAEoDRIPCgd3YWl0aW5nGAQgASgNEhUKDXF1ZXVlZF90b2tlbnMYBSABKAQSFQoNZGVjb2RlX2Jsb2NrcxgGIAEoARIbCg5lbmdpbmVfcnVubmluZxgHIAEoDUgAiAEBEhsKDmVuZ2luZV93YWl0aW5nGAggASgNSAGIAQESFQoIa3ZfdXNhZ2UYCSABKAFIAogBARItCgplbmdpbmVfYWdlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhIKCmJhY2tsb2dfbXMYCyABKAESJAoFc3BlZWQYDCABKAsyFS5rdnBpbG90LnYxLlJhbmtTcGVlZBISCgpjb3VudGVkX2J5GA0gASgJEigKB2NvbmR1Y3QYDiABKAsyFy5rdnBpbG90LnYxLlJhbmtDb25kdWN0QhEKD19lbmdpbmVfcnVubmluZ0IRCg9fZW5naW5lX3dhaXRpbmdCCwoJX2t2X3VzYWdlIhUKE0xpc3RQb2xpY2llc1JlcXVlc3QiPAoUTGlzdFBvbGljaWVzUmVzcG9uc2USJAoIcG9saWNpZXMYASADKAsyEi5rdnBpbG90LnYxLlBvbGljeSKbAQoGUG9saWN5EgwKBG5hbWUYASABKAkSEwoLZGVzY3JpcHRpb24YAiABKAkSLgoGcGFyYW1zGAMgAygLMh4ua3ZwaWxvdC52MS5Qb2xpY3kuUGFyYW1zRW50cnkSDwoHZGVmYXVsdBgEIAEoCBotCgtQYXJhbXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBKkQKB1JlcG9ydHMSFwoTUkVQT1JUU19VTlNQRUNJRklFRBAAEg8KC1JFUE9SVFNfQUxMEAESDwoLUkVQT1JUU19FTkQQAjL9CQoOUm91dGluZ1NlcnZpY2USRQoIVG9rZW5pemUSGy5rdnBpbG90LnYxLlRva2VuaXplUmVxdWVzdBocLmt2cGlsb3QudjEuVG9rZW5pemVSZXNwb25zZRJLCgpEZXRva2VuaXplEh0ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVxdWVzdBoeLmt2cGlsb3QudjEuRGV0b2tlbml6ZVJlc3BvbnNlElQKDUNob29zZVJlcGxpY2ESIC5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXF1ZXN0GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USRAoJUm91dGVCb2R5EhQuZ29vZ2xlLmFwaS5IdHRwQm9keRohLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlElwKFlJlcG9ydFByZWZpbGxDb21wbGV0ZWQSKS5rdnBpbG90LnYxLlJlcG9ydFByZWZpbGxDb21wbGV0ZWRSZXF1ZXN0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJYChRSZXBvcnREZWNvZGVQcm9ncmVzcxInLmt2cGlsb3QudjEuUmVwb3J0RGVjb2RlUHJvZ3Jlc3NSZXF1ZXN0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJUChJSZWxlYXNlUmVzZXJ2YXRpb24SJS5rdnBpbG90LnYxLlJlbGVhc2VSZXNlcnZhdGlvblJlcXVlc3QaFy5rdnBpbG90LnYxLlJlc2VydmF0aW9uElAKEFJlbmV3UmVzZXJ2YXRpb24SIy5rdnBpbG90LnYxLlJlbmV3UmVzZXJ2YXRpb25SZXF1ZXN0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJhChBUcmFja1Jlc2VydmF0aW9uEiMua3ZwaWxvdC52MS5UcmFja1Jlc2VydmF0aW9uUmVxdWVzdBokLmt2cGlsb3QudjEuVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlKAEwARJaCg9FeHBsYWluRGVjaXNpb24SIi5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlcXVlc3QaIy5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlc3BvbnNlElQKDUxpc3REZWNpc2lvbnMSIC5rdnBpbG90LnYxLkxpc3REZWNpc2lvbnNSZXF1ZXN0GiEua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVzcG9uc2USWQoOV2F0Y2hEZWNpc2lvbnMSIS5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVxdWVzdBoiLmt2cGlsb3QudjEuV2F0Y2hEZWNpc2lvbnNSZXNwb25zZTABElEKDFNjb3JlT3ZlcmxhcBIfLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVxdWVzdBogLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVzcG9uc2USRQoIR2V0TG9hZHMSGy5rdnBpbG90LnYxLkdldExvYWRzUmVxdWVzdBocLmt2cGlsb3QudjEuR2V0TG9hZHNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
+  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgQIAEoCRIPCgdleHBsYWluGBEgASgIEhgKEHJldHVybl90b2tlbl9pZHMYEiABKAgSJAoHcmVwb3J0cxgTIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQipgYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIOCgZyZWFzb24YDCABKAkSFQoNcHJvbXB0X3Rva2VucxgNIAEoDRIaChJvdmVybGFwX2dwdV90b2tlbnMYDiABKA0SGgoSb3ZlcmxhcF9jcHVfdG9rZW5zGA8gASgNEhsKE292ZXJsYXBfZGlza190b2tlbnMYECABKA0SMQoOcHJlZGljdGVkX3R0ZnQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24STgoPcmVxdWVzdF9oZWFkZXJzGBIgAygLMjUua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2UuUmVxdWVzdEhlYWRlcnNFbnRyeRImCghkZWNpc2lvbhgTIAEoCzIULmt2cGlsb3QudjEuRGVjaXNpb24SJwoJdG9rZW5faWRzGBQgASgLMhQua3ZwaWxvdC52MS5Ub2tlbklkcxI9CgZsYWJlbHMYGCADKAsyLS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5MYWJlbHNFbnRyeRIiCgZlZmZlY3QYFSABKA4yEi5rdnBpbG90LnYxLkVmZmVjdBISCgpjYWNoZV9zYWx0GBYgASgJEg4KBnRlbmFudBgXIAEoCRo1ChNSZXF1ZXN0SGVhZGVyc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoCToCOAEaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASJMChZFeHBsYWluRGVjaXNpb25SZXF1ZXN0EhUKC2RlY2lzaW9uX2lkGAEgASgJSAASFAoKcmVxdWVzdF9pZBgCIAEoCUgAQgUKA2tleSJCChdFeHBsYWluRGVjaXNpb25SZXNwb25zZRInCglkZWNpc2lvbnMYASADKAsyFC5rdnBpbG90LnYxLkRlY2lzaW9uIuMBChRMaXN0RGVjaXNpb25zUmVxdWVzdBINCgVtb2RlbBgBIAEoCRISCgpyZXBsaWNhX2lkGAIgASgJEg0KBWxpbWl0GAMgASgNEhMKC29ubHlfY2hvc2VuGAQgASgIEg4KBnRlbmFudBgFIAEoCRIdCgRlbmRzGAYgAygOMg8ua3ZwaWxvdC52MS5FbmQSLgoLc2xvd2VyX3RoYW4YByABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoJcGFnZV9zaXplGAggASgNEhIKCnBhZ2VfdG9rZW4YCSABKAkibQoVTGlzdERlY2lzaW9uc1Jlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24SEgoKdW5hbnN3ZXJlZBgCIAMoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YAyABKAkiTwoVV2F0Y2hEZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgiTgoWV2F0Y2hEZWNpc2lvbnNSZXNwb25zZRImCghkZWNpc2lvbhgBIAEoCzIULmt2cGlsb3QudjEuRGVjaXNpb24SDAoEbG9zdBgCIAEoBCK3AQoTU2NvcmVPdmVybGFwUmVxdWVzdBINCgVtb2RlbBgBIAEoCRIpCgl0b2tlbl9pZHMYAiABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzSAASDgoEdGV4dBgDIAEoCUgAEicKBGJvZHkYBCABKAsyFy5rdnBpbG90LnYxLlJlcXVlc3RCb2R5SAASDwoHYWRhcHRlchgFIAEoCRISCgpjYWNoZV9zYWx0GAYgASgJQggKBnByb21wdCJVChRTY29yZU92ZXJsYXBSZXNwb25zZRImCgVyYW5rcxgBIAMoCzIXLmt2cGlsb3QudjEuUmFua092ZXJsYXASFQoNcHJvbXB0X3Rva2VucxgCIAEoDSKOAQoLUmFua092ZXJsYXASEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEiQKB292ZXJsYXAYAyABKAsyEy5rdnBpbG90LnYxLk92ZXJsYXASIwoEZmVlZBgEIAEoDjIVLmt2cGlsb3QudjEuRmVlZFN0YXRlEhIKCmJsb2NrX3NpemUYBSABKA0iNAoPR2V0TG9hZHNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkiSwoQR2V0TG9hZHNSZXNwb25zZRIjCgVyYW5rcxgBIAMoCzIULmt2cGlsb3QudjEuUmFua0xvYWQSEgoKdW5hbnN3ZXJlZBgCIAMoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UiFQoTTGlzdFBvbGljaWVzUmVxdWVzdCI8ChRMaXN0UG9saWNpZXNSZXNwb25zZRIkCghwb2xpY2llcxgBIAMoCzISLmt2cGlsb3QudjEuUG9saWN5IpsBCgZQb2xpY3kSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZwYXJhbXMYAyADKAsyHi5rdnBpbG90LnYxLlBvbGljeS5QYXJhbXNFbnRyeRIPCgdkZWZhdWx0GAQgASgIGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEqRAoHUmVwb3J0cxIXChNSRVBPUlRTX1VOU1BFQ0lGSUVEEAASDwoLUkVQT1JUU19BTEwQARIPCgtSRVBPUlRTX0VORBACKl4KB0Jvb2tpbmcSFwoTQk9PS0lOR19VTlNQRUNJRklFRBAAEhMKD0JPT0tJTkdfUkVTRVJWRRABEhAKDEJPT0tJTkdfTk9ORRACEhMKD0JPT0tJTkdfRFJZX1JVThADMuQHCg5Sb3V0aW5nU2VydmljZRJFCghUb2tlbml6ZRIbLmt2cGlsb3QudjEuVG9rZW5pemVSZXF1ZXN0Ghwua3ZwaWxvdC52MS5Ub2tlbml6ZVJlc3BvbnNlEksKCkRldG9rZW5pemUSHS5rdnBpbG90LnYxLkRldG9rZW5pemVSZXF1ZXN0Gh4ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVzcG9uc2USVAoNQ2hvb3NlUmVwbGljYRIgLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlcXVlc3QaIS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZRJECglSb3V0ZUJvZHkSFC5nb29nbGUuYXBpLkh0dHBCb2R5GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USSwoRUmVwb3J0UmVzZXJ2YXRpb24SHS5rdnBpbG90LnYxLlJlc2VydmF0aW9uUmVwb3J0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJbChBUcmFja1Jlc2VydmF0aW9uEh0ua3ZwaWxvdC52MS5SZXNlcnZhdGlvblJlcG9ydBokLmt2cGlsb3QudjEuVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlKAEwARJaCg9FeHBsYWluRGVjaXNpb24SIi5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlcXVlc3QaIy5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlc3BvbnNlElQKDUxpc3REZWNpc2lvbnMSIC5rdnBpbG90LnYxLkxpc3REZWNpc2lvbnNSZXF1ZXN0GiEua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVzcG9uc2USWQoOV2F0Y2hEZWNpc2lvbnMSIS5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVxdWVzdBoiLmt2cGlsb3QudjEuV2F0Y2hEZWNpc2lvbnNSZXNwb25zZTABElEKDFNjb3JlT3ZlcmxhcBIfLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVxdWVzdBogLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVzcG9uc2USRQoIR2V0TG9hZHMSGy5rdnBpbG90LnYxLkdldExvYWRzUmVxdWVzdBocLmt2cGlsb3QudjEuR2V0TG9hZHNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
 
 /**
  * Candidates narrows the choice. An empty message allows every replica of the pool.
@@ -208,21 +208,14 @@ export type ChooseReplicaRequest = Message<"kvpilot.v1.ChooseReplicaRequest"> & 
   cacheSalt: string;
 
   /**
-   * Decide and explain, but book nothing and do not update the index.
+   * What the choice books.
    *
-   * @generated from field: bool dry_run = 13;
+   * @generated from field: kvpilot.v1.Booking booking = 13;
    */
-  dryRun: boolean;
+  booking: Booking;
 
   /**
-   * Book the load. Absent means yes, unless dry_run is set.
-   *
-   * @generated from field: optional bool reserve = 14;
-   */
-  reserve?: boolean | undefined;
-
-  /**
-   * How long the booking lives without a lifecycle report. Absent: as configured. 100 ms to 1 h.
+   * How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
    *
    * @generated from field: google.protobuf.Duration lease = 15;
    */
@@ -321,7 +314,7 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
   decisionId: string;
 
   /**
-   * The booking, for the lifecycle calls; empty when nothing was booked.
+   * The booking, for ReportReservation; empty when nothing was booked.
    *
    * @generated from field: string reservation_id = 8;
    */
@@ -335,11 +328,11 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
   attempt: number;
 
   /**
-   * How long the booking lives without a lifecycle report, in milliseconds; 0 when nothing was booked.
+   * How long the booking lives without a report. Absent when nothing was booked.
    *
-   * @generated from field: uint32 lease_ms = 10;
+   * @generated from field: google.protobuf.Duration lease = 10;
    */
-  leaseMs: number;
+  lease?: Duration | undefined;
 
   /**
    * The policy that chose.
@@ -384,11 +377,11 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
   overlapDiskTokens: number;
 
   /**
-   * The predicted time to the first token, in milliseconds.
+   * The predicted time to the first token. Absent when the policy predicts none, or the caller may not see it.
    *
-   * @generated from field: double predicted_ttft_ms = 17;
+   * @generated from field: google.protobuf.Duration predicted_ttft = 17;
    */
-  predictedTtftMs: number;
+  predictedTtft?: Duration | undefined;
 
   /**
    * Headers to add to the request that goes to the replica.
@@ -961,11 +954,11 @@ export type RankLoad = Message<"kvpilot.v1.RankLoad"> & {
   engineAge?: Duration | undefined;
 
   /**
-   * The predicted time until the rank has prefilled all that is booked, in milliseconds.
+   * The predicted time until the rank has prefilled all that is booked.
    *
-   * @generated from field: double backlog_ms = 11;
+   * @generated from field: google.protobuf.Duration backlog = 11;
    */
-  backlogMs: number;
+  backlog?: Duration | undefined;
 
   /**
    * How fast the rank is, as the router has learned it. Absent for a rank that no request was sent to.
@@ -1109,6 +1102,47 @@ export const ReportsSchema: GenEnum<Reports> = /*@__PURE__*/
   enumDesc(file_kvpilot_v1_routing, 0);
 
 /**
+ * Booking is what a choice books.
+ *
+ * @generated from enum kvpilot.v1.Booking
+ */
+export enum Booking {
+  /**
+   * As BOOKING_RESERVE.
+   *
+   * @generated from enum value: BOOKING_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * The load, until the reservation is released or its lease ends (x-kvpilot-booking: reserve).
+   *
+   * @generated from enum value: BOOKING_RESERVE = 1;
+   */
+  RESERVE = 1,
+
+  /**
+   * Nothing. The request is sent all the same, so that the router expects its prompt on the replica (x-kvpilot-booking: none).
+   *
+   * @generated from enum value: BOOKING_NONE = 2;
+   */
+  NONE = 2,
+
+  /**
+   * Nothing, and the request is not sent: the router decides and explains only (x-kvpilot-booking: dry-run).
+   *
+   * @generated from enum value: BOOKING_DRY_RUN = 3;
+   */
+  DRY_RUN = 3,
+}
+
+/**
+ * Describes the enum kvpilot.v1.Booking.
+ */
+export const BookingSchema: GenEnum<Booking> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_routing, 1);
+
+/**
  * RoutingService decides which replica should answer, without answering itself: for proxies and schedulers that talk to
  * the replicas on their own, and for operators that inspect decisions.
  *
@@ -1136,7 +1170,7 @@ export const RoutingService: GenService<{
     output: typeof DetokenizeResponseSchema;
   },
   /**
-   * ChooseReplica picks the replica that will answer soonest and, unless reserve or dry_run say otherwise, books the load
+   * ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
    * there. The role observe allows dry runs only.
    *
    * @generated from rpc kvpilot.v1.RoutingService.ChooseReplica
@@ -1150,7 +1184,7 @@ export const RoutingService: GenService<{
    * RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
    * body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
    * x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-   * x-kvpilot-reports, x-kvpilot-reserve and x-kvpilot-dry-run (docs/api.md).
+   * x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
    *
    * @generated from rpc kvpilot.v1.RoutingService.RouteBody
    */
@@ -1160,54 +1194,24 @@ export const RoutingService: GenService<{
     output: typeof ChooseReplicaResponseSchema;
   },
   /**
-   * ReportPrefillCompleted says that the first token of a reservation's request was produced, and renews the lease.
+   * ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
    *
-   * @generated from rpc kvpilot.v1.RoutingService.ReportPrefillCompleted
+   * @generated from rpc kvpilot.v1.RoutingService.ReportReservation
    */
-  reportPrefillCompleted: {
+  reportReservation: {
     methodKind: "unary";
-    input: typeof ReportPrefillCompletedRequestSchema;
+    input: typeof ReservationReportSchema;
     output: typeof ReservationSchema;
   },
   /**
-   * ReportDecodeProgress says how many tokens were produced so far, and renews the lease.
-   *
-   * @generated from rpc kvpilot.v1.RoutingService.ReportDecodeProgress
-   */
-  reportDecodeProgress: {
-    methodKind: "unary";
-    input: typeof ReportDecodeProgressRequestSchema;
-    output: typeof ReservationSchema;
-  },
-  /**
-   * ReleaseReservation ends a reservation. Ending one that has ended already succeeds and changes nothing.
-   *
-   * @generated from rpc kvpilot.v1.RoutingService.ReleaseReservation
-   */
-  releaseReservation: {
-    methodKind: "unary";
-    input: typeof ReleaseReservationRequestSchema;
-    output: typeof ReservationSchema;
-  },
-  /**
-   * RenewReservation restarts a lease without reporting progress.
-   *
-   * @generated from rpc kvpilot.v1.RoutingService.RenewReservation
-   */
-  renewReservation: {
-    methodKind: "unary";
-    input: typeof RenewReservationRequestSchema;
-    output: typeof ReservationSchema;
-  },
-  /**
-   * TrackReservation carries the lifecycle reports of many reservations on one stream, one answer per report. Over REST
-   * both directions are JSON objects, one per line.
+   * TrackReservation carries the reports of many reservations on one stream, one answer per report. Over REST both directions
+   * are JSON objects, one per line.
    *
    * @generated from rpc kvpilot.v1.RoutingService.TrackReservation
    */
   trackReservation: {
     methodKind: "bidi_streaming";
-    input: typeof TrackReservationRequestSchema;
+    input: typeof ReservationReportSchema;
     output: typeof TrackReservationResponseSchema;
   },
   /**
