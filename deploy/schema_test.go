@@ -93,9 +93,9 @@ func schemaOf(t reflect.Type) object {
 		return schemaOf(t.Elem())
 	case reflect.Struct:
 		properties := object{}
-		for i := range t.NumField() {
-			if name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ","); name != "" && name != "-" {
-				properties[name] = schemaOf(t.Field(i).Type)
+		for _, f := range reflect.VisibleFields(t) {
+			if name, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); name != "" && name != "-" {
+				properties[name] = schemaOf(f.Type)
 			}
 		}
 		return object{"type": []any{"object", "null"}, "additionalProperties": false, "properties": properties}

@@ -127,11 +127,12 @@ func (e *httpEndpoint) stop(ctx context.Context) error {
 
 // grpcEndpoint serves gRPC.
 type grpcEndpoint struct {
+	label    string
 	listener net.Listener
 	server   *grpc.Server
 }
 
-func (e *grpcEndpoint) name() string { return "grpc" }
+func (e *grpcEndpoint) name() string { return e.label }
 func (e *grpcEndpoint) serve() error { return e.server.Serve(e.listener) }
 
 func (e *grpcEndpoint) stop(ctx context.Context) error {
@@ -146,7 +147,7 @@ func (e *grpcEndpoint) stop(ctx context.Context) error {
 	case <-ctx.Done():
 		e.server.Stop()
 		<-done
-		return fmt.Errorf("grpc: streams were cut off: %w", ctx.Err())
+		return fmt.Errorf("%s: streams were cut off: %w", e.label, ctx.Err())
 	}
 }
 

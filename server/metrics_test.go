@@ -146,6 +146,7 @@ func declared(t *testing.T) []instrument {
 	tel := telemetry.Of(slog.New(slog.DiscardHandler), r, tracenoop.NewTracerProvider())
 	c := config.Default()
 	c.Fleet.Listen, c.Fleet.Key = "127.0.0.1:1", secret.New("a key that makes the fleet's parts")
+	c.EPP.Listen = "127.0.0.1:1"
 	p, err := newParts(c, tel, nil, nil)
 	if err != nil {
 		t.Fatal(err)

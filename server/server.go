@@ -27,6 +27,8 @@ import (
 // Listeners are the sockets to serve on; a nil one is opened from the configuration.
 type Listeners struct {
 	HTTP, GRPC, Admin net.Listener
+	// EPP and EPPHealth are those of epp.listen and epp.health.
+	EPP, EPPHealth net.Listener
 	// Gossip, GossipPackets and Peers are those of fleet.listen and fleet.rpc_listen.
 	Gossip        net.Listener
 	GossipPackets net.PacketConn
@@ -79,6 +81,8 @@ func (Serving) Reloaded(error) {}
 // Addresses are those of the listeners; empty for one that is not open.
 type Addresses struct {
 	HTTP, GRPC, Admin string
+	// EPP and EPPHealth are for gateways.
+	EPP, EPPHealth string
 	// Gossip and Peers are for the other routers of the fleet.
 	Gossip, Peers string
 }
@@ -157,6 +161,9 @@ func (s *Server) Run(ctx context.Context) error {
 		return s.surfaces.watchHealth(ctx, s.parts.ranks.Changes(), s.ready)
 	})})
 	background = append(background, component{"guard", s.surfaces.guard}, component{"callers", s.surfaces.callers}, component{"audit", s.surfaces.audit})
+	if s.surfaces.picker != nil {
+		background = append(background, component{"epp guard", s.surfaces.picker.guard})
+	}
 	if s.params.Source != nil {
 		background = append(background, component{"settings", task(s.followSettings)})
 	}
@@ -178,7 +185,7 @@ func (s *Server) Run(ctx context.Context) error {
 	for _, doubt := range s.config.Registry.Doubts() {
 		s.parts.log.Warn("a setting is probably wrong: registry." + doubt)
 	}
-	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "memory", s.params.Memory, "version", s.params.Version)
+	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "epp", addresses.EPP, "memory", s.params.Memory, "version", s.params.Version)
 	if s.params.Manager != nil {
 		s.params.Manager.Serving(addresses)
 	}
@@ -209,6 +216,9 @@ func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *g
 	defer cancel()
 	if err := stopAll(drain, endpoints); err != nil {
 		s.parts.log.Warn("the drain deadline passed with work unfinished", "error", err)
+	}
+	if s.surfaces.picker != nil {
+		s.surfaces.picker.server.Close()
 	}
 	stop()
 	running.wait()
@@ -244,6 +254,8 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 		{"listen.http", l.HTTP, s.config.Listen.HTTP, secure, &at.HTTP},
 		{"listen.grpc", l.GRPC, s.config.Listen.GRPC, nil, &at.GRPC},
 		{"listen.admin", l.Admin, s.config.Listen.Admin, adminSecure, &at.Admin},
+		{"epp.listen", l.EPP, s.config.EPP.Listen, nil, &at.EPP},
+		{"epp.health", l.EPPHealth, s.config.EPP.Health, nil, &at.EPPHealth},
 	} {
 		listener := d.given
 		if listener == nil {
@@ -268,9 +280,13 @@ func (s *Server) open(ctx context.Context) ([]endpoint, Addresses, error) {
 			endpoints = append(endpoints, newHTTPEndpoint("http", listener, s.surfaces.http, s.surfaces.gateway))
 		case "listen.grpc":
 			greeting := guard.Greeting{Secure: secure != nil, REST: at.HTTP}
-			endpoints = append(endpoints, &grpcEndpoint{s.surfaces.protocols.Greet(listener, greeting), s.surfaces.grpc})
+			endpoints = append(endpoints, &grpcEndpoint{"grpc", s.surfaces.protocols.Greet(listener, greeting), s.surfaces.grpc})
 		case "listen.admin":
 			endpoints = append(endpoints, newHTTPEndpoint("admin", listener, s.surfaces.admin, nil))
+		case "epp.listen":
+			endpoints = append(endpoints, &grpcEndpoint{"epp", listener, s.surfaces.picker.grpc})
+		case "epp.health":
+			endpoints = append(endpoints, &grpcEndpoint{"epp health", listener, s.surfaces.picker.health})
 		}
 	}
 	if err := s.openFleet(ctx, l, &at); err != nil {

@@ -45,6 +45,8 @@ type surfaces struct {
 	gateway   *gateway.Gateway
 	// leaving has client connections end with their next answer.
 	leaving atomic.Bool
+	// picker answers gateways; nil without epp.listen.
+	picker *picker
 	// console serves the RPCs that the console reads.
 	console *gateway.Gateway
 }
@@ -91,6 +93,9 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		return nil, err
 	}
 	if err := out.openGRPC(c, t, p, api); err != nil {
+		return nil, err
+	}
+	if err := out.openPicker(c, t, p, s.params.Listeners.EPP != nil); err != nil {
 		return nil, err
 	}
 	return out, out.openAdmin(c, t, p, api, s.ready)
@@ -190,6 +195,9 @@ func (s *surfaces) watchHealth(ctx context.Context, changed <-chan struct{}, rea
 			if strings.HasPrefix(service, "kvpilot.") {
 				s.health.SetServingStatus(service, state)
 			}
+		}
+		if s.picker != nil {
+			s.picker.setHealth(s.health, state)
 		}
 		select {
 		case <-ctx.Done():

@@ -71,7 +71,8 @@ replicas, with the router's own choice, reservations and index, in virtual time.
 share of what an oracle with one pooled cache can complete.`,
 		Example: `  kvpilot replay --trace conversation_trace.jsonl.gz --replicas 8 --load 0.7,0.95 --policies all --seeds 3
   kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load -o json
-  kvpilot replay --generate agent --replicas 4 --memory 0.5,1,2 --policies predicted-ttft,consistent-hash --patience 0`,
+  kvpilot replay --generate agent --replicas 4 --memory 0.5,1,2 --policies predicted-ttft,consistent-hash --patience 0
+  kvpilot replay --generate agentx --replicas 8 --memory 2 --policies predicted-ttft,thunderagent,progress-ttl --patience 0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -90,9 +91,11 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Var(secondsFlag{&f.RTT}, "rtt", "round trip between two routers")
 	flags.StringVar(&f.loads, "load", "0.7", "arrival rates as shares of the oracle's saturation, separated by commas")
 	flags.Float64SliceVar(&f.Rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
-	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by sessions at once instead: by how many times the fleet's memory their contexts take, separated by commas")
+	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by programs at once instead: by how many times the fleet's memory their contexts take, separated by commas")
+	flags.IntSliceVar(&f.Programs, "programs", nil, "loads of closed loops by this many programs at once instead, separated by commas")
 	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
-	flags.StringVar(&f.policies, "policies", "all", "policies, separated by commas; all are kvpilot's own, others are the rules of other routers: llm-d-1.0, dynamo-1.6, aibrix-0.8")
+	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v",
+		replay.Rivals(), replay.ProgramRules()))
 	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
 	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.Seeds, "seeds", 3, "runs per policy")
@@ -121,6 +124,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Var(secondsFlag{&f.Delays.TokenizeToken}, "tokenize-token-time", "additional time per prompt token")
 	flags.Float64SliceVar(&f.Speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
 	flags.Float64Var(&f.Beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
+	flags.BoolVar(&f.Nameless, "no-sessions", false, "requests name no session: programs are found by their prompts alone")
 	flags.BoolVar(&f.Answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
 	flags.IntVar(&f.Answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
 	flags.StringSliceVar(&f.turns, "turn", nil, "replica:seconds:speed: the replica, counted from 0, has another speed from then on; may be given again")

@@ -6,6 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/edge/admin"
+	"github.com/kvpilot/kvpilot/server/edge/extproc"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
@@ -52,20 +53,27 @@ type Config struct {
 	Decisions decisionlog.Config `yaml:"decisions"`
 	// The audit log: changes, rejected credentials, reads of other tenants' data.
 	Audit audit.Config `yaml:"audit"`
-	// Callers' credentials, and what callers may set.
-	API grpcapi.Config `yaml:"api"`
-	// Each tenant's limits, and its share while requests wait.
-	Tenants quota.Config `yaml:"tenants"`
-	// The REST surface.
-	Gateway gateway.Config `yaml:"gateway"`
-	// The operators' surface.
-	Admin admin.Config `yaml:"admin"`
+	Front `yaml:",inline"`
 	// Logs, metrics and traces.
 	Telemetry telemetry.Config `yaml:"telemetry"`
 	// The memory of the whole process.
 	Memory memlimit.Config `yaml:"memory"`
 	// How settings change while the router runs.
 	Reload Reload `yaml:"reload"`
+}
+
+// Front is what clients, gateways and operators reach.
+type Front struct {
+	// Callers' credentials, and what callers may set.
+	API grpcapi.Config `yaml:"api"`
+	// Each tenant's limits, and its share while requests wait.
+	Tenants quota.Config `yaml:"tenants"`
+	// The REST surface.
+	Gateway gateway.Config `yaml:"gateway"`
+	// The endpoint picker of gateways.
+	EPP extproc.Config `yaml:"epp"`
+	// The operators' surface.
+	Admin admin.Config `yaml:"admin"`
 }
 
 // Default returns the defaults of every part.
@@ -84,9 +92,7 @@ func Default() Config {
 		Fleet:       members.DefaultConfig(),
 		Decisions:   decisionlog.DefaultConfig(),
 		Audit:       audit.DefaultConfig(),
-		API:         grpcapi.DefaultConfig(),
-		Gateway:     gateway.DefaultConfig(),
-		Admin:       admin.DefaultConfig(),
+		Front:       Front{API: grpcapi.DefaultConfig(), Gateway: gateway.DefaultConfig(), EPP: extproc.DefaultConfig(), Admin: admin.DefaultConfig()},
 		Telemetry:   telemetry.DefaultConfig(),
 		Reload:      Reload{Watch: true, Versions: defaultVersions},
 	}
@@ -111,6 +117,7 @@ func (c Config) Validate() error {
 		check.Within("api", c.API.Validate()),
 		check.Within("tenants", c.Tenants.Validate()),
 		check.Within("gateway", c.Gateway.Validate()),
+		check.Within("epp", c.EPP.Validate()),
 		check.Within("admin", c.Admin.Validate()),
 		check.Within("telemetry", c.Telemetry.Validate()),
 		check.Within("memory", c.Memory.Validate()),

@@ -66,10 +66,8 @@ func walk(v reflect.Value, path string, visit func(path string, v reflect.Value)
 	case scalar(addressable(v)):
 		visit(path, v)
 	case v.Kind() == reflect.Struct:
-		for i := range v.NumField() {
-			if tag := tagOf(v.Type().Field(i)); tag != "" {
-				walk(v.Field(i), join(path, tag), visit)
-			}
+		for _, f := range settingsOf(v.Type()) {
+			walk(v.FieldByIndex(f.Index), join(path, tagOf(f)), visit)
 		}
 	case v.Kind() == reflect.Map:
 		for _, key := range v.MapKeys() {
@@ -110,6 +108,11 @@ func nameOf(v reflect.Value) string {
 		}
 	}
 	return cmp.Or(names["id"], names["name"], names["url"], names["service"])
+}
+
+// settingsOf lists the fields of a struct that are settings, those of embedded structs among them.
+func settingsOf(t reflect.Type) []reflect.StructField {
+	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return tagOf(f) == "" })
 }
 
 func tagOf(f reflect.StructField) string {

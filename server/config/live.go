@@ -83,10 +83,8 @@ func Merge(now, next Config) Config {
 	var take func(to, from reflect.Value, path string)
 	take = func(to, from reflect.Value, path string) {
 		if !scalar(to) && to.Kind() == reflect.Struct {
-			for i := range to.NumField() {
-				if tag := tagOf(to.Type().Field(i)); tag != "" {
-					take(to.Field(i), from.Field(i), join(path, tag))
-				}
+			for _, f := range settingsOf(to.Type()) {
+				take(to.FieldByIndex(f.Index), from.FieldByIndex(f.Index), join(path, tagOf(f)))
 			}
 			return
 		}

@@ -89,13 +89,9 @@ func (f field) env() string { return envPrefix + strings.ToUpper(strings.Join(f.
 // fields lists the settings below v: structs are walked, maps and lists of structs are left to the file.
 func fields(v reflect.Value, names []string) []field {
 	var list []field
-	for i := range v.NumField() {
-		tag, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
-		if tag == "" || tag == "-" {
-			continue
-		}
-		at := append(slices.Clone(names), tag)
-		f := v.Field(i)
+	for _, setting := range settingsOf(v.Type()) {
+		at := append(slices.Clone(names), tagOf(setting))
+		f := v.FieldByIndex(setting.Index)
 		switch {
 		case scalar(f):
 			list = append(list, field{names: at, value: f})

@@ -101,8 +101,8 @@ func checkMapping(node ast.Node, t reflect.Type, path string) error {
 
 // fieldOf returns the field of a struct that a key sets.
 func fieldOf(t reflect.Type, key string) (reflect.StructField, bool) {
-	for i := range t.NumField() {
-		if f := t.Field(i); key != "" && tagOf(f) == key {
+	for _, f := range settingsOf(t) {
+		if tagOf(f) == key {
 			return f, true
 		}
 	}

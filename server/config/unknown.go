@@ -52,13 +52,8 @@ func (s spelling) unknown(name string) error {
 // eachPath calls visit with the path of each setting and section below t. kind says why a variable cannot set it; it is empty
 // for those that one can.
 func eachPath(t reflect.Type, path string, visit func(path, kind string)) {
-	for i := range t.NumField() {
-		f := t.Field(i)
-		tag := tagOf(f)
-		if tag == "" {
-			continue
-		}
-		at := join(path, tag)
+	for _, f := range settingsOf(t) {
+		at := join(path, tagOf(f))
 		switch {
 		case scalar(reflect.New(f.Type).Elem()):
 			visit(at, "")
@@ -76,10 +71,8 @@ func eachPath(t reflect.Type, path string, visit func(path, kind string)) {
 // unknownKey is the error for a key of the settings file in an object of the type t.
 func unknownKey(line int, t reflect.Type, within, key string) error {
 	var keys, all []string
-	for i := range t.NumField() {
-		if tag := tagOf(t.Field(i)); tag != "" {
-			keys = append(keys, tag)
-		}
+	for _, f := range settingsOf(t) {
+		keys = append(keys, tagOf(f))
 	}
 	meant := suggest.Near(key, keys)
 	for i := range meant {

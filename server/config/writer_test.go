@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"path"
 	"reflect"
 	"strings"
@@ -63,15 +64,11 @@ func (r *reference) structure(v reflect.Value, names []string) error {
 	}
 	var below []nested
 	rows := 0
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		tag, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if tag == "" || tag == "-" {
-			continue
-		}
+	for _, f := range settingsOf(v.Type()) {
+		tag := tagOf(f)
 		at := append(append([]string(nil), names...), tag)
 		value := reflect.New(f.Type).Elem()
-		value.Set(v.Field(i))
+		value.Set(v.FieldByIndex(f.Index))
 		if !scalar(value) && value.Kind() == reflect.Struct {
 			below = append(below, nested{at, docs[f.Name], value})
 			continue
@@ -183,14 +180,10 @@ func (r *reference) example(v reflect.Value, indent string) error {
 	if err != nil {
 		return err
 	}
-	for i := range v.NumField() {
-		f := v.Type().Field(i)
-		tag, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if tag == "" || tag == "-" {
-			continue
-		}
+	for _, f := range settingsOf(v.Type()) {
+		tag := tagOf(f)
 		value := reflect.New(f.Type).Elem()
-		value.Set(v.Field(i))
+		value.Set(v.FieldByIndex(f.Index))
 		meaning := oneLine(docs[f.Name])
 		if element, ok := elementStruct(f.Type); ok {
 			meaning += " Fields: " + strings.Join(tags(element), ", ") + "."
@@ -271,6 +264,15 @@ func (r *reference) fieldComments(t reflect.Type) (map[string]string, error) {
 	docs, ok := r.comments[key]
 	if !ok {
 		return nil, fmt.Errorf("no source for %s", key)
+	}
+	for i := range t.NumField() {
+		if f := t.Field(i); f.Anonymous {
+			embedded, err := r.fieldComments(f.Type)
+			if err != nil {
+				return nil, err
+			}
+			maps.Copy(docs, embedded)
+		}
 	}
 	return docs, nil
 }

@@ -15,6 +15,7 @@ type choice struct {
 	prompt promptIDs
 	s      *sampling
 	callID string // of a tool call
+	bare   bool   // nothing of the answer was sent but thoughts
 
 	detok  detok
 	ids    []uint32 // all so far

@@ -74,6 +74,8 @@ const (
 	eventSources
 	// lateEvents: a block's event comes when its tokens are computed, not when it is scheduled.
 	lateEvents
+	// derender: answers may have thoughts, /derender parses a stream in portions, and /inference/v1/generate streams token ids.
+	derender
 )
 
 // since is the version, minor and patch, that brought each feature.
@@ -83,7 +85,7 @@ var since = [...][2]int{
 	chatIDs: {27, 0}, returnIDs: {10, 2}, rankHeader: {11, 1},
 	responses: {10, 0}, messages: {11, 1}, messagesSalt: {32, 0}, realtime: {16, 0},
 	modern: {20, 0}, missIsZero: {32, 0}, newUsage: {11, 0}, computedTokens: {13, 0}, resetReply: {20, 0},
-	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1},
+	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1}, derender: {33, 0},
 }
 
 // features are those of one version.

@@ -31,6 +31,8 @@ type writerParams struct {
 	least   int
 	endless bool
 	forced  string
+	// said counts the tokens of forced that end the prompt.
+	said    int
 	adapter string
 }
 
@@ -48,7 +50,7 @@ func newWriter(p writerParams) *writer {
 	w := &writer{dice: rand.New(rand.NewPCG(hash, p.variant)), endless: p.endless}
 	if p.forced != "" {
 		w.ids = append(vocab.Encode(nil, p.forced), vocab.TurnEnd)
-		w.length = len(w.ids) - 1
+		w.length, w.said = len(w.ids)-1, p.said
 		return w
 	}
 	w.length = max(p.least, p.mean/2+w.dice.IntN(p.mean+1))

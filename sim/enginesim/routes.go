@@ -73,6 +73,8 @@ func surfaceOf(f *features, rust bool) surface {
 	s.add(python && f.has(messages), "POST", (*life).messagesCreate, "/v1/messages")
 	s.add(python && f.has(messages), "POST", (*life).messagesCount, "/v1/messages/count_tokens")
 	s.add(python && f.has(render), "POST", (*life).renderChat, "/v1/chat/completions/render")
+	s.add(python && f.has(derender), "POST", (*life).generate, "/inference/v1/generate")
+	s.add(python && f.has(derender), "POST", (*life).derender, "/v1/chat/completions/derender")
 	s.add(python && f.has(render), "POST", (*life).renderCompletion, "/v1/completions/render")
 	s.add(python && f.has(renderAll), "POST", (*life).renderMessages, "/v1/messages/render")
 	s.add(python && f.has(renderAll), "POST", (*life).renderResponses, "/v1/responses/render")
@@ -95,6 +97,10 @@ func (l *life) route(path string) map[string]handler {
 
 // serve is the whole HTTP surface.
 func (l *life) serve(w http.ResponseWriter, r *http.Request) {
+	if what, ok := strings.CutPrefix(r.URL.Path, "/sim/kv/"); ok && r.Method == http.MethodPost {
+		l.peer(&call{w: w, r: r, record: &Record{}, book: &l.records}, what)
+		return
+	}
 	if strings.HasPrefix(r.URL.Path, "/sim/") {
 		l.admin(w, r, l.state)
 		return

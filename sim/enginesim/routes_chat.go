@@ -40,10 +40,8 @@ func (l *life) chat(c *call) {
 		l.fail(c, *bad)
 		return
 	}
-	tool := l.toolCall(&req)
-	if tool != nil {
-		p.forced = vocab.CallText(tool.name, tool.arguments)
-	}
+	var tool *toolCall
+	p.forced, tool = l.forced(&req)
 	l.answer(c, &req.sampling, "chatcmpl-", []promptIDs{p}, func(g *generation) bool {
 		a := &chatAnswer{g: g, req: &req, tool: tool, prompt: p}
 		if req.Stream {
@@ -114,6 +112,8 @@ type chatAnswer struct {
 	tool   *toolCall
 	prompt promptIDs
 	prefix text
+	// parsers are those of the choices whose answer begins with a thought.
+	parsers map[int]*parser
 }
 
 func (a *chatAnswer) stream() bool {
@@ -154,7 +154,7 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 		reason = "tool_calls"
 	}
 	inner, skip := a.delta(ch, d)
-	if skip && !d.done {
+	if skip && !d.done && !(a.req.ReturnTokenIDs && a.g.l.features.has(derender)) {
 		return
 	}
 	b := append(s.begin(""), a.prefix...).raw(`{"index":`).int(ch.index)
@@ -172,7 +172,19 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 
 // delta writes what is inside a chunk's delta; skip: there is nothing to say.
 func (a *chatAnswer) delta(ch *choice, d delta) (inner text, skip bool) {
-	if a.tool != nil {
+	switch {
+	case a.req.thinks() && a.g.l.features.has(derender):
+		p := a.parsers[ch.index]
+		if p == nil {
+			if a.parsers == nil {
+				a.parsers = map[int]*parser{}
+			}
+			p = &parser{tool: a.tool, thinks: true}
+			a.parsers[ch.index] = p
+		}
+		inner = p.delta(ch, d)
+		return inner, len(inner) == 0
+	case a.tool != nil:
 		inner = a.tool.delta(ch, d)
 		return inner, len(inner) == 0
 	}

@@ -117,6 +117,8 @@ type rendered struct {
 type samplingParams struct {
 	MaxTokens *int `json:"max_tokens"`
 	N         int  `json:"n"`
+	// Structured is the grammar of an answer that must call a tool.
+	Structured any `json:"structured_outputs"`
 }
 
 type mmFeatures struct {
@@ -158,7 +160,11 @@ func (l *life) renderChat(c *call) {
 		l.fail(c, *bad)
 		return
 	}
-	c.replyNulls(l.render(c, &req.sampling, p, "chatcmpl-"))
+	out := l.render(c, &req.sampling, p, "chatcmpl-")
+	if choice := string(req.ToolChoice); len(req.Tools) > 0 && choice != "" && choice != "null" && choice != `"auto"` && choice != `"none"` {
+		out.SamplingParams.Structured = map[string]string{"structural_tag": "{}"}
+	}
+	c.replyNulls(out)
 }
 
 func (l *life) renderMessages(c *call) {
@@ -229,6 +235,9 @@ func (l *life) render(c *call, s *sampling, p promptIDs, prefix string) rendered
 		RequestID: prefix + l.requestID(c.r, s.RequestID), Model: s.Model, TokenIDs: l.answerIDs(c, p.ids),
 		SamplingParams: samplingParams{MaxTokens: s.limit(), N: 1},
 		KVTransfer:     jsontext.Value("null"), ECTransfer: jsontext.Value("null"),
+	}
+	if l.features.has(derender) {
+		out.Stream, out.StreamOptions = s.Stream, s.StreamOptions
 	}
 	if s.N != nil {
 		out.SamplingParams.N = *s.N

@@ -46,10 +46,6 @@ type streamOptions struct {
 	Continuous   bool `json:"continuous_usage_stats"`
 }
 
-type kvTransfer struct {
-	PromptTokenIDs []uint32 `json:"prompt_token_ids"`
-}
-
 // stringList is a JSON string or a list of strings.
 type stringList []string
 
@@ -79,8 +75,9 @@ type promptIDs struct {
 	text string
 	// given: the client sent the ids.
 	given bool
-	// forced is what the model is made to write; empty: words of its own.
+	// forced is what the model is made to write; empty: words of its own. said counts the tokens of it that end the ids.
 	forced string
+	said   int
 }
 
 // check finds what vLLM refuses before it looks at the prompt.

@@ -158,6 +158,14 @@ func (t *toolCall) delta(ch *choice, d delta) text {
 	return text(`"tool_calls":[{"index":0,"function":{"arguments":`).str(more).raw(`}}]`)
 }
 
+// pin gives the call of a choice the id that its client has.
+func (t *toolCall) pin(ch *choice, id string) {
+	if t.progress[ch.index] == nil {
+		t.progress[ch.index] = &toolProgress{}
+	}
+	t.progress[ch.index].id = id
+}
+
 type wholeCall struct {
 	ID       string       `json:"id"`
 	Type     string       `json:"type"`

@@ -9,12 +9,12 @@ import (
 
 // Generators lists the names that Generate knows.
 func Generators() []string {
-	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "synth", "rag", "mixed", "bursts"}
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "synth", "rag", "mixed", "bursts"}
 }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
 // Mooncake's trace; chats, ten turns each of users below one system prompt of 3k tokens; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
-// agent, closed-loop sessions that grow to more than 100k tokens; synth, short prompts on a few
+// agent, closed-loop sessions that grow to more than 100k tokens; agentx, coding agents with subagents and forks, in the shape of AgentX; synth, short prompts on a few
 // shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
 // chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
@@ -35,6 +35,8 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		g.hotdoc(n)
 	case "agent":
 		g.agent(n)
+	case "agentx":
+		g.agentx(n)
 	case "synth":
 		g.synth(n)
 	default:

@@ -27,9 +27,10 @@ type Traffic struct {
 	// are any, are the arrival rates in requests per second instead.
 	Load  float64
 	Rates []float64
-	// Memory, when there are any, are loads of a closed loop by its sessions at once instead: by how many times the fleet's memory
-	// their contexts take.
-	Memory []float64
+	// Memory, when there are any, are loads of a closed loop by its programs at once instead: by how many times the fleet's memory
+	// their contexts take. Programs are such loads by number.
+	Memory   []float64
+	Programs []int
 	// Answers are what the router sees of answers.
 	Answers Answers
 }
@@ -62,6 +63,8 @@ type Routing struct {
 	// Beginnings is the share of later turns of a conversation of which the router knows the turn
 	// before, Texts the share of requests of which it knows the text alone; the length is estimated then.
 	Beginnings, Texts float64
+	// Nameless requests say no session: programs are found by their prompts alone.
+	Nameless bool
 	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.
 	PaceBias, EventLoss float64
 }
@@ -144,8 +147,8 @@ func (o *Options) check() error {
 		}
 	}
 	for _, p := range o.Policies {
-		if !knownPolicy(p) {
-			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), Rivals()))
+		if !p.Known() && !slices.Contains(OtherRules(), p) {
+			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), OtherRules()))
 		}
 	}
 	return errors.Join(errs...)

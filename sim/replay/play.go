@@ -13,7 +13,7 @@ import (
 
 // newWorkload makes a trace ready for engines with blocks of block tokens.
 func newWorkload(t *Trace, block int) *workload {
-	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls)), before: turnsBefore(t)}
+	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls)), before: turnsBefore(t), sessions: t.sessionNames()}
 	seed := blockhash.Namespace{}.Seed()
 	var tokens []uint32
 	for i := range t.Calls {
@@ -70,12 +70,8 @@ func (j *job) play() (Numbers, error) {
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
 	}
-	if slices.Contains(Rivals(), j.policy) {
-		s.router = newRival(s, j)
-		if !s.run(j.most) {
-			return Numbers{Mean: j.most, Abandoned: true}, nil
-		}
-		return s.numbers(o.Goal), nil
+	if slices.Contains(OtherRules(), j.policy) {
+		return j.playOther(s)
 	}
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = j.policy

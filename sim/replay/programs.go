@@ -5,97 +5,155 @@ import (
 	"slices"
 )
 
-// Programs are the figures of a closed loop's sessions, each from the arrival of its first call to the last token of its last one.
+// Programs are the figures of a closed loop's programs, each from the arrival of its first call to the last token of its last one: an
+// agent's session, with the sessions of its subagents.
 type Programs struct {
-	// PerHour is the sessions that ended per hour, over the whole run.
-	PerHour float64 `json:"per_hour"`
+	// PerHour is the programs that ended per hour, over the whole run; Makespan is how long that took in seconds.
+	PerHour  float64 `json:"per_hour"`
+	Makespan float64 `json:"makespan_s"`
 	// Mean, P50 and P99 are their completion times in seconds.
 	Mean float64 `json:"completion_mean_s"`
 	P50  float64 `json:"completion_p50_s"`
 	P99  float64 `json:"completion_p99_s"`
-	// Wait is the longest time that a session's first call waited for its first token, Waited the mean of these times.
+	// Wait is the longest time that a program's first call waited for its first token, Waited the mean of these times.
 	Wait   float64 `json:"first_call_ttft_max_s"`
 	Waited float64 `json:"first_call_ttft_mean_s"`
 }
 
-// ramp is the time in seconds between the starts of the first sessions of a load by sessions at once.
+// ramp is the time in seconds between the starts of the first programs of a load by programs at once.
 const ramp = 1.0
 
-// atOnce is a load by sessions at once: when one ends, the next of the trace starts.
+// atOnce is a load by programs at once: when one ends, the next of the trace starts.
 type atOnce struct {
-	// first are the first calls of the sessions that have not started, in the trace's order.
+	// first are the first calls of the programs that have not started, in the trace's order.
 	first []int
+	// left are the calls of each program that have not ended.
+	left map[int]int
 }
 
-// limit replaces the arrivals of the sessions by a load of n sessions at once.
+// ended notes that a call of the program has ended, and reports whether it was the last one.
+func (a *atOnce) ended(program int) bool {
+	if a == nil {
+		return false
+	}
+	a.left[program]--
+	return a.left[program] == 0
+}
+
+// limit replaces the arrivals of the programs by a load of n programs at once.
 func (s *sim) limit(n int) {
-	s.events, s.atOnce = nil, &atOnce{}
+	s.events, s.atOnce = nil, &atOnce{left: map[int]int{}}
 	for i := range s.trace.Calls {
+		s.atOnce.left[s.trace.program(i)]++
 		if s.trace.Calls[i].Prev < 0 {
 			s.atOnce.first = append(s.atOnce.first, i)
 		}
 	}
 	for i := range min(n, len(s.atOnce.first)) {
-		s.startSession(float64(i) * ramp)
+		s.startProgram(float64(i) * ramp)
 	}
 }
 
-// startSession starts the next session of a load by sessions at once, if there is one.
-func (s *sim) startSession(at float64) {
+// startProgram starts the next program of a load by programs at once, if there is one.
+func (s *sim) startProgram(at float64) {
 	if a := s.atOnce; a != nil && len(a.first) > 0 {
 		s.schedule(event{at: at, kind: eventArrival, n: a.first[0]})
 		a.first = a.first[1:]
 	}
 }
 
-// resident is the mean length in tokens of the contexts that the calls leave in a cache.
+// resident is the mean memory in tokens that a program takes while its calls run: the context that a call leaves in a cache, and for a
+// call of a subagent the part of the caller's context that it does not share.
 func (t *Trace) resident() float64 {
 	var sum float64
+	callers := t.callers()
 	for i := range t.Calls {
-		sum += float64(t.Calls[i].In + t.Calls[i].Out)
+		c := &t.Calls[i]
+		sum += float64(c.In + c.Out)
+		if by := callers[i]; by >= 0 {
+			caller := &t.Calls[by]
+			sum += float64(caller.In + caller.Out - t.Chunk*common(caller.IDs, c.IDs))
+		}
 	}
 	return sum / float64(max(1, len(t.Calls)))
 }
 
-// fitting is the number of sessions with contexts that take the given share of the fleet's memory.
-func (o *Options) fitting(share float64) int {
-	memory := float64(o.Replicas * o.Profile.CacheTokens)
-	return max(1, int(math.Round(share*memory/o.Trace.resident())))
+// callers gives each call of a subagent the call that started the subagent, -1 for any other call.
+func (t *Trace) callers() []int {
+	list := make([]int, len(t.Calls))
+	for i := range t.Calls {
+		list[i] = -1
+		if p := t.Calls[i].Prev; p >= 0 {
+			if list[i] = list[p]; t.Calls[p].Session != t.Calls[i].Session {
+				list[i] = p
+			}
+		}
+	}
+	return list
 }
 
-// programs reads the figures of the sessions; nil for an open loop.
+// common is the number of chunks with which both lists begin.
+func common(a, b []uint64) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// fitting is the number of programs with contexts that take the given share of the fleet's memory.
+func (o *Options) fitting(share float64) int { return max(1, int(math.Round(share*o.fits()))) }
+
+// fits is how many programs with their contexts the fleet's memory holds.
+func (o *Options) fits() float64 {
+	return float64(o.Replicas*o.Profile.CacheTokens) / o.Trace.resident()
+}
+
+// programRun is the run of one program.
+type programRun struct {
+	began, ended float64
+	left         int // calls without a last token
+}
+
+// programs reads the figures of the programs; nil for an open loop.
 func (s *sim) programs() *Programs {
 	if !s.trace.Closed {
 		return nil
 	}
 	p := &Programs{}
-	var completions []float64
-	end, sessions := 0.0, 0
-	began := map[int]float64{}
+	runs := map[int]*programRun{}
 	for i := range s.trace.Calls {
-		c := &s.trace.Calls[i]
-		if c.Prev < 0 {
-			sessions++
-			began[c.Session] = s.arrived[i]
+		run := runs[s.trace.program(i)]
+		if run == nil {
+			run = &programRun{}
+			runs[s.trace.program(i)] = run
+		}
+		if s.trace.Calls[i].Prev < 0 {
+			run.began = s.arrived[i]
 			if wait := s.first[i] - s.arrived[i]; !math.IsNaN(wait) {
 				p.Waited += wait
 				p.Wait = max(p.Wait, wait)
 			}
 		}
 		if math.IsNaN(s.done[i]) {
+			run.left++
 			continue
 		}
-		end = max(end, s.done[i])
-		if len(s.next[i]) == 0 {
-			completions = append(completions, s.done[i]-began[c.Session])
+		run.ended = max(run.ended, s.done[i])
+		p.Makespan = max(p.Makespan, s.done[i])
+	}
+	var completions []float64
+	for _, run := range runs {
+		if run.left == 0 {
+			completions = append(completions, run.ended-run.began)
 		}
 	}
-	if len(completions) == 0 || end == 0 {
+	if len(completions) == 0 || p.Makespan == 0 {
 		return p
 	}
 	slices.Sort(completions)
-	p.PerHour = 3600 * float64(len(completions)) / end
-	p.Waited /= float64(sessions)
+	p.PerHour = 3600 * float64(len(completions)) / p.Makespan
+	p.Waited /= float64(len(runs))
 	p.Mean, p.P50, p.P99 = mean(completions), quantile(completions, 0.5), quantile(completions, 0.99)
 	return p
 }
@@ -103,6 +161,7 @@ func (s *sim) programs() *Programs {
 // add adds a share of other, for means over several runs.
 func (p *Programs) add(other *Programs, share float64) {
 	p.PerHour += share * other.PerHour
+	p.Makespan += share * other.Makespan
 	p.Mean += share * other.Mean
 	p.P50 += share * other.P50
 	p.P99 += share * other.P99

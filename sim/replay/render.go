@@ -78,14 +78,14 @@ func (r *Report) programs(w io.Writer) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "programs\tper hour\tcompletion mean\tp50\tp99\tfirst call's TTFT mean\tmax\t")
+	fmt.Fprintln(t, "programs\tper hour\tmakespan\tcompletion mean\tp50\tp99\tfirst call's TTFT mean\tmax\t")
 	for _, name := range append(slices.Clone(r.order), "") {
 		p := r.Policies[name]
 		if name == "" {
 			p = r.Oracle
 		}
 		if q := p.Programs; q != nil && !p.Abandoned {
-			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t\n", label(name), q.PerHour, q.Mean, q.P50, q.P99, q.Waited, q.Wait)
+			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t\n", label(name), q.PerHour, q.Makespan, q.Mean, q.P50, q.P99, q.Waited, q.Wait)
 		}
 	}
 	return t.Flush()

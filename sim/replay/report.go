@@ -30,7 +30,8 @@ type Report struct {
 	Goal Goal `json:"goal"`
 	// RPS is the arrival rate that Load came to.
 	RPS float64 `json:"rps"`
-	// AtOnce is the number of sessions at once where the load is given by Memory; Load and RPS are 0 then.
+	// AtOnce is the number of programs at once where the load is given so, and Memory how many times the fleet's memory their contexts
+	// take; Load and RPS are 0 then.
 	AtOnce   int                              `json:"programs_at_once,omitempty"`
 	Memory   float64                          `json:"memory,omitempty"`
 	Oracle   PolicyReport                     `json:"oracle"`
@@ -71,6 +72,11 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 			return nil, fmt.Errorf("%v times the memory: must be above 0, for a trace of closed loops", share)
 		}
 	}
+	for _, n := range o.Programs {
+		if n < 1 || o.Trace == nil || !o.Trace.Closed {
+			return nil, fmt.Errorf("%d programs at once: must be at least 1, for a trace of closed loops", n)
+		}
+	}
 	if len(o.Rates) > 0 {
 		loads = loads[:0]
 	}
@@ -94,7 +100,7 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	o.Trace = o.enough()
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}
-	if len(o.Memory) > 0 {
+	if len(o.Memory)+len(o.Programs) > 0 {
 		return p.atOnce()
 	}
 	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*(len(loads)+len(o.Rates))))
@@ -158,17 +164,24 @@ func (r *Report) speed(base float64) float64 {
 	return r.RPS / base
 }
 
-// atOnce plays the oracle and all policies under loads by sessions at once.
+// atOnce plays the oracle and all policies under loads by programs at once.
 func (p *player) atOnce() ([]*Report, error) {
 	o := &p.options
 	o.NoSaturation = true
-	p.all.Store(int64((1 + len(o.Policies)) * o.Seeds * len(o.Memory)))
 	var reports []*Report
 	var jobs []*job
 	for _, share := range o.Memory {
 		r := p.report()
 		r.Memory, r.AtOnce = share, o.fitting(share)
 		reports = append(reports, r)
+	}
+	for _, n := range o.Programs {
+		r := p.report()
+		r.Memory, r.AtOnce = float64(n)/o.fits(), n
+		reports = append(reports, r)
+	}
+	p.all.Store(int64((1 + len(o.Policies)) * o.Seeds * len(reports)))
+	for _, r := range reports {
 		for seed := range o.Seeds {
 			jobs = append(jobs, &job{report: r, speed: 1, atOnce: r.AtOnce, seed: uint64(seed + 1)})
 		}

@@ -3,7 +3,6 @@ package replay
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -222,6 +221,3 @@ func (matchUnlessCrowded) costs(dst []float64, in *rivalRequest, engines []rival
 	}
 	return dst
 }
-
-// knownPolicy reports whether a run can play p.
-func knownPolicy(p decision.Policy) bool { return p.Known() || slices.Contains(Rivals(), p) }

@@ -95,8 +95,11 @@ func (r *router) arrive(call int) {
 	*req = chooser.Request{
 		Request: decision.Request{ID: strconv.Itoa(call), Model: "m", Tenant: c.Tenant},
 		Pool:    chooser.Pool{Replicas: r.replicas},
-		Caller:  chooser.Caller{Session: "s" + strconv.Itoa(c.Session)},
+		Caller:  chooser.Caller{Session: r.sim.trace.sessions[c.Session]},
 		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
+	}
+	if r.job.options.Nameless {
+		req.Session = ""
 	}
 	req.ExpectedOutput, req.OutputLimit = r.job.options.Answers.expected(c.Out)
 	k := r.knowledge(call)

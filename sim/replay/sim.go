@@ -126,9 +126,10 @@ type sim struct {
 	dice    *rand.Rand
 	steps   int
 
-	next   [][]int32 // calls that follow a call in its session
-	due    []float64 // when a call of an open loop arrives that another one is waited for; nil when none is
-	atOnce *atOnce   // nil: sessions start at their own times
+	next    [][]int32     // calls that follow a call in its session
+	missing map[int32]int // calls that must still end before a call with Joins arrives
+	due     []float64     // when a call of an open loop arrives that another one is waited for; nil when none is
+	atOnce  *atOnce       // nil: programs start at their own times
 }
 
 // workload is a trace made ready: block hashes per call, arrival times scaled.
@@ -137,6 +138,8 @@ type workload struct {
 	block  int
 	hashes [][]blockhash.Hash
 	before []int32 // the turn before in the session, -1 for none
+	// sessions are the names of the sessions; a subagent's has that of its agent's before a slash.
+	sessions []string
 }
 
 // newSim starts the arrivals. speed divides the trace's time between arrivals; jitter spreads
@@ -148,6 +151,7 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	for i := range w.Calls {
 		if p := w.Calls[i].Prev; p >= 0 {
 			s.next[p] = append(s.next[p], int32(i))
+			s.join(i, w.Calls[i].Joins)
 			continue
 		}
 		if w.After != nil && w.After[i] >= 0 {
@@ -361,9 +365,27 @@ func (s *sim) reject(call int) {
 	s.startNext(call)
 }
 
+// join has a call wait for further ones.
+func (s *sim) join(call int, joins []int) {
+	if len(joins) == 0 {
+		return
+	}
+	if s.missing == nil {
+		s.missing = map[int32]int{}
+	}
+	s.missing[int32(call)] = 1 + len(joins)
+	for _, j := range joins {
+		s.next[j] = append(s.next[j], int32(call))
+	}
+}
+
 // startNext schedules the calls that waited for the end of one.
 func (s *sim) startNext(call int) {
 	for _, n := range s.next[call] {
+		if s.missing[n] > 1 {
+			s.missing[n]--
+			continue
+		}
 		at := s.now
 		if s.trace.Calls[n].Prev >= 0 {
 			at += s.trace.Calls[n].At
@@ -372,7 +394,7 @@ func (s *sim) startNext(call int) {
 		}
 		s.schedule(event{at: at, kind: eventArrival, n: int(n)})
 	}
-	if len(s.next[call]) == 0 {
-		s.startSession(s.now)
+	if s.atOnce.ended(s.trace.program(call)) {
+		s.startProgram(s.now)
 	}
 }

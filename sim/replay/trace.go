@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -26,9 +27,11 @@ type Call struct {
 	// IDs name the prompt's chunks, then those of the output where a later prompt contains it;
 	// equal ids in equal positions mean an equal prefix.
 	IDs []uint64
-	// Session numbers the session, Prev is the call that must complete first (-1: none).
+	// Session numbers the session, Prev is the call that must complete first (-1: none). Joins are further calls that must: those of
+	// the subagents with the results that the prompt continues with.
 	Session int
 	Prev    int
+	Joins   []int
 	// Tenant sends it; tenants share the hold queue.
 	Tenant string
 }
@@ -44,6 +47,32 @@ type Trace struct {
 	// After gives for each call of an open loop the call with the answer that is part of its prompt (-1: none): it arrives at its own
 	// time, but not before that answer is there. Nil says that no call waits.
 	After []int
+	// Programs numbers the program of each call, the tree of an agent's session and those of its subagents. Nil: each session is one.
+	Programs []int
+}
+
+// program is the number of the call's program.
+func (t *Trace) program(call int) int {
+	if t.Programs != nil {
+		return t.Programs[call]
+	}
+	return t.Calls[call].Session
+}
+
+// sessionNames are the names of the sessions, as clients send them.
+func (t *Trace) sessionNames() []string {
+	var names []string
+	callers := t.callers()
+	for i := range t.Calls {
+		n := t.Calls[i].Session
+		for n >= len(names) {
+			names = append(names, "s"+strconv.Itoa(len(names)))
+		}
+		if by := callers[i]; by >= 0 {
+			names[n] = names[t.Calls[by].Session] + "/" + strconv.Itoa(n)
+		}
+	}
+	return names
 }
 
 // mooncakeLine is a line of the open-loop form.

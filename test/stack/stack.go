@@ -26,6 +26,8 @@ type Stack struct {
 	HTTP, GRPC, Admin string
 	// Gossip is where other routers join this one; empty unless Configure sets fleet.listen.
 	Gossip string
+	// EPP is the endpoint picker's address; empty unless Configure sets epp.listen.
+	EPP string
 	// Replicas are the base URLs of the simulated replicas.
 	Replicas []string
 	// Stop stops the router, and returns when it has ended.
@@ -120,6 +122,10 @@ func (s *Stack) startRouter(ctx context.Context, t testing.TB, running *sync.Wai
 	t.Helper()
 	listeners := server.Listeners{HTTP: listen(t), GRPC: listen(t), Admin: listen(t)}
 	s.HTTP, s.GRPC, s.Admin = listeners.HTTP.Addr().String(), listeners.GRPC.Addr().String(), listeners.Admin.Addr().String()
+	if c.EPP.Listen != "" {
+		listeners.EPP = listen(t)
+		s.EPP = listeners.EPP.Addr().String()
+	}
 	serving := make(server.Serving, 1)
 	router, err := server.New(ctx, c, server.Params{
 		LogTo: io.Discard, Version: "test", Listeners: listeners, Manager: serving,

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -60,11 +61,32 @@ func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
 	choice := b.newChoice(d, by.Replica, req, ln, res)
 	choice.Rank, choice.answers.external = by.Rank, false
 	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
+	b.adoptProgram(choice, req, ln, by.Hashes)
 	b.start(choice, req, ln, &booking, record)
 	if record != nil {
 		record.Decision(d)
 	}
 	return choice, nil
+}
+
+// adoptProgram has the ledger count the call of a program that another router placed: a router that becomes the decider then has the
+// places of all calls in flight, and of the programs of its own clients in their gaps.
+func (b *booker) adoptProgram(choice *Choice, req *Request, ln *line, hashes []blockhash.Hash) {
+	horizon := b.evaluator.settings.horizon()
+	if horizon == 0 || b.settings.of(req).of(req.Model).policy != decision.PredictedTTFT {
+		return
+	}
+	call := b.memory.sessions.call(ln, req, hashes)
+	if call.Name == 0 {
+		return
+	}
+	call.Tokens += outputs(req.ExpectedOutput)
+	place := ln.memory.ledger.Adopt(call, choice.Slot, time.Duration(b.clock.since(b.clock.now())), horizon)
+	if place == nil {
+		return
+	}
+	choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: req.PromptTokens}
+	choice.observers.add(&choice.program)
 }
 
 // PolicyOf is the policy that decides req.

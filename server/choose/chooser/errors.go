@@ -31,7 +31,7 @@ func (e *NoReplica) Error() string {
 // ReadCause is a Refused.Cause as another router names it: one of the known ones, or "other".
 func ReadCause(text string) string {
 	switch text {
-	case "queue_full", "queue_bytes", "deadline", "timeout", "shutdown", causeTarget, "reservations_full":
+	case "queue_full", "queue_bytes", "deadline", "timeout", "shutdown", causeTarget, causeMemory, "reservations_full":
 		return text
 	}
 	return "other"
@@ -43,6 +43,13 @@ type Refused struct {
 	Cause string
 	// RetryAfter is when a retry has a chance, from the predicted drain of the queue.
 	RetryAfter time.Duration
+	// Memory is the wait of a program that waited for memory, or would have to; nil for any other request.
+	Memory *MemoryWait
 }
 
-func (e *Refused) Error() string { return "refused: " + e.Cause }
+func (e *Refused) Error() string {
+	if e.Memory != nil {
+		return "refused: " + e.Cause + ": " + e.Memory.String()
+	}
+	return "refused: " + e.Cause
+}

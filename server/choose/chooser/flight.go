@@ -1,6 +1,7 @@
 package chooser
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -33,6 +34,7 @@ type watching uint8
 
 const (
 	notWatched watching = iota
+	ready               // it was not sent yet
 	entered             // it is in flight
 	lent                // whether it was sent is unknown until its holder reports
 )
@@ -51,6 +53,7 @@ type flight struct {
 	ranks    *rankTable
 	decision *decision.Decision
 	pool     []*replica.Replica
+	terms    terms
 
 	abandon   func(Withdrawal)
 	abandoned metric.Int64Counter
@@ -73,21 +76,57 @@ func (req *Request) longest() int {
 	return max(longestAnswer, req.ExpectedOutput)
 }
 
+// terms are what a request demands of the replica that serves it, as far as replicas that came after its decision are concerned.
+type terms struct {
+	// served is the model's name at the engines; empty: no replica but those of the decision may serve the request.
+	served string
+}
+
+// termsOf returns the terms of a request. One that names replicas or ranks keeps to the decision.
+func termsOf(req *Request) terms {
+	o := &req.Options
+	if len(o.Allowed)+len(o.Denied) > 0 || o.Pinned != "" || o.MinRank != 0 || o.MaxRank != 0 || req.Holder != "" {
+		return terms{}
+	}
+	return terms{served: cmp.Or(req.Served, req.Model)}
+}
+
+// fits reports whether the replica of a rank, as it is now, can serve the request.
+func (t terms) fits(r *rank) bool {
+	view := r.known.Load()
+	if t.served == "" || view.State != replica.StateReady || r.leaving.Load() {
+		return false
+	}
+	_, ok := view.Serves(t.served)
+	return ok
+}
+
 // enter adds the request to those in flight on its rank.
 func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
 	if f.rank == nil || req.Quiet {
 		return
 	}
+	f.watching = ready
 	cand := f.decision.Pick()
 	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.streamed, req.Movable, req.Abandon != nil
 	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longest()), cand.FullStep
-	f.abandon = req.Abandon
-	if how.leased {
+	f.abandon, f.terms = req.Abandon, termsOf(req)
+	switch {
+	case how.leased:
 		f.watching = lent
 		f.rank.liveness.Lend(&f.Request)
+	case f.decision.Split() == nil:
+		f.join(f.At)
+	default: // nothing is sent before the prompt is computed
+	}
+}
+
+// join adds the request, which is sent now, to those in flight on its rank.
+func (f *flight) join(now time.Time) {
+	if f.watching != ready {
 		return
 	}
-	f.watching = entered
+	f.watching, f.At = entered, now
 	f.rank.liveness.Enter(&f.Request)
 }
 
@@ -123,7 +162,7 @@ func (f *flight) Ended(end *End) {
 		f.rank.liveness.Leave(&f.Request)
 	case lent:
 		f.rank.liveness.Settle(&f.Request)
-	case notWatched:
+	case notWatched, ready:
 	}
 }
 
@@ -181,6 +220,14 @@ func (f *flight) withdrawFromStalled(sick bool, now time.Time) {
 // canMove reports whether another replica could take the request.
 func (f *flight) canMove(now time.Time) bool {
 	own := f.decision.Pick().Replica
+	if f.terms.served != "" { // as the fleet is now: a rolling update replaces the replicas of the decision one after the other
+		for r := range f.ranks.all() {
+			if r.replica != own && f.terms.fits(r) && !r.liveness.Avoided(now) {
+				return true
+			}
+		}
+		return false
+	}
 	for _, other := range f.pool {
 		if other.ID == own || other.State != replica.StateReady {
 			continue
@@ -206,5 +253,5 @@ func (f *flight) canMove(now time.Time) bool {
 
 // shouldMove reports whether the requests of the replica are to move to others, and one of them could take this one.
 func (f *flight) shouldMove(clock *clock) bool {
-	return f.rank != nil && f.rank.leaving.Load() && f.canMove(clock.now())
+	return f.rank != nil && f.rank.leaving.Load() && f.ranks.isLeft(f.rank) && f.canMove(clock.now())
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -21,7 +23,9 @@ import (
 // memoryGate holds the calls of programs without a place while no rank has memory for them. It stands before the hold queue.
 type memoryGate struct {
 	ledger *programs.Ledger
+	chains *programs.Chains
 	hold   *holdqueue.Line // first come, first served within a tenant
+	pace   memoryPace
 
 	visiting sync.Mutex
 	visited  atomic.Int64 // when the last visit was, on the chooser's scale
@@ -29,22 +33,26 @@ type memoryGate struct {
 }
 
 func newMemoryGate(queue *holdqueue.Queue) *memoryGate {
-	return &memoryGate{ledger: programs.New(), hold: queue.NewLine()}
+	return &memoryGate{ledger: programs.New(), chains: programs.NewChains(), hold: queue.NewLine()}
 }
 
 const (
 	// memoryEach is how often the calls that wait for memory are visited when nothing happens: claims fade with time. memorySoon is
 	// the least time between two visits.
-	memoryEach, memorySoon = 100 * time.Millisecond, 5 * time.Millisecond
+	memoryEach, memorySoon = 100 * time.Millisecond, 20 * time.Millisecond
 	// causeMemory is the Refused.Cause of a call that waited for memory too long, memoryRetry the hint for its retry: programs last minutes.
 	causeMemory, memoryRetry = "memory", 30 * time.Second
-	// mostAdmitted bounds the programs that one visit admits.
-	mostAdmitted = 16
+	// mostLooked bounds the programs that one visit looks at.
+	mostLooked = 16
+	// passable is how long programs may pass one that does not fit. After that none begins before it.
+	passable = 5 * time.Minute
 )
 
 // memoryWait is a call's wait at the gate.
 type memoryWait struct {
 	mu sync.Mutex
+	// first is the wait as it was expected when it began.
+	first MemoryWait
 	// moved is set when it has left the gate for the hold queue or its outcome, gone when its caller left before; guarded by mu.
 	moved, gone bool
 }
@@ -112,22 +120,50 @@ type admission struct {
 	sessions *sessions
 	alarm    *alarm
 	log      *slog.Logger
-	waits    *atomic.Int64 // counts the requests that waited
+	// waits counts the requests that waited, unreachable those whose targets cannot be kept.
+	waits, unreachable *atomic.Int64
 }
 
 // arrive notes the call of a session in the ledger, and names it in s.
 func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time) {
 	s.program.call = programs.Call{}
-	if req.Session == "" || !s.held || a.settings.horizon() == 0 {
+	if !s.held || a.settings.horizon() == 0 || len(s.d.Candidates) == 0 {
 		return
 	}
-	k := a.sessions.key(ln, req.Tenant, req.Session)
-	call := programs.Call{
-		Name: programs.Name(max(1, k.name)), Class: req.Tenant, Tokens: req.PromptTokens + outputs(s.d.ExpectedOutput), Retry: req.Attempt > 0,
+	var hashes []blockhash.Hash
+	if req.Session == "" {
+		hashes = req.hashesFor(&s.d.Candidates[0])
 	}
+	call := a.sessions.call(ln, req, hashes)
+	if call.Name == 0 {
+		return
+	}
+	call.Tokens += outputs(s.d.ExpectedOutput)
 	call.Program = ln.memory.ledger.Arrive(call, time.Duration(a.clock.since(now)), a.settings.horizon())
 	s.program.call = call
 }
+
+// call is a request's call in the ledger: of its session, or else of the program that its prompt continues. A Name of 0 is none.
+func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash) programs.Call {
+	call := programs.Call{Class: req.Tenant, Tokens: req.PromptTokens, Retry: req.Attempt > 0}
+	name := func(session string) programs.Name { return programs.Name(max(1, s.key(ln, req.Tenant, session).name)) }
+	switch {
+	case req.Session != "":
+		call.Name = name(req.Session)
+		// A subagent's name is that of its agent, a slash, and its own (openai.SessionFrom).
+		if i := strings.LastIndexByte(req.Session, '/'); i > 0 {
+			call.Parent = name(req.Session[:i])
+		}
+	case !req.Keyless && len(hashes) > 0:
+		found := ln.memory.chains.Find(uint64(name("")), hashes, req.PromptTokens, call.Retry)
+		call.Name, call.Parent = found.Name, found.Parent
+		call.Class += prompts
+	}
+	return call
+}
+
+// prompts marks the class of a tenant's calls without a session: they are not alike to those with one.
+const prompts = "\x00prompts"
 
 // admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
 func (a *admission) admit(s *evaluation, ln *line, now time.Time, visiting bool) bool {
@@ -183,8 +219,21 @@ func (s *evaluation) avoidFull() {
 	}
 }
 
-// choose picks a candidate. When no other one is left, those without memory for the program serve.
+// choose picks a candidate, and another one to prefill for it where that costs less. When no other one is left, those without memory for
+// the program serve, and then those that prefill for others.
 func (s *evaluation) choose() {
+	s.spare(false)
+	s.pick()
+	if s.d.Chosen < 0 && s.pool.pairs != nil {
+		s.spare(true)
+		s.pick()
+		return
+	}
+	s.split()
+}
+
+// pick picks a candidate to serve the request whole.
+func (s *evaluation) pick() {
 	selector.Choose(&s.d)
 	if s.d.Chosen >= 0 || len(s.program.full) == 0 {
 		return
@@ -214,15 +263,23 @@ func (p *programCall) Ended(end *End) {
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
 func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.Time) error {
 	ln, req := w.line, w.req
-	w.memory, w.call = &memoryWait{}, s.program.call
+	before := ln.memory.hold.Len()
+	w.memory, w.call = &memoryWait{first: MemoryWait{Tokens: s.program.call.Tokens, Before: before, Expected: ln.memory.pace.expected(before)}}, s.program.call
+	wait := &w.memory.first
+	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
+		a.unreachable.Add(1)
+		return &Refused{Cause: causeTarget, RetryAfter: ln.memory.pace.retry(before), Memory: wait}
+	}
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
+		First: ln.memory.ledger.Awaited(w.call.Name),
 	}
-	if wait, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), memoryEach); err != nil {
-		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
+	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
+		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: wait}
 	}
+	ln.memory.pace.begin(a.clock.since(now))
 	a.waits.Add(1)
-	a.log.Debug("a program waits: its context fits in no rank's memory", "id", req.ID, "tenant", req.Tenant, "model", req.Model, "tokens", w.call.Tokens, "before", ln.memory.hold.Len()-1)
+	a.log.Debug("a program waits: "+wait.String(), "id", req.ID, "tenant", req.Tenant, "model", req.Model)
 	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
 	return nil
 }
@@ -254,8 +311,8 @@ func (a *admission) freed(ln *line) {
 	a.visitMemory(ln)
 }
 
-// visitMemory admits the calls at the gate that fit, in their order: the first that does not fit ends the visit, so that no large
-// program starves.
+// visitMemory admits the calls at the gate that fit, in their order: children first. One that does not fit is passed by those behind it for
+// a while; then it ends the visit, so that no large program starves.
 func (a *admission) visitMemory(ln *line) {
 	g := ln.memory
 	if !g.visiting.TryLock() {
@@ -272,15 +329,18 @@ func (a *admission) visitMemory(ln *line) {
 			if cause == "timeout" {
 				cause = causeMemory
 			}
-			w.end(nil, &Refused{Cause: cause, RetryAfter: memoryRetry})
+			w.end(nil, &Refused{Cause: cause, RetryAfter: g.pace.retry(g.hold.Len()), Memory: &w.memory.first})
 		}
 	}
 	var admitted []*waiter
 	s := a.booker.borrow(time.Time{})
-	g.hold.Visit(now, mostAdmitted, func(t *holdqueue.Ticket) holdqueue.Verdict {
+	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*waiter)
 		s.since, s.program.call = t.Arrived(), w.call
 		if err := a.booker.evaluate(s, w.req, ln, now, nil); err == nil && !a.admit(s, ln, now, true) {
+			if now.Sub(t.Arrived()) < passable {
+				return holdqueue.Keep
+			}
 			return holdqueue.Stop
 		}
 		w.full = slices.Clone(s.program.full)
@@ -288,6 +348,7 @@ func (a *admission) visitMemory(ln *line) {
 		return holdqueue.Release
 	})
 	a.booker.giveBack(s)
+	g.pace.admitted(len(admitted), g.hold.Len(), a.clock.since(now))
 	for _, w := range admitted {
 		a.move(w, now)
 	}

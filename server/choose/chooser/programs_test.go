@@ -249,3 +249,190 @@ func TestShutdownRefusesProgramsThatWait(t *testing.T) {
 		f.serve(first)
 	})
 }
+
+// once is the only call of a program that takes most of a rank's memory.
+func (f *fleet) once(name string, number int) *chooser.Request {
+	req := f.session(name, number, 20000)
+	req.SessionReturn = chooser.NoReturn
+	return req
+}
+
+// A program with a target that its wait for memory exceeds is refused at once, with the wait in words and a hint for the retry.
+func TestATargetBelowTheWaitForMemoryIsRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		current := f.choose(f.once("p0", 1))
+		for n := 10; n < 16; n++ { // one program is admitted every 20 s
+			_, _, next := f.submit(f.once(fmt.Sprint("p", n), n))
+			time.Sleep(20 * time.Second)
+			f.serve(current)
+			time.Sleep(time.Second)
+			current = <-next
+			current.FirstToken()
+		}
+		f.submit(f.session("before", 50, 20000))
+		req := f.session("late", 51, 20000)
+		req.Options.Targets.TTFT = 20 * time.Second
+		began := time.Now()
+		_, err := f.chooser.Choose(t.Context(), req)
+		var refused *chooser.Refused
+		if !errors.As(err, &refused) || refused.Cause != "target" || refused.Memory == nil {
+			t.Fatalf("Choose = %v, want a refusal for the target with the wait for memory", err)
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("refused after %s, want at once", took)
+		}
+		if w := refused.Memory; w.Before != 1 || w.Tokens < 20000 || w.Expected < 20*time.Second || w.Expected > 2*time.Minute || refused.RetryAfter < w.Expected/2 {
+			t.Errorf("the wait is %+v with a retry after %s", w, refused.RetryAfter)
+		}
+		patient := f.session("patient", 52, 20000)
+		patient.Options.Targets.TTFT = time.Hour
+		if w, errs, _ := f.submit(patient); w == nil {
+			t.Errorf("a program with a target of an hour does not wait: %v", <-errs)
+		} else {
+			w.Leave()
+		}
+		f.serve(current)
+	})
+}
+
+// A subagent goes before programs that have waited for longer, and its agent keeps its place while it works.
+func TestSubagentsGoFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		agent := f.choose(f.session("agent", 1, 16000))
+		agent.FirstToken()
+		other := f.choose(f.session("other", 2, 8000))
+		other.FirstToken()
+		_, _, waiting := f.submit(f.session("waiting", 3, 16000))
+		time.Sleep(time.Minute)
+		agent.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 16000, OutputTokens: 10})
+		_, _, child := f.submit(f.session("agent/child", 4, 12000))
+		time.Sleep(time.Second)
+		select {
+		case <-child:
+			t.Fatal("the child is admitted beyond the memory")
+		default:
+		}
+		end := f.session("other", 5, 8000)
+		end.SessionReturn = chooser.NoReturn
+		other.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 8000, OutputTokens: 10})
+		f.serve(f.choose(end))
+		time.Sleep(time.Second)
+		var c *chooser.Choice
+		select {
+		case c = <-child:
+		case c := <-waiting:
+			t.Fatalf("the program that waited goes first, on rank %d", c.Slot)
+		default:
+			t.Fatal("the child waits for memory that its agent keeps for it")
+		}
+		c.FirstToken()
+		time.Sleep(3 * time.Minute) // far longer than a gap
+		select {
+		case <-waiting:
+			t.Error("a program takes the place of an agent with a child at work")
+		default:
+		}
+		f.serve(c)
+	})
+}
+
+// prompt is a call without a session.
+func (f *fleet) prompt(number, n int) *chooser.Request {
+	req := f.request(number, n)
+	req.Tenant = "prompts"
+	return req
+}
+
+// Callers that name no session have programs, too: a prompt that continues the one before is the next call.
+func TestPromptsAreProgramsWithoutASession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		for turn := range 12 {
+			f.serve(f.choose(f.prompt(900, 1600+200*turn)))
+			time.Sleep(time.Second)
+		}
+		time.Sleep(10 * time.Minute) // its claim is gone
+		first := f.choose(f.prompt(1, 20000))
+		first.FirstToken()
+		_, errs, second := f.submit(f.prompt(2, 20000))
+		time.Sleep(5 * time.Second)
+		select {
+		case c := <-second:
+			t.Fatalf("a second program of two thirds of the memory is placed on rank %d", c.Slot)
+		case err := <-errs:
+			t.Fatal(err)
+		default:
+		}
+		f.serve(first)
+		time.Sleep(time.Second)
+		next := f.choose(f.prompt(1, 21000)) // its place is kept in the gap
+		next.FirstToken()
+		select {
+		case <-second:
+			t.Error("the second program takes the place of one that is in its gap")
+		default:
+		}
+		next.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 21000, OutputTokens: 10})
+		time.Sleep(20 * time.Minute)
+		select {
+		case c := <-second:
+			f.serve(c)
+		case err := <-errs:
+			t.Logf("the wait is bounded: %v", err)
+		default:
+			t.Error("the second program still waits")
+		}
+		f.empty()
+	})
+}
+
+// A router that becomes the decider counts the programs of the calls in flight that it is given.
+func TestAdoptedProgramsHoldTheirMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		there, here := newFleet(t, 1, nil), newFleet(t, 1, nil)
+		for _, f := range []*fleet{there, here} {
+			f.small()
+			f.know()
+			defer f.running(t.Context())()
+			f.teachPrograms()
+		}
+		req := there.session("one", 1, 20000)
+		original := there.choose(req)
+		mine := *req
+		mine.Replicas = here.replicas
+		c, err := here.chooser.Adopt(&mine, decided(original, req))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.FirstToken()
+		w, _, choices := here.submit(here.session("two", 2, 20000))
+		time.Sleep(3 * time.Second)
+		select {
+		case <-choices:
+			t.Fatal("a program begins on the memory of one that was handed over")
+		default:
+		}
+		here.serve(c)
+		time.Sleep(time.Second)
+		again := here.choose(here.session("one", 1, 21000)) // its next call comes here
+		again.FirstToken()
+		if !w.Leave() {
+			t.Error("the other program begins in the gap")
+		}
+		here.serve(again)
+		there.serve(original)
+	})
+}

@@ -101,6 +101,9 @@ func (w *watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
 			continue
 		}
 		leaving := vitals[slot].Leaving
+		if view := vitals[slot].View; view != nil && r.known.Load() != view {
+			w.ranks.update(r, view)
+		}
 		if r.leaving.Load() != leaving {
 			r.leaving.Store(leaving)
 		}

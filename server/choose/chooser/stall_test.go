@@ -28,6 +28,7 @@ type engineState struct {
 	requests                                  int
 	kv                                        float64
 	last                                      time.Time
+	view                                      *replica.Replica
 }
 
 func newEngines(n int) *engines { return &engines{list: make([]engineState, n)} }
@@ -51,7 +52,7 @@ func (e *engines) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 			s.count += 10
 		}
 	}
-	v := liveness.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy, Leaving: s.leaving}
+	v := liveness.Vitals{Counted: now.Truncate(time.Second), Count: s.count, KVUsage: s.kv, Requests: s.requests, Answered: now.Truncate(time.Second), Unhealthy: s.unhealthy, Leaving: s.leaving, View: s.view}
 	if s.blind {
 		v.Counted, v.Count = time.Time{}, 0
 	}

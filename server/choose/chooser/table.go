@@ -77,11 +77,26 @@ func (t *rankTable) remove(slot replica.Slot) {
 	if gone == nil {
 		return
 	}
+	gone.leaving.Store(true)
 	list := append([]*rank(nil), t.bySlot()...)
 	t.kinds.Remove(gone.speed)
 	t.conduct.Remove(gone.conduct)
 	list[slot] = nil
 	t.list.Store(&list)
+}
+
+// isLeft reports whether the requests of a leaving rank are to move: also one that is not listed any more, unless new ranks of its
+// replica are in its place.
+func (t *rankTable) isLeft(of *rank) bool {
+	if t.at(of.slot) == of {
+		return true
+	}
+	for r := range t.all() {
+		if r.replica == of.replica {
+			return false
+		}
+	}
+	return true
 }
 
 // update applies what the registry has learned about the replica since the rank was added.

@@ -22,6 +22,8 @@ type Ticket struct {
 	Tenant string
 	// Priority orders a tenant's tickets before anything else: higher goes first.
 	Priority int
+	// First puts it before its tenant's other tickets of equal priority.
+	First bool
 	// Bytes is the memory it holds.
 	Bytes int
 	// Age is the time that it has waited already, in the queue of another router.
@@ -57,6 +59,8 @@ func (t *Ticket) before(o *Ticket) bool {
 	switch {
 	case t.Priority != o.Priority:
 		return t.Priority > o.Priority
+	case t.First != o.First:
+		return t.First
 	case t.key != o.key:
 		return t.key < o.key
 	}

@@ -72,7 +72,7 @@ func (m *Monitor) Avoided(now time.Time) bool {
 	switch Evidence(m.evidence.Load()) {
 	case None:
 		return false
-	case Probe: // the next probe decides
+	case Probe, Halted: // the next probe decides
 		return true
 	default:
 		return m.inFlight.Load() > 0 || now.UnixNano() < m.until.Load()
@@ -105,7 +105,7 @@ type Round struct {
 func (m *Monitor) Look(v *Vitals, r Round) (before, now Evidence) {
 	before = Evidence(m.evidence.Load())
 	now = m.judge(v, &r, before)
-	if now >= Counters && m.over == r.Passed { // it has just stalled
+	if (now == Counters || now == Silence) && m.over == r.Passed { // it has just stalled
 		m.pause = min(max(firstPause, 2*m.pause), lastPause)
 		m.until.Store(r.Now.Add(m.pause).UnixNano())
 	}
@@ -131,6 +131,17 @@ func (m *Monitor) judge(v *Vitals, r *Round, before Evidence) Evidence {
 	m.sick += r.Passed
 	if heard || !v.Unhealthy {
 		m.sick = 0
+	}
+	switch {
+	case v.Halted:
+		m.silence = 0
+		if m.over += r.Passed; heard { // it finishes what it has
+			m.over = 0
+		}
+		return Halted
+	case before == Halted:
+		m.silence, m.over = 0, 0
+		return None
 	}
 	switch {
 	case heard:

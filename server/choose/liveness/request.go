@@ -126,14 +126,21 @@ func (m *Monitor) Missing(v *Vitals, now time.Time) (list []*Request, ask bool) 
 }
 
 // Movable lists the requests that should leave the rank: those without an answer, and streams that can be resumed, once it has
-// been silent for as long after the verdict as moving them costs; or every one, when all is set.
+// been silent for as long after the verdict as moving them costs, or sooner from a halted rank; or every one, when all is set.
 func (m *Monitor) Movable(all bool) []*Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	resumable, halted := resumeAfter, m.Evidence() == Halted
+	if halted { // longer silence shows nothing more
+		resumable = moveAfter
+	}
 	var list []*Request
 	for r := m.first; r != nil; r = r.next {
 		cost := seconds(r.Prefill / 2)
-		if r.Withdrawable && (all || r.Movable && m.over >= max(moveAfter, cost) || r.Resumable() && m.over >= max(resumeAfter, cost)) {
+		if halted {
+			cost = 0
+		}
+		if r.Withdrawable && (all || r.Movable && m.over >= max(moveAfter, cost) || r.Resumable() && m.over >= max(resumable, cost)) {
 			list = append(list, r)
 		}
 	}

@@ -1,6 +1,10 @@
 package liveness
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
 
 // Vitals is what others know of a rank's engine.
 type Vitals struct {
@@ -16,8 +20,11 @@ type Vitals struct {
 	Asked    time.Time
 	Late     time.Duration
 	Answered time.Time
-	// Unhealthy is set while the replica counts as unhealthy, Leaving while its requests are to move to other replicas.
-	Unhealthy, Leaving bool
+	// Unhealthy is set while the replica counts as unhealthy, Leaving while its requests are to move to other replicas,
+	// Halted while the engine computes nothing until an operator resumes it: it is paused or asleep.
+	Unhealthy, Leaving, Halted bool
+	// View is the rank's replica as it is now; nil: it is not known.
+	View *replica.Replica
 }
 
 // Evidence is the reason why a rank counts as stalled.
@@ -32,7 +39,11 @@ const (
 	Counters
 	// Silence: the engine sends nothing for much longer than ever before, and than predicted.
 	Silence
+	// Halted: the engine says that it is paused or asleep.
+	Halted
 )
 
 // String gives the evidence in the form that metrics and logs use.
-func (e Evidence) String() string { return [...]string{"none", "probe", "counters", "silence"}[e] }
+func (e Evidence) String() string {
+	return [...]string{"none", "probe", "counters", "silence", "halted"}[e]
+}

@@ -5,7 +5,8 @@ import "time"
 const (
 	// admitUpTo is the share of a rank's memory up to which programs are admitted: those that have a place grow. Those that waited are
 	// admitted up to admitLateUpTo: where programs wait, each place that is taken away soon costs a whole prefill.
-	admitUpTo, admitLateUpTo = 0.85, 0.7
+	// A child is admitted up to admitChildUpTo: its parent's context waits for it.
+	admitUpTo, admitLateUpTo, admitChildUpTo = 0.85, 0.7, 1.0
 	// leastChance is the chance of a return from which a gap still has a claim.
 	leastChance = 0.05
 	// likely is the chance of a quick return from which a session is a program.

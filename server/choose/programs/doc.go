@@ -7,6 +7,9 @@
 // they return. A new program is admitted where its context fits. When a rank's programs outgrow its memory, whole programs
 // lose their place there, the cheapest first; a program without a place is admitted like a new one.
 //
+// A session that a program starts, a subagent's, is its child. While a child is at work its parent keeps its place, and a child is
+// admitted before all others: what it waits for would wait for it.
+//
 // The chance is learned: per class of sessions (a tenant's), whether they return within the horizon, and after how long;
 // per session, whether it did so far. A session that is not likely to return soon, a chat, is never held back.
 //

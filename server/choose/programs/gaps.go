@@ -13,9 +13,14 @@ const (
 	// remembered bounds the gaps of a session, and remembering those of a class, that count.
 	remembered, remembering = 16, 64
 	// learnedUpTo is the longest gap in horizons that counts among a class's gaps.
-	learnedUpTo = 4
+	learnedUpTo = 20
 	// mostReturns bounds the chance that a session returns at all, leastSoon the share of gaps within the horizon by which it is estimated.
 	mostReturns, leastSoon = 0.98, 0.5
+	// awaited is the chance of a return while a child is at work.
+	awaited = 0.9
+	// Gaps are counted in steps, from firstStep seconds, half an octave each; the last one begins at 6 minutes. counting of them are
+	// kept, and the distribution counts as smoothly.
+	steps, firstStep, counting, smoothly = 28, 0.03, 512, 8
 	// leastSpread bounds the learned variance of the logarithm of gaps from below.
 	leastSpread = 0.1
 )
@@ -28,6 +33,8 @@ type class struct {
 	// mean and spread are mean and variance of the logarithm of gaps in seconds, of gaps gaps.
 	mean, spread float64
 	gaps         int
+	// counted are the gaps by their length, tail those that are longer than the end of a step.
+	counted, tail [steps]float64
 	// soon is the share of gaps that end within the horizon.
 	soon float64
 }
@@ -51,13 +58,39 @@ func (c *class) learn(gap, horizon time.Duration) {
 	d := math.Log(max(gap.Seconds(), 1e-3)) - c.mean
 	c.mean += w * d
 	c.spread = max(leastSpread, c.spread+w*(d*d-c.spread))
+	c.count(gap)
 	c.soon = 1 - c.longer(horizon)
 }
 
-// longer is the chance that a gap is longer than age.
+// count counts a gap by its length. Old ones fade.
+func (c *class) count(gap time.Duration) {
+	c.counted[stepOf(gap)]++
+	var sum float64
+	for i := steps - 1; i >= 0; i-- {
+		c.tail[i] = sum
+		sum += c.counted[i]
+	}
+	if sum < counting {
+		return
+	}
+	for i := range c.counted {
+		c.counted[i] /= 2
+	}
+}
+
+// stepOf is the step of a length: half an octave each, from firstStep.
+func stepOf(gap time.Duration) int {
+	return max(0, min(steps-1, int(2*math.Log2(max(1e-9, gap.Seconds()/firstStep)))))
+}
+
+// longer is the chance that a gap is longer than age: of the gaps that were counted, and of a log-normal distribution of the same mean
+// and spread, which counts as some. The tools of agents take a second or minutes: no distribution with two parameters has both.
 func (c *class) longer(age time.Duration) float64 {
 	z := (math.Log(max(age.Seconds(), 1e-3)) - c.mean) / math.Sqrt(2*c.spread)
-	return math.Erfc(z) / 2
+	smooth := math.Erfc(z) / 2
+	all := c.tail[0] + c.counted[0]
+	at := stepOf(age)
+	return (smoothly*smooth + c.tail[at] + c.counted[at]/2) / (smoothly + all)
 }
 
 // record is the outcome of a session's own gaps.
@@ -78,12 +111,29 @@ func (p *program) likelihood() float64 {
 	return (classWeight*p.class.quick + p.record.quick) / (classWeight + p.record.outcomes)
 }
 
-// chance is the chance that a session which is in a gap returns.
+// chance is the chance that a session which is in a gap returns. One with children returns when they have ended.
 func (p *program) chance(now time.Duration) float64 {
 	returns := min(mostReturns, p.likelihood()/max(leastSoon, p.class.soon))
 	longer := returns * p.class.longer(now-p.ended)
-	if longer == 0 {
-		return 0
+	chance := 0.0
+	if longer > 0 {
+		chance = longer / (longer + 1 - returns)
 	}
-	return longer / (longer + 1 - returns)
+	if len(p.children) > 0 && chance < awaited && p.awaits(now) {
+		return awaited
+	}
+	return chance
+}
+
+// awaits reports whether a child is likely to be at work still. It forgets children that are not.
+func (p *program) awaits(now time.Duration) bool {
+	kept := p.children[:0]
+	for _, c := range p.children {
+		if c.busy() || c.known && c.chance(now) >= leastChance {
+			kept = append(kept, c)
+		}
+	}
+	clear(p.children[len(kept):])
+	p.children = kept
+	return len(kept) > 0
 }

@@ -10,6 +10,8 @@ import (
 const (
 	// maxPrograms and maxClasses bound the sessions and classes of a ledger. Further sessions are not programs; further classes are one.
 	maxPrograms, maxClasses = 1 << 16, 1 << 12
+	// maxChildren bounds the children of a session that keep its place.
+	maxChildren = 64
 	// A session is forgotten when it has not returned for so many horizons, and for so long at least.
 	forgetAfter  = 20
 	leastForgets = 10 * time.Minute
@@ -34,6 +36,8 @@ type Rank struct {
 // Call is a session's call.
 type Call struct {
 	Name Name
+	// Parent is the session that started this one, as an agent starts a subagent; 0: none. It counts at the first call.
+	Parent Name
 	// Class names the sessions that are alike: the tenant.
 	Class string
 	// Tokens is its prompt with the expected answer.
@@ -81,6 +85,9 @@ type program struct {
 	judged           bool // the last gap counts already
 	known            bool // a call has ended
 	late             bool // it waits for a place
+	// parent started it, children are those that it started and that may be at work. A parent is older than its children.
+	parent   *program
+	children []*program
 }
 
 // busy reports whether its context is certain to be needed.
@@ -100,7 +107,10 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 		if len(l.programs) >= maxPrograms {
 			return false
 		}
-		p = &program{class: l.class(call.Class)}
+		p = &program{class: l.class(call.Class), parent: l.programs[call.Parent]}
+		if q := p.parent; q != nil && len(q.children) < maxChildren {
+			q.children = append(q.children, p)
+		}
 		l.programs[call.Name] = p
 	}
 	gap := now - p.ended
@@ -149,12 +159,16 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	if p == nil || !p.needsPlace(&call) {
 		return Free
 	}
-	if behind {
+	child := p.isAwaited()
+	if behind && !child {
 		p.late = true
 		return Waits
 	}
 	upTo := admitUpTo
-	if p.late {
+	switch {
+	case child:
+		upTo = admitChildUpTo
+	case p.late:
 		upTo = admitLateUpTo
 	}
 	var best *account
@@ -179,12 +193,47 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	return Fits
 }
 
-// read notes what a choice knows of a rank. mu is held.
-func (l *Ledger) read(r *Rank) *account {
-	for int(r.Slot) >= len(l.accounts) {
+// isAwaited reports whether a parent with a place waits for the session.
+func (p *program) isAwaited() bool {
+	return p.parent != nil && (p.parent.account != nil || p.parent.busy())
+}
+
+// Awaited reports whether a parent with a place waits for the session: then it goes first.
+func (l *Ledger) Awaited(name Name) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.programs[name]
+	return p != nil && p.isAwaited()
+}
+
+// Adopt places a call that another ledger has placed on slot, without a look at the rank's memory. It may hold more than the rank has.
+func (l *Ledger) Adopt(call Call, slot replica.Slot, now, horizon time.Duration) *Place {
+	l.Arrive(call, now, horizon)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.programs[call.Name]
+	if p == nil || p.waiting == 0 {
+		return nil
+	}
+	p.leave()
+	p.tokens = float64(call.Tokens)
+	p.waiting--
+	p.running++
+	l.at(slot).place(p)
+	return &Place{ledger: l, name: call.Name, program: p}
+}
+
+// at is the account of a rank. mu is held.
+func (l *Ledger) at(slot replica.Slot) *account {
+	for int(slot) >= len(l.accounts) {
 		l.accounts = append(l.accounts, &account{})
 	}
-	a := l.accounts[r.Slot]
+	return l.accounts[slot]
+}
+
+// read notes what a choice knows of a rank. mu is held.
+func (l *Ledger) read(r *Rank) *account {
+	a := l.at(r.Slot)
 	a.capacity, a.booked, a.bend = r.Capacity, r.Booked, r.Bend
 	return a
 }
@@ -247,7 +296,7 @@ func (c *Place) End(tokens int, final, later bool, now time.Duration) {
 	l.gaps.push(gap{c.name, p, now})
 	switch {
 	case final && !p.busy():
-		if l.programs[c.name] == p {
+		if p.known = false; l.programs[c.name] == p {
 			delete(l.programs, c.name)
 		}
 	case a != nil && (p.busy() || !later && p.likelihood() >= likely):

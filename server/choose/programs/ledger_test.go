@@ -362,3 +362,61 @@ func TestASessionDiffersFromItsClass(t *testing.T) {
 		t.Errorf("%d programs, want the agent and the session that returned as quickly as one", n)
 	}
 }
+
+// Gaps of half a second or of minutes: after ten seconds a session returns as likely as the long ones say.
+func TestLongToolsAreNotForgotten(t *testing.T) {
+	b := newBed(t, 1)
+	var list []time.Duration
+	for range 12 {
+		list = append(list, append(seconds(6, 0.5), seconds(1, 180)...)...)
+	}
+	b.teach("", list...)
+	first := b.begin(call(1, 60_000))
+	first.End(60_000, false, false, b.now)
+	p := b.programs[1]
+	b.now += 15 * time.Second
+	if c := p.chance(b.now); c < 0.3 {
+		t.Errorf("after 15 s the chance of a return is %.2f, want it to count the gaps of three minutes", c)
+	}
+	b.now += 20 * time.Minute
+	if c := p.chance(b.now); c > leastChance {
+		t.Errorf("after 20 minutes the chance is %.2f, want none", c)
+	}
+}
+
+func TestParentsKeepTheirPlaceWhileChildrenWork(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	b.begin(call(1, 30_000)).End(30_000, false, false, b.now)
+	child := Call{Name: 2, Parent: 1, Tokens: 20_000}
+	working := b.begin(child)
+	if working == nil || !b.Awaited(2) || b.Awaited(1) {
+		t.Fatal("the child does not begin, or is not known as one")
+	}
+	b.now += 20 * horizon
+	if c := b.programs[1].chance(b.now); c < 0.8 {
+		t.Errorf("the parent's chance is %.2f while its child works", c)
+	}
+	working.End(20_000, true, false, b.now)
+	if c := b.programs[1].chance(b.now); c > 0.1 {
+		t.Errorf("the parent's chance is %.2f after its child has ended, want that of its own gap", c)
+	}
+	if n := len(b.programs[1].children); n != 0 {
+		t.Errorf("the parent still has %d children", n)
+	}
+}
+
+// What another ledger has placed counts here, whatever the memory.
+func TestAdoptedCallsHaveAPlace(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	b.begin(call(1, 70_000)).End(70_000, true, false, b.now) // the rank's memory is known
+	adopted := b.Adopt(call(7, 90_000), 0, b.now, horizon)
+	if b.begin(call(8, 30_000)) != nil {
+		t.Error("a program begins where an adopted one fills the memory")
+	}
+	adopted.End(90_000, true, false, b.now)
+	if b.retry(call(8, 30_000)) == nil {
+		t.Error("the program waits after the end of the adopted one")
+	}
+}

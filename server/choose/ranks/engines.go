@@ -36,15 +36,16 @@ func (r *Ranks) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 		return liveness.Vitals{}
 	}
 	pulse := r.Registry.Pulse(of.ID, now)
-	v := liveness.Vitals{Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Unhealthy: of.State == replica.StateUnhealthy}
-	if of.State == replica.StateDraining {
-		drain := fleet.Details(of.ID).Drain
-		v.Leaving = drain != nil && drain.Move
+	v := liveness.Vitals{
+		View: of, Asked: pulse.Asked, Late: pulse.Late, Answered: pulse.Answered, Halted: pulse.Paused,
+		Unhealthy: of.State == replica.StateUnhealthy,
 	}
 	if s, ok := r.Stats.Stats(slot); ok {
+		v.Halted = v.Halted || s.Asleep && s.Fresh(now)
 		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
 		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions
 	}
+	v.Leaving = v.Halted || r.Registry.IsLeft(of, now)
 	return v
 }
 

@@ -2,11 +2,11 @@ package gateway
 
 import (
 	"errors"
-	"maps"
 	"net/http"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
 // answer is what the client of a request gets. Its methods hold alive's lock where comments may be written.
@@ -149,7 +149,7 @@ func (a *answer) fail(e *apierror.Error, dialect apierror.Dialect) {
 	a.failed = e
 	if a.status == 0 {
 		contentType, text := e.Body(dialect)
-		setErrorHeaders(a.w.Header(), e)
+		httpcall.SetErrorHeaders(a.w.Header(), e)
 		a.whole(e.HTTPStatus(), contentType, text)
 		return
 	}
@@ -171,22 +171,4 @@ func (a *answer) outcome() int {
 		return apierror.StatusClientClosed
 	}
 	return a.status
-}
-
-// setErrorHeaders sets the headers that go with an error: reason, retry hints, authentication and upgrade.
-func setErrorHeaders(h http.Header, e *apierror.Error) {
-	h.Set("X-Kvpilot-Reason", apierror.Name(e.Reason))
-	if after := e.RetryAfterHeader(); after != "" {
-		h.Set("Retry-After", after)
-		h.Set("Retry-After-Ms", e.RetryAfterMS())
-	}
-	maps.Copy(h, e.Header)
-	if e.Reason == apierror.Unauthenticated {
-		h.Set("Www-Authenticate", "Bearer")
-	}
-	if protocol := e.Upgrade(); protocol != "" {
-		h.Set("Upgrade", protocol)
-		h.Set("Connection", "Upgrade")
-	}
-	h.Del("Cache-Control")
 }

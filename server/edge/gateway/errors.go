@@ -54,17 +54,6 @@ func knownMethod(method string) string {
 	return otherMethod
 }
 
-// dialectOf is Anthropic's below /v1/messages, OpenAI's elsewhere, whose responses are streams of their own kind.
-func dialectOf(path string) apierror.Dialect {
-	switch {
-	case below(path, "/v1/messages"):
-		return apierror.Anthropic
-	case below(path, "/v1/responses"):
-		return apierror.OpenAIResponses
-	}
-	return apierror.OpenAI
-}
-
 // below reports whether path is root or under it.
 func below(path, root string) bool {
 	rest, ok := strings.CutPrefix(path, root)

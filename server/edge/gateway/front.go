@@ -75,8 +75,8 @@ func (t *routes) serves(path string) bool { return len(t.allowed(&url.URL{Path: 
 func (g *Gateway) RefuseHost() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := apierror.New(apierror.PermissionDenied, "the name in the header Host is not one of this router's: use localhost, or add the name to listen.hosts", nil)
-		contentType, text := e.Body(dialectOf(r.URL.Path))
-		setErrorHeaders(w.Header(), e)
+		contentType, text := e.Body(httpcall.DialectOf(r.URL.Path))
+		httpcall.SetErrorHeaders(w.Header(), e)
 		w.Header().Set("Content-Type", contentType)
 		w.WriteHeader(e.HTTPStatus())
 		_, _ = w.Write(text) // the client may be gone

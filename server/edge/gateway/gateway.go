@@ -115,6 +115,9 @@ func (g *Gateway) Update(next Config) error {
 // StallTimeout returns how long a client may read nothing, by the current settings.
 func (g *Gateway) StallTimeout() time.Duration { return g.conf.Load().StallTimeout }
 
+// BodyTimeout returns how long a body may take to arrive, by the current settings.
+func (g *Gateway) BodyTimeout() time.Duration { return g.conf.Load().BodyTimeout }
+
 // Leave rejects new WebSockets, waits for the open ones until ctx ends, and then closes them. It returns when the
 // last handler has ended; an error means that some were closed by it. It must be called once only.
 func (g *Gateway) Leave(ctx context.Context) error {

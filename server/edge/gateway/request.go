@@ -48,9 +48,9 @@ func (rq *request) failLocked(e *apierror.Error) {
 // dialect is that of the request's path; of a proxy's question for a replica, that of its client's path.
 func (rq *request) dialect() apierror.Dialect {
 	if below(strings.Replace(rq.call.Path, ":", "/", 1), "/v1/route") {
-		return dialectOf(rq.call.Header.Get("X-Kvpilot-Path"))
+		return httpcall.DialectOf(rq.call.Header.Get("X-Kvpilot-Path"))
 	}
-	return dialectOf(rq.call.Path)
+	return httpcall.DialectOf(rq.call.Path)
 }
 
 // expectBody starts the clock for a body that is still to come. It runs on while the body is

@@ -97,6 +97,11 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	return q, checkPolicy(q)
 }
 
+// RoutingOptions reads what the headers of a request ask of the choice, as far as callers may ask.
+func (a *API) RoutingOptions(h http.Header) (chooser.Options, error) {
+	return overrides{&a.conf}.fromHeader(h)
+}
+
 // target reads a time from the first of the headers that is there; zero when none is.
 func target(h http.Header, names []string) (time.Duration, error) {
 	for _, name := range names {

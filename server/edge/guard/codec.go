@@ -105,7 +105,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 // such a field takes as much as on the wire.
 func promptField(name string) bool {
 	switch name {
-	case "data", "text", "body", "token_ids":
+	case "data", "text", "body", "token_ids", "request_body", "response_body":
 		return true
 	}
 	return false

@@ -31,6 +31,7 @@ type engine struct {
 	preemptions             float64
 	prefill, computed       float64 // seconds and tokens, summed over requests that have ended
 	seen                    bool    // a gauge of requests was there
+	asleep                  bool
 }
 
 const (
@@ -92,6 +93,12 @@ func (p *page) line(line []byte) {
 		}
 	case "vllm:cache_config_info":
 		p.cacheConfig(labels)
+	case "vllm:engine_sleep_state":
+		if state, _ := label(labels, "sleep_state"); string(state) == "awake" {
+			if e := p.engine(labels); e != nil {
+				e.asleep = value == 0
+			}
+		}
 	default:
 		if e := p.engine(labels); e != nil {
 			e.set(name, value)
@@ -106,7 +113,7 @@ func wanted(name []byte) bool {
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
 		"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
 		"vllm:gpu_prefix_cache_hits_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
-		"vllm:num_preemptions_total", "vllm:request_prefill_time_seconds_sum",
+		"vllm:num_preemptions_total", "vllm:engine_sleep_state", "vllm:request_prefill_time_seconds_sum",
 		"vllm:request_prefill_kv_computed_tokens_sum":
 		return true
 	}

@@ -57,6 +57,9 @@ func TestScanReadsBothFormats(t *testing.T) {
 	if second.Running != 1 || second.KVUsage != 1 {
 		t.Errorf("engine 1: %+v, want 1 running, usage capped at 1", second)
 	}
+	if first.Asleep || !second.Asleep {
+		t.Errorf("asleep: %t and %t, want engine 1 alone", first.Asleep, second.Asleep)
+	}
 	if p.learned != (Learned{BlockSize: 16, Blocks: 2048}) {
 		t.Errorf("learned %+v", p.learned)
 	}

@@ -25,6 +25,8 @@ type Stats struct {
 	ComputedTokens uint64
 	// Preemptions counts the requests that the engine had to push back since it began.
 	Preemptions uint64
+	// Asleep is set while the engine says that it sleeps.
+	Asleep bool
 
 	foreign float64
 	stale   time.Duration

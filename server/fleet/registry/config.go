@@ -36,6 +36,8 @@ type Config struct {
 	Events EventsSpec `yaml:"events"`
 	// Probe configures health checks.
 	Probe ProbeConfig `yaml:"probe"`
+	// Drain configures when requests move from replicas that drain.
+	Drain DrainConfig `yaml:"drain"`
 	// Registration limits registration by RPC.
 	Registration RegistrationConfig `yaml:"registration"`
 }
@@ -133,7 +135,7 @@ func (c Config) Validate() error {
 	for name, pool := range c.Pools {
 		errs = append(errs, check.Within("pools."+name, pool.or(c.Access).validate()))
 	}
-	errs = append(errs, check.Within("access", c.Access.validate()), check.Within("probe", c.Probe.validate()), check.Within("registration", c.Registration.validate()))
+	errs = append(errs, check.Within("access", c.Access.validate()), check.Within("probe", c.Probe.validate()), check.Within("drain", c.Drain.validate()), check.Within("registration", c.Registration.validate()))
 	return errors.Join(errs...)
 }
 

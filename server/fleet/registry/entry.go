@@ -124,14 +124,14 @@ func (e *entry) update(want listing) (reslot, reprobe bool) {
 func (s Spec) equal(o Spec) bool {
 	return s.ID == o.ID && s.URL == o.URL && s.access() == o.access() && s.Pool == o.Pool && slices.Equal(s.Models, o.Models) &&
 		s.Ranks == o.Ranks && s.ranksSet == o.ranksSet && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
-		s.MaxBatchedTokens == o.MaxBatchedTokens && s.MetricsPort == o.MetricsPort && s.model == o.model && s.adapters.equal(o.adapters) && s.leaving == o.leaving && maps.Equal(s.Labels, o.Labels)
+		s.MaxBatchedTokens == o.MaxBatchedTokens && s.MetricsPort == o.MetricsPort && s.model == o.model && s.adapters.equal(o.adapters) && s.Leaving == o.Leaving && maps.Equal(s.Labels, o.Labels)
 }
 
 // rebuild makes a new view and reports whether the state is another one.
 func (e *entry) rebuild(drain *Drain) (changed bool) {
 	state := e.health.state
 	e.drain = drain
-	if drain != nil || e.spec.leaving {
+	if drain != nil || e.spec.Leaving {
 		state = replica.StateDraining
 	}
 	changed = state != e.state || e.view == nil
@@ -180,7 +180,7 @@ func (e *entry) binds() bool {
 
 func (e *entry) details() details {
 	return details{
-		Details: Details{Source: e.source, Drained: e.state == replica.StateDraining, Drain: e.drain, LastError: e.health.lastError},
+		Details: Details{Source: e.source, Drained: e.state == replica.StateDraining, Drain: e.drain, Leaving: e.spec.Leaving, LastError: e.health.lastError},
 		vitals:  e.vitals,
 	}
 }

@@ -332,7 +332,7 @@ func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 		s.Labels["node"] = *e.Node
 	}
 	maps.Copy(s.Labels, c.conf.Template.Labels)
-	s.leaving = e.Conditions.Terminating != nil && *e.Conditions.Terminating || p != nil && p.Metadata.DeletionTimestamp != nil
+	s.Leaving = e.Conditions.Terminating != nil && *e.Conditions.Terminating || p != nil && p.Metadata.DeletionTimestamp != nil
 	facts.apply(&s, c.conf.Engines)
 	return c.in.settings.complete(s)
 }

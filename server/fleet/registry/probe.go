@@ -25,6 +25,7 @@ type probing struct {
 type prober struct {
 	asker  asker
 	pulse  *pulse
+	pauses pauseProbe
 	cancel context.CancelFunc
 	kick   chan struct{}
 	renew  chan struct{} // forget what the old engine reported
@@ -70,6 +71,7 @@ func (p *prober) run(ctx context.Context, report func(result)) {
 		select {
 		case <-p.renew:
 			s.forget()
+			p.pauses.forget()
 		default:
 		}
 		turns := shared.turns
@@ -85,6 +87,12 @@ func (p *prober) run(ctx context.Context, report func(result)) {
 		res := p.asker.probe(ctx, p.pulse, s.dues(now))
 		if s.asksSources(res, now) {
 			res.sources = p.asker.sources(ctx)
+		}
+		if res.err == nil {
+			p.pauses.look(ctx, &p.asker, p.pulse)
+		} else {
+			p.pauses.forget() // it may return as another process
+			p.pulse.paused.Store(false)
 		}
 		<-turns
 		if ctx.Err() != nil {

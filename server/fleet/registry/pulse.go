@@ -18,6 +18,8 @@ type pulse struct {
 	answered atomic.Int64
 	// usual is the longest time that answers took lately, in nanoseconds.
 	usual atomic.Int64
+	// paused is set while the engine says that it is paused.
+	paused atomic.Bool
 }
 
 const (
@@ -50,6 +52,8 @@ type Pulse struct {
 	Late time.Duration
 	// Answered is when the last answer came; zero: never.
 	Answered time.Time
+	// Paused is set while its engine says that it is paused.
+	Paused bool
 }
 
 // Pulse returns how promptly a replica answers its health probe. That shows a problem of a ready replica
@@ -60,7 +64,7 @@ func (r *Registry) Pulse(id replica.ID, now time.Time) Pulse {
 	if v == nil {
 		return Pulse{}
 	}
-	p := Pulse{Answered: moment(v.pulse.answered.Load())}
+	p := Pulse{Answered: moment(v.pulse.answered.Load()), Paused: v.pulse.paused.Load()}
 	if rep, ok := s.byID[id]; ok && rep.State == replica.StateStarting {
 		return p
 	}

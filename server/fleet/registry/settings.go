@@ -50,6 +50,6 @@ func (s *settings) prepare(next Config) (Config, *keyring, []Spec, error) {
 	static, err := keys.completeAll(next.Replicas, now.Events)
 	next.Probe.Concurrency, next.Registration.Enabled = now.Probe.Concurrency, now.Registration.Enabled
 	now.Replicas, now.Aliases, now.Access, now.Pools = next.Replicas, next.Aliases, next.Access, next.Pools
-	now.Probe, now.Registration = next.Probe, next.Registration
+	now.Probe, now.Registration, now.Drain = next.Probe, next.Registration, next.Drain
 	return now, keys, static, err
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 )
 
-// routers are this router and the peers that it knows; they tell which one decides for a pool. The frontend's mu guards them.
+// routers are this router and the peers that it knows, by which one of them decides for each pool. The frontend's mu guards them.
 type routers struct {
 	self    ID
 	ability peerv1.Ability // this router's own, as Tick found it last

@@ -3,10 +3,7 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"net"
 	"os"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -60,13 +57,8 @@ type Fleet struct {
 	facts    *facts.Store
 	warm     *warm.Warm
 	grants   *grants.Grants
-	leaving  atomic.Bool
-	// abilities are those of the peers with a link, as they announced them last, by id.
-	abilities sync.Map
-
-	// sockets and rpc are open once Open has opened them.
-	sockets members.Sockets
-	rpc     net.Listener
+	abilities
+	sockets
 }
 
 // New makes the parts that a fleet needs. c must be valid and have an address to listen at. It opens and starts nothing.
@@ -87,6 +79,7 @@ func New(c members.Config, p Params) (*Fleet, error) {
 	part := p.Scope.Part
 	f.facts = facts.New(facts.Params{Self: f.id, Fleet: f, Registry: p.Registry, Rates: p.Chooser, Pins: p.Pins, Scope: part("facts")})
 	f.warm = warm.New(warm.Params{Index: p.Index, Fleet: f, Feeds: p.Feeds, MaxBytes: p.IndexBytes, Scope: part("warm")})
+	f.index = f.warm
 	f.grants = grants.New(grants.Params{Self: f.id, Routers: f, Accounts: p.Accounts, Patience: c.Patience, Scope: part("grants")})
 	core := decide.Params{
 		Self: f.id, Chooser: p.Chooser, Replicas: f.replicas, Fleet: f, Scope: part("decide"),
@@ -127,7 +120,7 @@ func (f *Fleet) Offer(s link.Services) { f.links.Offer(s) }
 // Run does the parts' work until ctx ends, on the sockets of Open.
 func (f *Fleet) Run(ctx context.Context) error {
 	running, ctx := errgroup.WithContext(ctx)
-	running.Go(func() error { return f.members.Run(ctx, f.sockets) })
+	running.Go(func() error { return f.members.Run(ctx, f.gossip) })
 	running.Go(func() error { return f.links.Run(ctx, f.rpc) })
 	for _, run := range []func(context.Context) error{f.frontend.Run, f.decider.Run, f.facts.Run, f.warm.Run, f.grants.Run} {
 		running.Go(func() error { return run(ctx) })
@@ -135,12 +128,9 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return running.Wait()
 }
 
-// Leave announces that this router is about to stop, so that others decide for its pools from now on.
-func (f *Fleet) Leave() { f.leaving.Store(true) }
-
 // Up and Down follow the links to other routers, Reply takes what their deciders answer.
 func (f *Fleet) Up(id string, ability pb.Ability) {
-	f.abilities.Store(id, ability)
+	f.announced(id, ability)
 	f.frontend.Up(id, ability)
 	f.facts.PeersChanged()
 	f.grants.PeersChanged()
@@ -148,7 +138,7 @@ func (f *Fleet) Up(id string, ability pb.Ability) {
 
 // Down is Up's counterpart.
 func (f *Fleet) Down(id string) {
-	f.abilities.Delete(id)
+	f.forget(id)
 	f.frontend.Down(id)
 	f.facts.PeersChanged()
 	f.grants.PeersChanged()
@@ -157,7 +147,7 @@ func (f *Fleet) Down(id string) {
 // Reply takes a reply of a peer's decider, which may announce its ability.
 func (f *Fleet) Reply(from string, reply *pb.DeciderReply) {
 	if pong := reply.GetPong(); pong != nil {
-		f.abilities.Store(from, pong.GetAbility())
+		f.announced(from, pong.GetAbility())
 	}
 	f.frontend.Reply(from, reply)
 }
@@ -167,20 +157,6 @@ func (f *Fleet) SendEvent(to string, event *pb.FrontendEvent) { f.links.SendEven
 
 // SendReply is SendEvent's counterpart.
 func (f *Fleet) SendReply(to string, reply *pb.DeciderReply) { f.links.SendReply(to, reply) }
-
-// Ability is how fit this router is to decide: a new one leaves that to those with an index, until it has pulled theirs.
-func (f *Fleet) Ability() pb.Ability {
-	switch {
-	case f.leaving.Load():
-		return pb.Ability_ABILITY_LEAVING
-	case !f.warm.Settled():
-		return pb.Ability_ABILITY_UNABLE
-	}
-	return pb.Ability_ABILITY_ABLE
-}
-
-// Able reports whether this router is fit to decide for others.
-func (f *Fleet) Able() bool { return f.Ability() == pb.Ability_ABILITY_ABLE }
 
 // Self is this router as a member, Others are the other members.
 func (f *Fleet) Self() members.Member { return f.members.Self() }
@@ -239,8 +215,7 @@ func (f *Fleet) LimitFleet() grants.Fleet {
 func (f *Fleet) Fitness(id string) grants.Fitness {
 	ability := f.Ability()
 	if id != f.id {
-		known, _ := f.abilities.Load(id)
-		ability, _ = known.(pb.Ability)
+		ability = f.of(id)
 	}
 	switch ability {
 	case pb.Ability_ABILITY_ABLE:
@@ -260,7 +235,7 @@ func (f *Fleet) IndexPeers() []warm.Peer {
 		if !ok {
 			continue
 		}
-		switch ability, _ := f.abilities.Load(id); ability {
+		switch f.of(id) {
 		case pb.Ability_ABILITY_ABLE:
 			list = append(list, warm.Peer{ID: id, Conn: conn})
 		case pb.Ability_ABILITY_LEAVING:

@@ -10,35 +10,41 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/members"
 )
 
+// sockets are the fleet's own: of the gossip, and of the streams and calls between routers. They are open once Open has opened them.
+type sockets struct {
+	gossip members.Sockets
+	rpc    net.Listener
+}
+
 // Open opens the gossip's addresses and the routers', unless given has them already, and returns the listener of the latter, which
 // Serve is to get back. It closes what it opened when it fails.
-func (f *Fleet) Open(ctx context.Context, c members.Config, given members.Sockets, rpc net.Listener) (_ net.Listener, err error) {
-	f.sockets, f.rpc = given, rpc
+func (s *sockets) Open(ctx context.Context, c members.Config, given members.Sockets, rpc net.Listener) (_ net.Listener, err error) {
+	s.gossip, s.rpc = given, rpc
 	listen := new(net.ListenConfig)
-	if f.sockets.TCP == nil {
-		if f.sockets.TCP, err = listen.Listen(ctx, "tcp", c.Listen); err != nil {
-			return nil, errors.Join(fmt.Errorf("fleet.listen: %w", err), f.close())
+	if s.gossip.TCP == nil {
+		if s.gossip.TCP, err = listen.Listen(ctx, "tcp", c.Listen); err != nil {
+			return nil, errors.Join(fmt.Errorf("fleet.listen: %w", err), s.close())
 		}
 	}
-	if f.sockets.UDP == nil {
-		if f.sockets.UDP, err = listen.ListenPacket(ctx, "udp", samePort(c.Listen, f.sockets.TCP.Addr())); err != nil {
-			return nil, errors.Join(fmt.Errorf("fleet.listen: %w", err), f.close())
+	if s.gossip.UDP == nil {
+		if s.gossip.UDP, err = listen.ListenPacket(ctx, "udp", samePort(c.Listen, s.gossip.TCP.Addr())); err != nil {
+			return nil, errors.Join(fmt.Errorf("fleet.listen: %w", err), s.close())
 		}
 	}
-	if f.rpc == nil {
-		if f.rpc, err = listen.Listen(ctx, "tcp", c.RPCAddress()); err != nil {
-			return nil, errors.Join(fmt.Errorf("fleet.rpc_listen: %w", err), f.close())
+	if s.rpc == nil {
+		if s.rpc, err = listen.Listen(ctx, "tcp", c.RPCAddress()); err != nil {
+			return nil, errors.Join(fmt.Errorf("fleet.rpc_listen: %w", err), s.close())
 		}
 	}
-	f.sockets.RPC = f.rpc.Addr()
-	return f.rpc, nil
+	s.gossip.RPC = s.rpc.Addr()
+	return s.rpc, nil
 }
 
 // Serve has Run serve the other routers on l, which is Open's or wraps it.
-func (f *Fleet) Serve(l net.Listener) { f.rpc = l }
+func (s *sockets) Serve(l net.Listener) { s.rpc = l }
 
 // Gossip is the address of the gossip.
-func (f *Fleet) Gossip() net.Addr { return f.sockets.TCP.Addr() }
+func (s *sockets) Gossip() net.Addr { return s.gossip.TCP.Addr() }
 
 // samePort is address with the port of another one, because port 0 takes any.
 func samePort(address string, as net.Addr) string {
@@ -51,16 +57,16 @@ func samePort(address string, as net.Addr) string {
 }
 
 // close closes what Open has opened, when the router does not start.
-func (f *Fleet) close() error {
+func (s *sockets) close() error {
 	var errs []error
-	if f.sockets.TCP != nil {
-		errs = append(errs, f.sockets.TCP.Close())
+	if s.gossip.TCP != nil {
+		errs = append(errs, s.gossip.TCP.Close())
 	}
-	if f.sockets.UDP != nil {
-		errs = append(errs, f.sockets.UDP.Close())
+	if s.gossip.UDP != nil {
+		errs = append(errs, s.gossip.UDP.Close())
 	}
-	if f.rpc != nil {
-		errs = append(errs, f.rpc.Close())
+	if s.rpc != nil {
+		errs = append(errs, s.rpc.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -56,7 +56,23 @@ type Params struct {
 	Stops openai.Stops
 	// Logprobs is set when the client of a completion gets the log probabilities of its tokens.
 	Logprobs bool
+	// Parser says whether the answer may be one that an engine's parser takes apart.
+	Parser Parser
+	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other.
+	Repeated int
 }
+
+// Parser says whether the answer may be one that an engine's parser takes apart, which another engine continues by token ids.
+type Parser int
+
+const (
+	// NoParser: such an answer is not followed.
+	NoParser Parser = iota
+	// PerhapsParser: it is one if it has reasoning.
+	PerhapsParser
+	// HasParser: it is one, since tools may be called.
+	HasParser
+)
 
 // Texts returns what an engine decodes from several lists of ids, false when none does. It may block.
 type Texts func(lists [][]uint32) ([]string, bool)
@@ -75,10 +91,12 @@ type Follower struct {
 	stops *stops // nil without stop strings
 
 	continuation
-	p     Params
-	head  []byte
-	out   []byte
-	chunk openai.Chunk // the event being parsed
+	replay *replay // nil unless a parser may be at work
+	repeat *repeat // nil unless the answer is to be written again
+	p      Params
+	head   []byte
+	out    []byte
+	chunk  openai.Chunk // the event being parsed
 }
 
 // end is what the client has of the end of a stream: the finish reason, the usage, and the last event.
@@ -96,13 +114,21 @@ type continuation struct {
 
 // New makes a Follower.
 func New(p Params) *Follower {
-	return &Follower{p: p, tokens: tokens{sure: true}, stops: newStops(&p.Stops)}
+	f := &Follower{p: p, tokens: tokens{sure: true}, stops: newStops(&p.Stops)}
+	if p.Repeated > 0 {
+		f.repeat, f.stops = newRepeat(p.Repeated), nil
+		return f
+	}
+	if p.Parser != NoParser && f.stops == nil {
+		f.replay = &replay{on: p.Parser == HasParser}
+	}
+	return f
 }
 
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
 	if f.lost == NotLost {
-		f.lost, f.ids, f.prompt = why, nil, nil
+		f.lost, f.ids, f.prompt, f.replay, f.repeat = why, nil, nil, nil, nil
 		if f.stops == nil || !f.resumed { // the end of the text is still searched
 			f.shown = nil
 		}
@@ -173,6 +199,9 @@ func (f *Follower) usual(piece []byte) []byte {
 		return nil
 	}
 	f.answered = len(f.ids)
+	if f.replay != nil {
+		f.join(first, p.Text, nil)
+	}
 	f.show(p.Text, len(f.ids)-first)
 	from := len(begin) + p.From
 	rest := piece[from+len(p.IDs):]
@@ -200,9 +229,15 @@ func (f *Follower) event(e []byte) error {
 	case !ok || bytes.IndexByte(data, '\n') >= 0:
 		return f.lines(e)
 	case string(data) == "[DONE]":
+		if f.repeat != nil && f.resumed && !f.repeat.over() {
+			return ErrDiverged
+		}
 		f.done = true
 		f.out = append(f.out, e...)
 		return nil
+	}
+	if f.repeat != nil {
+		return f.repeats(e, data)
 	}
 	c := &f.chunk
 	if !f.read.Read(data, c) {
@@ -218,6 +253,9 @@ func (f *Follower) event(e []byte) error {
 	}
 	if string(c.Finish) == `"abort"` {
 		return ErrAborted
+	}
+	if f.resumed && f.replay != nil && f.replay.parse != nil {
+		return f.tokensOf(c)
 	}
 	first := f.answered
 	f.note(c)
@@ -281,7 +319,8 @@ func (f *Follower) note(c *openai.Chunk) {
 		openai.EachID(c.IDs, func(uint32) bool { f.answered++; return true })
 		return
 	}
-	if c.Choices > 1 || c.Index != 0 || !c.Plain || !f.measure(c) || c.Empty && c.Finish == nil && c.IDs == nil {
+	plain := c.Plain || f.replay != nil && !f.resumed && f.replay.takes(c)
+	if c.Choices > 1 || c.Index != 0 || !plain || !f.measure(c) || c.Empty && c.Finish == nil && c.IDs == nil {
 		f.Lose(LostForm)
 		return
 	}
@@ -295,7 +334,7 @@ func (f *Follower) note(c *openai.Chunk) {
 		}
 	}
 	if c.IDs == nil {
-		if text || c.Finish != nil {
+		if text || c.Finish != nil || !c.Plain {
 			f.Lose(LostIDs)
 		}
 		return // the event with the role
@@ -313,6 +352,9 @@ func (f *Follower) note(c *openai.Chunk) {
 	if f.tooMany() {
 		f.Lose(LostSize)
 		return
+	}
+	if f.replay != nil {
+		f.join(before, c.Text, c.Delta)
 	}
 	f.parsed = f.parsed || c.Empty
 	if f.stops != nil && f.resumed {

@@ -23,6 +23,10 @@ type Point struct {
 	held             []byte
 	// torn: the client has more of the ids after the point than their text.
 	torn bool
+	// Again is set when another engine is to write the whole answer again.
+	Again bool
+	// Replay is set for an answer that is continued by token ids. It decides, instead of Sure and Whole.
+	Replay *Replay
 }
 
 // tailTokens is more than the tokens of one character.
@@ -61,8 +65,14 @@ func (f *Follower) reason() Lost {
 
 // Point is false when the stream cannot be resumed: it is not followed, or has nothing left to write.
 func (f *Follower) Point() (Point, bool) {
+	if f.repeat != nil {
+		return Point{Again: true, Sure: true}, !f.done
+	}
 	if f.reason() != NotLost || f.finished || f.done {
 		return Point{}, false
+	}
+	if f.replay != nil && (f.replay.on || f.safe == 0) {
+		return f.parsedPoint(), true
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
@@ -78,7 +88,7 @@ func (f *Follower) Point() (Point, bool) {
 
 // Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.
 func (f *Follower) Resumable() bool {
-	return f.lost == NotLost && f.prompt != nil && f.head != nil && !f.finished && !f.done && !f.torn() && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
+	return f.lost == NotLost && f.prompt != nil && f.head != nil && (f.replay == nil || !f.replay.on) && !f.finished && !f.done && !f.torn() && (f.safe == 0 || f.sure && (f.resumed || f.stops == nil || f.stops.lag == 0))
 }
 
 // torn reports whether the client has log probabilities of ids without text: these cannot be drawn again.

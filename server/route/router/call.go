@@ -44,6 +44,10 @@ type Call struct {
 	Caller
 	// Options constrain the choice.
 	Options chooser.Options
+	// Model and Priority are a gateway's word. Model is used in place of the body's; Priority, higher first, where the body has none.
+	// Their zero values have no effect.
+	Model    string
+	Priority int
 	// Received is when the first byte of the request was seen.
 	Received time.Time
 }

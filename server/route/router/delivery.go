@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -43,6 +44,8 @@ type delivery struct {
 type source interface {
 	// next returns the next bytes, valid until the following call, and io.EOF at the end of a complete answer.
 	next(ctx context.Context) ([]byte, error)
+	// close ends what the source has under way apart from the answer.
+	close()
 }
 
 // reply is the answer of one replica.
@@ -53,6 +56,8 @@ type reply struct {
 	// streamed is set for a stream of events.
 	streamed bool
 	lead     sse.Lead
+	// ahead is what was read of the answer before it was needed.
+	ahead []byte
 }
 
 func newReply(rq *request, d *delivery) *reply {
@@ -62,6 +67,10 @@ func newReply(rq *request, d *delivery) *reply {
 // next implements source. Comments in front of the first event are dropped: they must not begin the client's answer, since
 // another replica may still give it.
 func (p *reply) next(context.Context) ([]byte, error) {
+	if piece := p.ahead; piece != nil {
+		p.ahead = nil
+		return piece, nil
+	}
 	piece, err := p.a.resp.Next()
 	for err == nil {
 		if !p.streamed || !sse.IsComment(piece) { // an engine that makes no progress sends comments too
@@ -83,6 +92,9 @@ func (p *reply) next(context.Context) ([]byte, error) {
 	}
 	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
 }
+
+// close implements source.
+func (*reply) close() {}
 
 // complete reports whether a stream that ended properly is whole: it said so, it reported an error, or each of its
 // choices is finished, as some engines leave it at. What streams of other formats say is not known here.
@@ -129,7 +141,11 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 		return f
 	}
 	d.attempt.endedEarly()
-	an.blame.settle(rq, d, d.attempt, f.outcome)
+	settled := f.outcome
+	if errors.Is(err, errTransfer) { // whose fault that is, is not known
+		settled = retry.Canceled
+	}
+	an.blame.settle(rq, d, d.attempt, settled)
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
@@ -163,6 +179,7 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
 	d.open(rq, t, first.streamed)
 	from := an.resumer.source(rq, t, d, first)
+	defer from.close()
 	a := d.attempt
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.
 	keeps := a.resp.ContentLength <= maxKept && mediaType(a.resp.Header) == "application/json"
@@ -182,6 +199,9 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 		if !d.begun {
 			if piece = d.opening.take(piece); piece == nil && d.opening.whole {
 				break
+			}
+			if d.opening.arrival.lost {
+				return errTransfer
 			}
 		}
 		if piece == nil {
@@ -240,6 +260,7 @@ func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []
 	}
 	if first && streamed && d.scan.ContentEvents() > a.earlier {
 		d.sawFirstToken()
+		an.attempts.legs.read(a)
 	}
 	if !d.begun {
 		if err := an.begin(rq, d); err != nil {
@@ -311,8 +332,12 @@ func mediaType(h http.Header) string {
 
 // try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
 func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
-	if _, f = an.attempts.open(ctx, rq, t, d); f != nil {
-		return f
+	for {
+		if _, f = an.attempts.open(ctx, rq, t, d); f == nil {
+			f = an.deliver(ctx, rq, t, d)
+		}
+		if f == nil || !an.attempts.legs.again(ctx, t, d, f) {
+			return f
+		}
 	}
-	return an.deliver(ctx, rq, t, d)
 }

@@ -15,6 +15,7 @@
 //   - answers gives the client the answer: opening keeps one without content back, resumer has a stream that
 //     breaks continued on another replica;
 //   - ends counts and logs the end, story becomes the spans;
+//   - handoffs chooses for requests that a gateway sends, and follows their answers;
 //   - questions answers external callers; stored, adapters and realtime answer the calls that are no choice of one replica for one body.
 //
 // A Router is safe for concurrent use and keeps no state of its own beyond counters: if anything

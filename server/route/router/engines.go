@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -71,15 +72,23 @@ func (e *engines) mayAskIDs(a *attempt) bool {
 func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
 		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
+		Header: rq.header(), Client: rq.call.Client, RequestID: rq.idAt(a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
 	}
-	if a.point != nil {
+	if a.point != nil && a.point.Replay != nil {
+		e.restByIDs(rq, a, out)
+		return out
+	}
+	if a.point != nil && !a.point.Again {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
 		stops, _ := rq.parsed.Stops()
-		out.Body = rq.parsed.Continuation(openai.Rest{
-			Model: rq.pool.Served, IDs: a.point.IDs, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
-		})
+		rest := openai.Rest{
+			Model: rq.pool.Served, IDs: a.point.IDs, Answer: a.point.Answer, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
+		}
+		if a.warms {
+			rest.Limit, rest.Least = 1, 0
+		}
+		out.Body = rq.parsed.Continuation(rest)
 		return out
 	}
 	out.Body = e.outgoing(ctx, rq, a)
@@ -91,11 +100,21 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
-func (e *engines) follow(rq *request) *resume.Follower {
-	if rq.enc == nil || rq.enc.Tokens >= resume.MaxTokens || !rq.mayFollow() || !rq.enc.Reserve() {
+func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
+	way := rq.way()
+	parser := parserOf(rq, way, on)
+	if way == openai.WayTokens && parser == resume.NoParser {
+		if way = openai.WayNone; rq.parsed.Repeatable() {
+			way = openai.WayRepeat
+		}
+	}
+	switch {
+	case way == openai.WayRepeat:
+		return resume.New(resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Repeated: rq.parsed.N})
+	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage}
+	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Parser: parser}
 	p.Stops, _ = rq.parsed.Stops()
 	p.Logprobs = rq.parsed.Logprobs()
 	if rq.enc.Exact && !rq.enc.Partial {
@@ -108,12 +127,18 @@ func (e *engines) follow(rq *request) *resume.Follower {
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
 func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
-	if a.follower = e.follow(rq); a.follower != nil {
+	if a.follower = e.follow(rq, a.choice.Replica); a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
 			a.follower.Lose(resume.LostIDs)
 		}
 	}
 	a.asksIDs = followed
+	if a.cache != nil {
+		if followed {
+			return a.cache.legs.Decode(a.cache.params, openai.IDsEdit())
+		}
+		return a.cache.legs.Decode(a.cache.params)
+	}
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
 		return rq.plain(followed)
 	}

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -201,6 +202,7 @@ type fleet struct {
 	index   *kvindex.Index
 	chooser *chooser.Chooser
 	engines []*engine
+	left    sync.Map // IDs of replicas whose requests are to move
 
 	mu       sync.Mutex
 	outcomes []decision.Outcome // guarded by mu
@@ -215,6 +217,19 @@ func (f *fleet) Outcome(o decision.Outcome) {
 	defer f.mu.Unlock()
 	f.outcomes = append(f.outcomes, o)
 }
+
+// Vitals implements chooser.Engines.
+func (f *fleet) Vitals(slot replica.Slot, _ time.Time) liveness.Vitals {
+	of, _, ok := f.params.Registry.Snapshot().BySlot(slot)
+	if !ok {
+		return liveness.Vitals{}
+	}
+	_, left := f.left.Load(of.ID)
+	return liveness.Vitals{View: of, Leaving: left}
+}
+
+// Ask implements chooser.Engines.
+func (*fleet) Ask(replica.Slot) {}
 
 // decide is a decider.
 type decide func(context.Context, *chooser.Request) (*chooser.Choice, error)
@@ -243,6 +258,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 		Breaker: breaker.New(uc.Breaker), Budget: retry.NewBudget(uc.Retry), Pins: pins.New(uc.Pins),
 		Bodies: openai.NewMemory(1 << 20), Attempts: 3, Lease: time.Minute,
 	}
+	cc.Stall.After = 0
 	if change != nil {
 		change(&p, &cc, &rc)
 	}
@@ -250,7 +266,7 @@ func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *re
 	f.index = index
 	f.book = load.New(load.DefaultConfig(), load.Params{})
 	var err error
-	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, Gate: p.Breaker, Record: f})
+	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, Gate: p.Breaker, Record: f, Engines: f})
 	f.chooser = p.Chooser
 	p.Registry = registry.New(rc, wired(t, f.book, index, p.Chooser))
 	f.params = p

@@ -71,6 +71,7 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	if err := read(rq); err != nil {
 		return err
 	}
+	rq.call.imposeOn(rq.parsed)
 	in.limits.capPriority(rq)
 	if err := rq.set.isolation.apply(rq); err != nil {
 		return err

@@ -159,10 +159,16 @@ func (p *picker) undecided(ctx context.Context, rq *request, t *tries, err error
 			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
 		case "target":
 			reason, message = apierror.DeadlineUnreachable, missed(t.ask.Options.Targets)
+			if w := refused.Memory; w != nil {
+				message += " (the session's context waits for memory: " + w.String() + ")"
+			}
 		case "timeout":
 			message = "no replica became free in time"
 		case "memory":
 			message = "no replica had memory for the context of this session in time: the programs that began before it fill the fleet's memory"
+			if w := refused.Memory; w != nil {
+				message = "no replica had memory for the context of this session in time: " + w.String()
+			}
 		case "shutdown":
 			reason, message = apierror.ShuttingDown, "the router is stopping"
 		}

@@ -82,6 +82,8 @@ func (rq *request) usePool(p *registry.Pool) {
 	switch {
 	case rq.upload != nil:
 		rq.upload.rename(p.Served)
+	case rq.call.Model != "":
+		rq.body = rq.parsed.Edit(openai.ModelEdit(p.Served))
 	case rq.parsed.Model != "":
 		rq.body = rq.parsed.WithModel(p.Served)
 	default:
@@ -104,6 +106,7 @@ func newTries(rq *request) *tries {
 		Limits: chooser.Limits{Options: rq.call.Options, Holder: rq.holder},
 	}}
 	rq.prompt(&t.ask)
+	t.ask.Splittable = rq.pool.Pairs && (rq.question == nil || rq.question.Booking == DryRun) && rq.upload == nil && openai.Splittable(rq.parsed)
 	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {
 		t.ask.Text = rq.apart(rq.parsed.PromptText())
 	}

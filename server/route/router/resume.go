@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -30,18 +31,22 @@ const (
 	resultEnded      = "ended"      // only its end was missing, which the router wrote
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
+	resultDiverged   = "diverged"   // the answer was to be repeated, and another replica wrote another one
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 )
 
 func resumeResults() []string {
-	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultLimit, resultBudget}
+	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultLimit, resultBudget}
 }
 
-// mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
-func (rq *request) mayFollow() bool {
-	return rq.set.ResumeStreams > 0 && rq.question == nil && rq.call.Route.Generates() && rq.upload == nil && len(rq.pool.Replicas) > 1 &&
-		rq.call.Options.Pinned == "" && rq.parsed.Resumable() && !strings.EqualFold(rq.call.Header.Get(headerResume), "off")
+// way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
+func (rq *request) way() openai.Way {
+	if rq.set.ResumeStreams == 0 || rq.question != nil || !rq.call.Route.Generates() || rq.upload != nil || len(rq.pool.Replicas) < 2 ||
+		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
+		return openai.WayNone
+	}
+	return rq.parsed.Way()
 }
 
 // resumer has streams that break resumed on other replicas.
@@ -79,6 +84,7 @@ type resumed struct {
 	first   *failure
 	resumes int
 	dead    []replica.ID
+	relocation
 }
 
 // next implements source.
@@ -92,16 +98,27 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 			return nil, err
 		}
 		f := s.attempts.broke(ctx, s.d, err)
-		if f.outcome != retry.Broken && f.outcome != retry.Moved {
+		if f.outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
 		if end, ok := s.ending(ctx); ok {
 			return end, nil
 		}
+		if errors.Is(err, resume.ErrDiverged) {
+			return nil, s.diverged(ctx, f)
+		}
 		if f := s.resume(ctx, f); f != nil {
 			return nil, f
 		}
 	}
+}
+
+// diverged ends a stream whose answer another replica writes in another way, through no fault of that replica.
+func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
+	s.results.add(resultDiverged)
+	s.attempts.blame.settle(s.rq, s.d, s.reply.a, retry.Canceled)
+	s.attempts.end(ctx, s.rq, s.d, f, decision.EndFailed)
+	return s.worst(f)
 }
 
 // read returns the next bytes of the reply under way, as the client gets them.
@@ -114,8 +131,8 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 		if s.follower == nil || !s.reply.streamed {
 			return s.reply.next(ctx)
 		}
-		if s.moves() {
-			return nil, errMoved
+		if s.moves() && s.relocate(ctx) {
+			continue
 		}
 		// Only while nothing but the replica is waited for may another one be asked instead.
 		waits := s.resumes < s.rq.set.ResumeStreams && s.follower.Resumable()
@@ -178,29 +195,23 @@ func (s *resumed) worst(f *failure) *failure {
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	a := s.reply.a
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
-	moved := f.outcome == retry.Moved      // an operator's wish, for which no limit and no budget is
-	point, result := s.point(ctx, untouched, moved)
-	if result == resultResumed && s.resumes > 0 && !moved && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
+	point, result := s.point(ctx, untouched, false)
+	if result == resultResumed && s.resumes > 0 && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
 	if result != resultResumed {
 		s.results.add(result)
 		return s.worst(f)
 	}
-	if moved {
-		result = resultMoved
-	}
 	s.results.add(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	s.log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
-	if s.first == nil || s.first.outcome == retry.Moved { // a move that went well is no reason for what comes later
+	if s.first == nil {
 		s.first = f
 	}
 	switch {
 	case untouched:
 		s.tries.refusals++
-	case moved:
-		s.tries.refusals = 0
 	default:
 		s.resumes++
 		s.tries.refusals = 0
@@ -209,7 +220,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.retries.again()
-	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+	s.follow(ctx, point)
 	s.tries.continueAt(s.rq, point)
 	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
 	s.prepare(a)
@@ -252,12 +263,18 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		return nil, resultIneligible
 	}
 	point, ok := s.follower.Point()
+	if ok && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
+		s.follower.NoParser()
+		point, ok = s.follower.Point()
+	}
 	switch {
-	case !ok || s.rq.rest(&point, nil) < 1:
+	case !ok || !point.Again && s.rq.rest(&point, nil) < 1:
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
-	case !point.Sure && !s.wholeText(ctx, &point):
+	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
+		return nil, resultIneligible
+	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
 	return &point, resultResumed
@@ -286,7 +303,11 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 // continueAt makes the rest of the answer what the next replica is chosen for.
 func (t *tries) continueAt(rq *request, point *resume.Point) {
 	t.point = point
+	if point.Again {
+		return
+	}
 	a := &t.ask
+	a.Splittable = false
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
 	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
 	ns := rq.namespace()

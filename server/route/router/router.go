@@ -81,6 +81,7 @@ type Router struct {
 	stored   *stored
 	adapters *adapters
 	realtime *realtime
+	handoffs *handoffs
 }
 
 // New makes a Router.
@@ -112,8 +113,10 @@ func New(c Config, p Params) (*Router, error) {
 	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
 	refused := refusals{breaker: p.Breaker}
 	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless}
+	sender := &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	attempts := &attempts{
-		picker: picker, engines: &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log},
+		picker: picker, engines: sender,
+		legs:     &legs{legTiming: legTiming{legPatience, blockLease}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
 		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted,
 	}
 	r.answers = &answers{
@@ -123,6 +126,9 @@ func New(c Config, p Params) (*Router, error) {
 	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}
 	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
+	r.handoffs = &handoffs{
+		intake: r.intake, attempts: attempts, limits: r.limits, blame: r.blame, responses: responses, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight,
+	}
 	r.questions = &questions{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
 }

@@ -2,6 +2,7 @@ package router
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -80,6 +81,7 @@ type hop struct {
 	choice stretch
 	id     trace.SpanID // of the choice's span; the decision names it
 	choosing
+	leading
 	sending
 }
 
@@ -197,7 +199,7 @@ func (st *story) choice(id trace.SpanID, began, ended time.Time, made *chooser.C
 	h.decidedBy, h.alone = d.DecidedBy, d.Alone
 	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
-		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), pick.TTFT
+		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), d.PredictedTTFT()
 	}
 }
 
@@ -214,6 +216,20 @@ func (st *story) hop() *hop {
 		return nil
 	}
 	return &st.hops[len(st.hops)-1]
+}
+
+// keep returns where the notes of a hop are, while room is made for those of another one.
+func (st *story) keep(h *hop) *hop {
+	if st == nil {
+		return h
+	}
+	for i := range st.hops {
+		if &st.hops[i] == h {
+			st.hops = slices.Grow(st.hops, 1)
+			return &st.hops[i]
+		}
+	}
+	return h
 }
 
 // attempt begins the notes of an attempt; nil when nothing is recorded. The methods of a hop take nil.

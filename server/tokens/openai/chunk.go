@@ -9,8 +9,8 @@ type Chunk struct {
 	Head []byte
 	// Choices counts the choices; the rest is about the first one. Its Index is 0 in a stream of one.
 	Choices, Index int
-	// Text is the string of delta.content or text.
-	Text []byte
+	// Text is the string of delta.content or text, Delta the whole delta where that is not Plain.
+	Text, Delta []byte
 	// Plain says that the choice adds nothing but Text and Logprobs: no reasoning, no tool calls. Empty
 	// says that a delta has no member at all.
 	Plain, Empty bool
@@ -37,7 +37,11 @@ func readChunk(data []byte, c *Chunk) bool {
 	if r.s.Space() != '{' || r.s.Pos != 0 {
 		return false
 	}
-	return r.s.Members(r.member)
+	ok := r.s.Members(r.member)
+	if c.Plain {
+		c.Delta = nil
+	}
+	return ok
 }
 
 type chunkReader struct {
@@ -144,7 +148,8 @@ func (r *chunkReader) delta() bool {
 		return r.s.Skip()
 	}
 	r.c.Empty = true
-	return r.s.Members(func(name []byte, _ int) bool {
+	from := r.s.Pos
+	ok := r.s.Members(func(name []byte, _ int) bool {
 		r.c.Empty = false
 		switch string(name) {
 		case "content":
@@ -154,6 +159,8 @@ func (r *chunkReader) delta() bool {
 		}
 		return r.other()
 	})
+	r.c.Delta = r.s.Data[from:r.s.Pos]
+	return ok
 }
 
 // other reads a member that a plain choice has as null or as an empty list only.

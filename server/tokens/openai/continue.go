@@ -31,8 +31,11 @@ func continued(name string) (known, again bool) {
 
 // continued says what a member is to the rest of this request's answer.
 func (r *Request) continued(name string) (known, again bool) {
-	if name == "logprobs" && r.Logprobs() {
+	switch {
+	case name == "logprobs" && r.Logprobs():
 		return true, true
+	case name == "seed" && !r.greedy():
+		return r.seeded(), false // see Seed
 	}
 	return continued(name)
 }
@@ -56,9 +59,68 @@ func neutral(name string, value []byte) bool {
 	return false
 }
 
-// Resumable reports whether the rest of the streamed answer, asked for with the beginning as part of
-// the prompt, is what it would have been: see docs/adr/014. Members that are not known are not.
-func (r *Request) Resumable() bool {
+// Way is how another engine can continue a streamed answer exactly.
+type Way int
+
+const (
+	// WayNone: it cannot.
+	WayNone Way = iota
+	// WayText: by a completion of the prompt and the answer so far.
+	WayText
+	// WayTokens: by the routes that take and return token ids, with an engine's parser that takes the answer apart.
+	WayTokens
+	// WayRepeat: by the same request, whose answer is the same since nothing is drawn, or with the client's seed.
+	WayRepeat
+)
+
+// Way returns how the rest of the streamed answer can be asked for: see docs/adr/014. A request with members that are not known has none.
+func (r *Request) Way() Way {
+	switch {
+	case r.Resumable():
+		return WayText
+	case r.Prompt.API == prompt.APIChat && r.continues(r.parsed):
+		if stops, _ := r.Stops(); len(stops.Strings) == 0 { // an engine's parser does not take stop strings
+			return WayTokens
+		}
+	}
+	if r.Repeatable() {
+		return WayRepeat
+	}
+	return WayNone
+}
+
+// Repeatable reports whether another engine may be expected to answer the request in the same way, whatever else it asks for.
+func (r *Request) Repeatable() bool {
+	if !r.Stream || r.Truncated || r.end == 0 || r.N > maxRepeated || r.KVTransfer || !r.greedy() && !r.seeded() {
+		return false
+	}
+	switch r.Prompt.API.String() + "/" + r.Prompt.Kind.String() {
+	case "chat/chat", "completions/text", "completions/ids":
+	default:
+		return false
+	}
+	for _, name := range []string{"return_token_ids", "prompt_logprobs", "use_beam_search", "vllm_xargs", "kv_transfer_params"} {
+		if r.lastMember(name) >= 0 && !idle(r.Raw(name)) {
+			return false
+		}
+	}
+	return r.Prompt.API == prompt.APIChat || r.lastMember("logprobs") < 0 || idle(r.Raw("logprobs")) && string(r.Raw("logprobs")) != "0"
+}
+
+// maxRepeated bounds the choices of an answer that is written again.
+const maxRepeated = 16
+
+// Resumable reports whether the rest of the streamed answer, asked for as a completion with the beginning as part of
+// the prompt, is what it would have been.
+func (r *Request) Resumable() bool { return r.continues(r.without) }
+
+// parsed reports whether a member that is no part of a plain continuation has a part in one by token ids: tools that may be called, but need not.
+func (r *Request) parsed(name string) bool {
+	return name == "tools" && (r.lastMember("tool_choice") < 0 || neutral("tool_choice", r.Raw("tool_choice"))) || r.without(name)
+}
+
+// continues reports whether each member is known to a continuation, or has no part in it. Members that are not known are not.
+func (r *Request) continues(apart func(name string) bool) bool {
 	if !r.Stream || r.Truncated || r.end == 0 || r.N != 1 || r.Prompt.HasMedia || r.KVTransfer {
 		return false
 	}
@@ -68,7 +130,7 @@ func (r *Request) Resumable() bool {
 		return false
 	}
 	for i, m := range r.members {
-		if known, _ := r.continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !r.without(m.name) {
+		if known, _ := r.continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !apart(m.name) {
 			return false
 		}
 	}
@@ -97,6 +159,29 @@ func (r *Request) greedy() bool {
 	return false
 }
 
+// seeded reports whether the request has a seed that another one can be made of.
+func (r *Request) seeded() bool {
+	_, err := strconv.ParseInt(string(r.Raw("seed")), 10, 64)
+	return err == nil
+}
+
+// Seed is the seed of a continuation behind so many tokens of the answer: not the client's, whose random numbers chose these tokens
+// already, but the same whenever that many came before. It is false where nothing is drawn or the client gave none.
+func (r *Request) Seed(answer int) (int64, bool) {
+	seed, err := strconv.ParseInt(string(r.Raw("seed")), 10, 64)
+	if err != nil || r.greedy() {
+		return 0, false
+	}
+	next := int64((uint64(seed) + uint64(answer)*0x9e3779b97f4a7c15) >> 1)
+	switch {
+	case answer == 0:
+		return seed, true
+	case next == seed:
+		next++
+	}
+	return next, true
+}
+
 // AnswerLimit is how many tokens the engine may write for the client; 0: as many as fit the model's context.
 func (r *Request) AnswerLimit() int {
 	if r.MaxTokens == 0 && r.Prompt.API == prompt.APICompletions {
@@ -117,6 +202,8 @@ type Rest struct {
 	Model string
 	// IDs are those of the prompt and of the answer so far.
 	IDs []uint32
+	// Answer is how many of them are of the answer.
+	Answer int
 	// Limit is how many tokens may follow, Least how many must.
 	Limit, Least int
 	// WithIDs asks for the ids of what follows.
@@ -133,6 +220,9 @@ func (r *Request) Continuation(rest Rest) []byte {
 	}
 	body = append(strconv.AppendInt(append(body, `,"max_tokens":`...), int64(rest.Limit), 10), `,"prompt":`...)
 	body = rawjson.AppendUint32s(body, rest.IDs)
+	if seed, ok := r.Seed(rest.Answer); ok {
+		body = strconv.AppendInt(append(body, `,"seed":`...), seed, 10)
+	}
 	if rest.Least > 0 {
 		body = strconv.AppendInt(append(body, `,"min_tokens":`...), int64(rest.Least), 10)
 	}
@@ -181,7 +271,12 @@ func (d *Continued) choice(dst []byte, c *Chunk) []byte {
 		text = []byte(`""`)
 	}
 	if d.API == prompt.APIChat {
-		dst = append(append(append(dst, `{"index":0,"delta":{"content":`...), text...), `},"logprobs":null,"finish_reason":`...)
+		if c.Delta != nil {
+			dst = append(append(dst, `{"index":0,"delta":`...), c.Delta...)
+		} else {
+			dst = append(append(append(dst, `{"index":0,"delta":{"content":`...), text...), '}')
+		}
+		dst = append(dst, `,"logprobs":null,"finish_reason":`...)
 		if dst = orNull(dst, c.Finish); c.Finish != nil {
 			dst = orNull(append(dst, `,"stop_reason":`...), c.Stop)
 		}

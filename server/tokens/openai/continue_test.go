@@ -25,7 +25,7 @@ func TestWhichStreamsAreResumable(t *testing.T) {
 		``, `,"temperature":0.2,"top_p":0.9,"top_k":5,"min_p":0.1`, `,"max_completion_tokens":100`, `,"repetition_penalty":1.1`, `,"stop_token_ids":[5],"ignore_eos":true`,
 		`,"stream_options":{"include_usage":true}`, `,"n":1,"stop":null,"tools":[],"tool_choice":"none","logprobs":false,"seed":null`, `,"presence_penalty":0,"frequency_penalty":0.0,"min_tokens":0`,
 		`,"response_format":{"type":"text"}`, `,"chat_template_kwargs":{"enable_thinking":false},"reasoning_effort":"low","include_reasoning":true`, `,"user":"u","metadata":{"a":1},"priority":2,"cache_salt":"s"`,
-		`,"a_field_of_tomorrow":null`, `,"seed":5,"seed":null`, `,"seed":5,"temperature":0`, `,"tools":[{"type":"function"}],"tool_choice":"none"`, `,"seed":5,"temperature":0.0`, `,"return_token_ids":false`,
+		`,"a_field_of_tomorrow":null`, `,"seed":5,"seed":null`, `,"seed":5,"temperature":0`, `,"seed":0`, `,"seed":-5,"temperature":0.1`, `,"seed":5,"temperature":null`, `,"tools":[{"type":"function"}],"tool_choice":"none"`, `,"seed":5,"temperature":0.0`, `,"return_token_ids":false`,
 		`,"stop":"x"`, `,"stop":["x","\u00e9"],"include_stop_str_in_output":true`, `,"stop":""`, `,"min_tokens":5`, `,"min_tokens":5,"stop":["x"]`,
 	} {
 		if !read(openai.RouteChat, chat+more+"}") {
@@ -33,7 +33,7 @@ func TestWhichStreamsAreResumable(t *testing.T) {
 		}
 	}
 	for _, more := range []string{
-		`,"n":2`, `,"stop":["x",""]`, `,"stop":["x",5]`, `,"stop":5`, `,"stop":"\ud800"`, `,"stop":"\ufffd"`, `,"stop":["x"],"include_stop_str_in_output":1`, `,"stop":"` + strings.Repeat("x", 1025) + `"`, `,"stop":[` + strings.Repeat(`"x",`, 32) + `"x"]`, `,"seed":0`, `,"seed":5,"temperature":0.1`, `,"seed":5,"temperature":null`, `,"logprobs":true`, `,"top_logprobs":3`, `,"tools":[{"type":"function"}]`, `,"tools":[{"type":"function"}],"tool_choice":"auto"`, `,"tool_choice":"required"`, `,"presence_penalty":0.1`, `,"frequency_penalty":1`,
+		`,"n":2`, `,"stop":["x",""]`, `,"stop":["x",5]`, `,"stop":5`, `,"stop":"\ud800"`, `,"stop":"\ufffd"`, `,"stop":["x"],"include_stop_str_in_output":1`, `,"stop":"` + strings.Repeat("x", 1025) + `"`, `,"stop":[` + strings.Repeat(`"x",`, 32) + `"x"]`, `,"seed":1.5`, `,"seed":"5"`, `,"logprobs":true`, `,"top_logprobs":3`, `,"tools":[{"type":"function"}]`, `,"tools":[{"type":"function"}],"tool_choice":"auto"`, `,"tool_choice":"required"`, `,"presence_penalty":0.1`, `,"frequency_penalty":1`,
 		`,"min_tokens":"5"`, `,"min_tokens":5.5`, `,"min_tokens":-1`, `,"response_format":{"type":"json_object"}`, `,"structured_outputs":{"regex":"a"}`, `,"guided_json":{}`, `,"bad_words":["a"]`, `,"use_beam_search":true`, `,"echo":true`, `,"return_token_ids":true`,
 		`,"kv_transfer_params":{"a":1}`, `,"vllm_xargs":{"a":1}`, `,"prompt_logprobs":0`, `,"include_reasoning":false`, `,"thinking_token_budget":5`, `,"repetition_detection":{}`, `,"a_field_of_tomorrow":true`, `,"watermarking":true`,
 		`,"stream":false`, `,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:x"}}]}]`,

@@ -20,7 +20,9 @@ func (s *Scanner) Aborted(over bool) bool {
 }
 
 // Between reports whether the scanner is between two events.
-func (s *Scanner) Between() bool { return s.lineLen == 0 && !s.data && s.named == nameNone }
+func (s *Scanner) Between() bool {
+	return s.unfinished.length == 0 && s.payload == payloadNone && s.named == nameNone
+}
 
 // BeforeAbort is the part of piece that a client gets of a stream that was aborted within the piece: up to the event that
 // claims to end the answer. An event that began in an earlier piece is given whole. between is Between before piece was fed.

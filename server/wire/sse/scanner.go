@@ -21,22 +21,40 @@ type Scanner struct {
 	failed  bool
 	done    bool
 
-	// the line that is being read: its first bytes, and whether the last byte was a CR
-	head    [headSize]byte
-	headLen int
-	lineLen int
-	afterCR bool
+	unfinished line
 	// the event that is being read
-	named  eventName
-	data   bool // it has a data line
-	isDone bool
-	isErr  bool
+	named   eventName
+	payload payload
 
 	find finder
 }
 
+// line is the one that is being read: its first bytes, its length, and whether a CR came last.
+type line struct {
+	head    [headSize]byte
+	headLen int
+	length  int
+	afterCR bool
+}
+
 // headSize is how much of a line decides what it is.
 const headSize = 64
+
+// keep adds to the line.
+func (l *line) keep(b []byte) {
+	l.length += len(b)
+	l.headLen += copy(l.head[l.headLen:], b)
+}
+
+// payload is what the data lines of an event are.
+type payload uint8
+
+const (
+	payloadNone payload = iota
+	payloadPlain
+	payloadDone  // the one line [DONE]
+	payloadError // an object with an error
+)
 
 // eventName is what an event's name says about it.
 type eventName uint8
@@ -98,7 +116,7 @@ func (s *Scanner) Feed(b []byte) bool {
 		return first
 	}
 	before := s.content
-	if bytes.IndexByte(b, '\r') >= 0 || s.afterCR {
+	if bytes.IndexByte(b, '\r') >= 0 || s.unfinished.afterCR {
 		s.feedMixed(b)
 	} else {
 		s.feedLines(b)
@@ -111,13 +129,13 @@ func (s *Scanner) feedLines(b []byte) {
 	for len(b) > 0 {
 		n := bytes.IndexByte(b, '\n')
 		if n < 0 {
-			s.keep(b)
+			s.unfinished.keep(b)
 			return
 		}
-		if s.lineLen == 0 {
+		if s.unfinished.length == 0 {
 			s.line(b[:n])
 		} else {
-			s.keep(b[:n])
+			s.unfinished.keep(b[:n])
 			s.endLine()
 		}
 		b = b[n+1:]
@@ -127,8 +145,8 @@ func (s *Scanner) feedLines(b []byte) {
 // feedMixed takes a piece in which CR, LF or CRLF may end a line.
 func (s *Scanner) feedMixed(b []byte) {
 	for len(b) > 0 {
-		if s.afterCR {
-			s.afterCR = false
+		if s.unfinished.afterCR {
+			s.unfinished.afterCR = false
 			if b[0] == '\n' {
 				b = b[1:]
 				continue
@@ -136,30 +154,24 @@ func (s *Scanner) feedMixed(b []byte) {
 		}
 		n := bytes.IndexAny(b, "\r\n")
 		if n < 0 {
-			s.keep(b)
+			s.unfinished.keep(b)
 			return
 		}
-		s.keep(b[:n])
+		s.unfinished.keep(b[:n])
 		s.endLine()
-		s.afterCR = b[n] == '\r'
+		s.unfinished.afterCR = b[n] == '\r'
 		b = b[n+1:]
 	}
 }
 
-// keep adds to the line that is being read.
-func (s *Scanner) keep(b []byte) {
-	s.lineLen += len(b)
-	s.headLen += copy(s.head[s.headLen:], b)
-}
-
 // endLine takes the line that was put together from several pieces.
 func (s *Scanner) endLine() {
-	if s.lineLen == 0 {
+	if s.unfinished.length == 0 {
 		s.line(nil)
 		return
 	}
-	s.line(s.head[:s.headLen])
-	s.headLen, s.lineLen = 0, 0
+	s.line(s.unfinished.head[:s.unfinished.headLen])
+	s.unfinished.headLen, s.unfinished.length = 0, 0
 }
 
 // line takes one line, of which only the first headSize bytes are looked at.
@@ -195,15 +207,18 @@ func fieldValue(rest []byte) ([]byte, bool) {
 
 func (s *Scanner) dataLine(value []byte) {
 	switch {
-	case s.data:
-		s.isDone = false
+	case s.payload == payloadError: // further lines change nothing
+	case s.payload != payloadNone:
+		s.payload = payloadPlain
 	case len(value) > 2 && value[0] == '{' && value[1] == '"' && value[2] != 'e':
-		s.isDone, s.isErr = false, false // nearly all that comes: an object that does not begin with "error"
+		s.payload = payloadPlain // nearly all that comes: an object that does not begin with "error"
+	case bytes.Equal(bytes.TrimSpace(value[:min(len(value), headSize)]), []byte("[DONE]")):
+		s.payload = payloadDone
+	case isErrorObject(value):
+		s.payload = payloadError
 	default:
-		s.isDone = bytes.Equal(bytes.TrimSpace(value[:min(len(value), headSize)]), []byte("[DONE]"))
-		s.isErr = isErrorObject(value)
+		s.payload = payloadPlain
 	}
-	s.data = true
 }
 
 // isErrorObject reports whether an object begins with an error that is not null.
@@ -225,26 +240,25 @@ func isErrorObject(value []byte) bool {
 
 // endEvent takes the event that a blank line ends.
 func (s *Scanner) endEvent() {
-	if s.data {
-		switch {
-		case s.isDone:
-			s.done = true
-		default:
-			s.events++
-			s.failed = s.failed || s.isErr || s.named == nameError
-			s.done = s.done || s.named == nameEnd
-			if s.isContent() {
-				s.content++
-			}
+	switch s.payload {
+	case payloadNone:
+	case payloadDone:
+		s.done = true
+	case payloadPlain, payloadError:
+		s.events++
+		s.failed = s.failed || s.payload == payloadError || s.named == nameError
+		s.done = s.done || s.named == nameEnd
+		if s.isContent() {
+			s.content++
 		}
 	}
-	s.named, s.data, s.isDone, s.isErr = nameNone, false, false, false
+	s.named, s.payload = nameNone, payloadNone
 }
 
 // isContent reports whether the event carries what the engine generated. Chat and completion
 // streams have unnamed events only, the first of which comes with the first token.
 func (s *Scanner) isContent() bool {
-	if s.isErr {
+	if s.payload == payloadError {
 		return false
 	}
 	return s.named == nameContent || s.named == nameNone

@@ -1,0 +1,90 @@
+package chooser
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// MemoryWait is the wait of a program whose context fits in no rank's memory.
+type MemoryWait struct {
+	// Tokens is its context with the expected answer.
+	Tokens int
+	// Before are the programs that wait before it.
+	Before int
+	// Expected is the time until it is admitted; 0 when that is not known yet.
+	Expected time.Duration
+}
+
+// String names the wait in a message.
+func (w MemoryWait) String() string {
+	text := fmt.Sprintf("its %d tokens do not fit, %d programs before it", w.Tokens, w.Before)
+	if w.Before == 1 {
+		text = fmt.Sprintf("its %d tokens do not fit, 1 program before it", w.Tokens)
+	}
+	if w.Expected > 0 {
+		text += ", about " + w.Expected.Round(time.Second).String()
+	}
+	return text
+}
+
+const (
+	// paceFrom is the number of admissions from which the pace is known, paceWeight the weight of the last one.
+	paceFrom, paceWeight = 4, 0.1
+	// leastMemoryRetry and mostMemoryRetry bound the hint for a retry.
+	leastMemoryRetry, mostMemoryRetry = 5 * time.Second, 2 * time.Minute
+)
+
+// memoryPace is the time between two admissions while programs wait.
+type memoryPace struct {
+	mu    sync.Mutex
+	last  int64   // the last admission, or the begin of the line, on the chooser's scale; 0: none waits; guarded by mu
+	mean  float64 // in nanoseconds; guarded by mu
+	count int     // guarded by mu
+}
+
+// begin notes that a program waits.
+func (p *memoryPace) begin(now int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last == 0 {
+		p.last = now
+	}
+}
+
+// admitted notes n admissions. waiting is the number of programs that remain.
+func (p *memoryPace) admitted(n, waiting int, now int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n > 0 && p.last > 0 {
+		each := float64(now-p.last) / float64(n)
+		for range n {
+			if p.count++; p.count == 1 {
+				p.mean = each
+			}
+			p.mean += paceWeight * (each - p.mean)
+		}
+		p.last = now
+	}
+	if waiting == 0 {
+		p.last = 0
+	}
+}
+
+// expected is the time until a program is admitted that has some before it; 0 when the pace is not known.
+func (p *memoryPace) expected(before int) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.count < paceFrom {
+		return 0
+	}
+	return time.Duration(p.mean * float64(before+1))
+}
+
+// retry is the hint for a program that has been refused while others wait.
+func (p *memoryPace) retry(waiting int) time.Duration {
+	if d := p.expected(waiting); d > 0 {
+		return min(max(d, leastMemoryRetry), mostMemoryRetry)
+	}
+	return memoryRetry
+}

@@ -1,0 +1,86 @@
+package extproc
+
+import (
+	"errors"
+
+	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/quantity"
+)
+
+// The values of Config.TLS.
+const (
+	TLSOff        = "off"
+	TLSSelfSigned = "self-signed"
+	TLSFiles      = "files"
+)
+
+// The values of Config.Response.
+const (
+	ResponseFull    = "full"
+	ResponseHeaders = "headers"
+	ResponseSkip    = "skip"
+)
+
+// Config is what an operator may set. Defaults live in DefaultConfig alone.
+type Config struct {
+	// Listen is the address of the endpoint picker, which gateways ask for a replica over Envoy's external processing protocol; theirs
+	// usually is port 9002. Empty: no such surface.
+	Listen string `yaml:"listen"`
+	// Health is a second address of the endpoint picker's gRPC health service, without TLS, for probes; gateways usually look at
+	// port 9003. The service is also at the address of listen. Empty: no second address.
+	Health string `yaml:"health"`
+	// TLS is how the address of listen uses TLS: self-signed (a certificate made at each start, for gateways that verify none), files
+	// (tls_cert and tls_key) or off.
+	TLS string `yaml:"tls"`
+	// TLSCert names a PEM file with the certificate. It is read again when it changes. Empty: listen.tls_cert.
+	TLSCert string `yaml:"tls_cert"`
+	// TLSKey names a PEM file with the key of tls_cert. It is read again when it changes. Empty: listen.tls_key.
+	TLSKey string `yaml:"tls_key"`
+	// Response is how much of each answer is read: full (first token, usage, end: predictions learn, and the booking ends with the answer),
+	// headers (its status only) or skip (nothing, which costs the gateway least). Without the end, a booking lasts as long as the answer
+	// is predicted to take.
+	Response string `yaml:"response"`
+	// Endpoints is how many replicas a gateway is named, the best first: gateways that fail over use the others. Some gateways
+	// (agentgateway) accept one only.
+	Endpoints int `yaml:"endpoints"`
+	// ChunkBytes limits a piece of a body that goes back to the gateway; some versions of Envoy reject pieces of 64 KiB.
+	ChunkBytes quantity.Bytes `yaml:"chunk_bytes"`
+	// MaxBodyBytes limits a request body that a gateway sends; larger ones are rejected with 413. Zero: gateway.max_body_bytes.
+	MaxBodyBytes quantity.Bytes `yaml:"max_body_bytes"`
+	// Subset limits the choice to the endpoints that the gateway names (x-gateway-destination-endpoint-subset). Turn it off
+	// where a gateway names endpoints that the router knows by other addresses.
+	Subset bool `yaml:"subset"`
+	// Objectives gives requests with an inference objective (x-llm-d-inference-objective) its priority, higher first; 0 is that of
+	// requests without one.
+	Objectives map[string]int `yaml:"objectives"`
+}
+
+// mostEndpoints bounds the list of addresses, which is a header.
+const mostEndpoints = 16
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	return Config{TLS: TLSSelfSigned, Response: ResponseFull, Endpoints: 1, ChunkBytes: 62000, Subset: true}
+}
+
+// Validate reports every bad field at once, named as the operator wrote it.
+func (c Config) Validate() error {
+	return errors.Join(
+		address("listen", c.Listen), address("health", c.Health),
+		check.That(c.Health == "" || c.Listen != "", "health", "has no effect unless listen is set"),
+		check.OneOf("tls", c.TLS, TLSOff, TLSSelfSigned, TLSFiles),
+		check.That((c.TLSCert == "") == (c.TLSKey == ""), "tls_cert", "tls_cert and tls_key must be set together"),
+		check.That(c.TLSCert == "" || c.TLS == TLSFiles, "tls_cert", "has no effect unless tls is files"),
+		check.OneOf("response", c.Response, ResponseFull, ResponseHeaders, ResponseSkip),
+		check.Between("endpoints", c.Endpoints, 1, mostEndpoints),
+		check.AtLeast("chunk_bytes", c.ChunkBytes, 1<<10),
+		check.AtLeast("max_body_bytes", c.MaxBodyBytes, 0),
+	)
+}
+
+func address(setting, value string) error {
+	if value == "" {
+		return nil
+	}
+	return check.Address(setting, value)
+}

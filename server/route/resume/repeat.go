@@ -1,0 +1,305 @@
+package resume
+
+import (
+	"errors"
+	"hash/maphash"
+
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+)
+
+// ErrDiverged is why the answer of another replica to the same request cannot continue the one that the client has begun to read.
+var ErrDiverged = errors.New("another replica writes another answer")
+
+// maxPlaces bounds the places of an answer that grow: its choices, and their tool calls.
+const maxPlaces = 256
+
+// repeat follows an answer that another replica would write again, because nothing in it is drawn, or with a seed. When its replica dies, another one is
+// asked for the whole answer, which is compared with the one that the client has; what lies beyond is passed on. So what the client has in the
+// end is the other replica's answer, whatever parsers and grammars are at work.
+type repeat struct {
+	parts openai.Parts
+	seed  maphash.Seed
+	// has is what the client has, got what another replica has repeated of it.
+	has, got grown
+	// again: another replica repeats the answer.
+	again bool
+	head  []byte
+	text  []byte // scratch
+	// choices is how many the request asks for; ended are those whose end the client has.
+	choices int
+	ended   map[int]bool
+}
+
+// grown is how far an answer has grown, by place.
+type grown map[openai.Place]*growth
+
+type growth struct {
+	size int
+	hash maphash.Hash
+}
+
+func newRepeat(choices int) *repeat {
+	return &repeat{seed: maphash.MakeSeed(), has: grown{}, choices: choices, ended: map[int]bool{}}
+}
+
+// repeats takes an event of an answer that another replica would write again.
+func (f *Follower) repeats(e, data []byte) (err error) {
+	r := f.repeat
+	f.out, err = r.event(f.out, e, data)
+	switch {
+	case err == nil:
+		f.finished, f.usage = r.over(), f.usage || r.parts.Choices == 0
+		return nil
+	case errors.Is(err, errStrange) && !r.again:
+		f.Lose(LostForm)
+		return f.asIs(e)
+	}
+	return err
+}
+
+// Repeats reports whether the answer is one that another engine would write again. No ids are needed of it.
+func (f *Follower) Repeats() bool { return f.repeat != nil }
+
+// Repeat announces that what is fed from now on is the whole answer of another replica to the same request.
+func (f *Follower) Repeat() {
+	f.continuation = continuation{resumed: true}
+	f.held = f.held[:0]
+	f.repeat.begin()
+}
+
+func (r *repeat) place(g grown, at openai.Place) *growth {
+	p := g[at]
+	if p == nil {
+		p = &growth{}
+		p.hash.SetSeed(r.seed)
+		g[at] = p
+	}
+	return p
+}
+
+// event takes the JSON of one event. It appends to out the event for the client.
+func (r *repeat) event(out, e, data []byte) ([]byte, error) {
+	p := &r.parts
+	switch {
+	case !p.Read(data):
+		return out, errStrange
+	case p.Fault >= 500:
+		return out, errFailed
+	case p.Odd || p.Fault > 0:
+		return out, errStrange
+	}
+	for i := range p.Ends {
+		if string(p.Ends[i].Finish) == `"abort"` {
+			return out, ErrAborted
+		}
+	}
+	if r.again {
+		return r.repeated(out, data)
+	}
+	if r.head == nil && p.Head != nil {
+		r.head = append(r.head, p.Head...)
+	}
+	for i := range p.List {
+		part := &p.List[i]
+		r.grow(r.place(r.has, part.Place), part)
+	}
+	for i := range p.Ends {
+		r.ended[p.Ends[i].Choice] = true
+	}
+	if len(r.has) > maxPlaces {
+		return out, errStrange
+	}
+	return append(out, e...), nil
+}
+
+// grow adds a part, and returns what it adds to the size.
+func (r *repeat) grow(g *growth, part *openai.Part) {
+	if part.Member == openai.Probabilities {
+		g.size += tokensIn(part.Text)
+		return
+	}
+	r.text = openai.AppendText(r.text[:0], part.Text)
+	g.size += len(r.text)
+	g.hash.Write(r.text)
+}
+
+// tokensIn counts the elements of a raw list.
+func tokensIn(list []byte) int {
+	n := 0
+	s := rawjson.Scanner{Data: list}
+	s.Elements(func(int) bool { n++; return s.Skip() })
+	return n
+}
+
+// begin announces that another replica repeats the answer.
+func (r *repeat) begin() { r.again, r.got = true, grown{} }
+
+// met reports whether all that the client has of a choice was repeated.
+func (r *repeat) met(choice int) bool {
+	for at, has := range r.has {
+		if at.Choice == choice && (r.got[at] == nil || r.got[at].size < has.size) {
+			return false
+		}
+	}
+	return true
+}
+
+// repeated takes an event of another replica's answer, from its beginning.
+func (r *repeat) repeated(out, data []byte) ([]byte, error) {
+	p := &r.parts
+	if p.Choices == 0 {
+		if !r.over() || p.Head == nil {
+			return out, ErrDiverged
+		}
+		return r.pass(out, data), nil
+	}
+	known := false // the client has a part of the event
+	for i := range p.List {
+		if r.has[p.List[i].Place] != nil || !r.met(p.List[i].Choice) {
+			known = known || !r.beyond(&p.List[i])
+		}
+	}
+	for i := range p.Ends {
+		known = known || r.ended[p.Ends[i].Choice]
+	}
+	if !known {
+		return r.new(out, data)
+	}
+	return r.split(out)
+}
+
+// beyond reports whether the client has nothing of a part.
+func (r *repeat) beyond(part *openai.Part) bool {
+	has, got := r.has[part.Place], r.got[part.Place]
+	return has == nil || got != nil && got.size >= has.size
+}
+
+// new passes on an event of which the client has nothing. An event that says nothing is dropped.
+func (r *repeat) new(out, data []byte) ([]byte, error) {
+	p := &r.parts
+	if len(p.List) == 0 && len(p.Ends) == 0 {
+		return out, nil
+	}
+	for i := range p.List {
+		part := &p.List[i]
+		if !r.met(part.Choice) {
+			return out, ErrDiverged
+		}
+		r.extend(part)
+	}
+	for i := range p.Ends {
+		if !r.met(p.Ends[i].Choice) {
+			return out, ErrDiverged
+		}
+		r.ended[p.Ends[i].Choice] = true
+	}
+	return r.pass(out, data), nil
+}
+
+// extend adds a part that is new to the client to both sides.
+func (r *repeat) extend(part *openai.Part) {
+	r.grow(r.place(r.has, part.Place), part)
+	got := r.place(r.got, part.Place)
+	got.size = r.has[part.Place].size
+}
+
+// split takes an event of which the client has some.
+func (r *repeat) split(out []byte) ([]byte, error) {
+	p := &r.parts
+	var rests []openai.Part
+	for i := range p.List {
+		left, err := r.compare(&p.List[i])
+		if err != nil {
+			return out, err
+		}
+		if len(left) > 0 {
+			rests = append(rests, openai.Part{Place: p.List[i].Place, Text: left})
+		}
+	}
+	for _, rest := range rests {
+		if !r.met(rest.Choice) {
+			return out, ErrDiverged
+		}
+		has := r.place(r.has, rest.Place)
+		if rest.Member == openai.Probabilities {
+			has.size += tokensIn(rest.Text)
+		} else {
+			has.size += len(rest.Text)
+			has.hash.Write(rest.Text)
+		}
+		r.place(r.got, rest.Place).size = has.size
+		out = append(openai.AppendRest(append(out, "data: "...), r.head, rest.Place, rest.Text), "\n\n"...)
+	}
+	for i := range p.Ends {
+		end := &p.Ends[i]
+		if !r.met(end.Choice) {
+			return out, ErrDiverged
+		}
+		if r.ended[end.Choice] {
+			continue
+		}
+		r.ended[end.Choice] = true
+		text := r.has[openai.Place{Choice: end.Choice, Member: openai.CompletionText}] != nil
+		out = append(openai.AppendEnd(append(out, "data: "...), r.head, end, text), "\n\n"...)
+	}
+	return out, nil
+}
+
+// compare compares a part with what the client has at its place, and returns what lies beyond.
+func (r *repeat) compare(part *openai.Part) (left []byte, err error) {
+	has := r.has[part.Place]
+	if part.Member == openai.Probabilities {
+		return r.countOff(part, has), nil
+	}
+	text := openai.AppendText(nil, part.Text)
+	if has == nil {
+		return text, nil
+	}
+	got := r.place(r.got, part.Place)
+	missing := max(0, has.size-got.size)
+	same := text[:min(missing, len(text))]
+	got.hash.Write(same)
+	got.size += len(same)
+	if missing > 0 && got.size == has.size && got.hash.Sum64() != has.hash.Sum64() {
+		return nil, ErrDiverged
+	}
+	return text[len(same):], nil
+}
+
+// countOff leaves of a list of tokens with probabilities those that the client does not have.
+func (r *repeat) countOff(part *openai.Part, has *growth) []byte {
+	if has == nil {
+		return part.Text
+	}
+	got := r.place(r.got, part.Place)
+	missing := max(0, has.size-got.size)
+	s := rawjson.Scanner{Data: part.Text}
+	left := []byte{'['}
+	s.Elements(func(i int) bool {
+		from := s.Pos
+		ok := s.Skip()
+		if i >= missing {
+			if len(left) > 1 {
+				left = append(left, ',')
+			}
+			left = append(left, part.Text[from:s.Pos]...)
+		} else {
+			got.size++
+		}
+		return ok
+	})
+	if len(left) == 1 {
+		return nil
+	}
+	return append(left, ']')
+}
+
+// over reports whether the client has the end of each choice.
+func (r *repeat) over() bool { return len(r.ended) >= r.choices }
+
+// pass gives the client an event of another replica under the name of its stream.
+func (r *repeat) pass(out, data []byte) []byte {
+	out = append(append(out, "data: "...), r.head...)
+	return append(append(out, data[len(r.parts.Head):]...), "\n\n"...)
+}

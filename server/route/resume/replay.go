@@ -1,0 +1,220 @@
+package resume
+
+import (
+	"bytes"
+	"errors"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// replay is what a Follower knows of an answer that an engine's parser takes apart: into text, reasoning and tool calls. The parser's state
+// cannot be known, so another engine's parser is given all tokens again, in the portions in which they came.
+type replay struct {
+	// on: the answer is continued by token ids.
+	on       bool
+	portions []openai.Portion
+	calls    [][]byte
+	// last is the last delta that shows something, whose tokens are those of the answer from to.
+	last     []byte
+	from, to int
+
+	// The rest belongs to a continuation.
+	parse Parse
+	// waiting are tokens that the parser was not given yet.
+	waiting []uint32
+	// took is how long the parser took, over when it was last done.
+	took time.Duration
+	over time.Time
+	// usage is set when the tokens that wait came with a usage.
+	usage []byte
+}
+
+// Parse has an engine's parser take more tokens of an answer. It may block.
+type Parse func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error)
+
+// The parser gets each event's tokens at once while its turns are quick. Of a long answer they are not, and it shares a processor with all requests
+// of its engine: then the tokens wait for pause times as long as its last turn took.
+const (
+	pause = 4
+	quick = 50 * time.Millisecond
+)
+
+// join notes that the ids from first on came at once, with a delta that is known by its text where raw is nil.
+func (f *Follower) join(first int, text, delta []byte) {
+	r := f.replay
+	n := len(f.ids) - first
+	if n == 0 {
+		return
+	}
+	if n > 1 {
+		r.portions = append(r.portions, openai.Portion{From: first, Count: n})
+	}
+	switch {
+	case delta != nil:
+		if tidy := openai.Tidy(r.last[:0:cap(r.last)], delta); string(tidy) != "{}" {
+			r.last, r.from, r.to = tidy, first, len(f.ids)
+		}
+	case len(text) > len(`""`):
+		r.last = append(append(append(r.last[:0], `{"content":`...), text...), '}')
+		r.from, r.to = first, len(f.ids)
+	}
+}
+
+// takes reports whether an event that is not plain is a parser's, and notes its tool calls.
+func (r *replay) takes(c *openai.Chunk) bool {
+	if c.Delta == nil || c.Logprobs != nil {
+		return false
+	}
+	r.on = true
+	return r.called(c.Delta)
+}
+
+// called notes the tool calls that begin in a delta.
+func (r *replay) called(delta []byte) bool {
+	ok := true
+	openai.EachCall(delta, func(index int, id []byte) {
+		switch {
+		case index >= 0 && index < len(r.calls):
+			r.calls[index] = bytes.Clone(id)
+		case index == len(r.calls):
+			r.calls = append(r.calls, bytes.Clone(id))
+		default:
+			ok = false
+		}
+	})
+	return ok
+}
+
+// parsedSoFar is what the parser has been given.
+func (f *Follower) parsedSoFar() *openai.Parsed {
+	return &openai.Parsed{Prompt: f.prompt, Answer: f.ids, Portions: f.replay.portions, Calls: f.replay.calls}
+}
+
+// parsedPoint is the Point of an answer that is continued by token ids: behind all tokens whose events the client has.
+func (f *Follower) parsedPoint() Point {
+	ids := make([]uint32, 0, len(f.prompt)+len(f.ids))
+	ids = append(append(ids, f.prompt...), f.ids...)
+	r := f.replay
+	p := &Replay{Perhaps: !r.on, before: openai.Parsed{Prompt: ids[:len(f.prompt)], Answer: ids[len(f.prompt):], Portions: r.portions, Calls: r.calls}}
+	p.last, p.from, p.to = bytes.Clone(r.last), r.from, r.to
+	return Point{IDs: ids, Answer: len(f.ids), Replay: p}
+}
+
+// NoParser notes that no parser is at work, where it was not known. What is continued is then the text alone.
+func (f *Follower) NoParser() { f.replay = nil }
+
+// Replay is the part of a Point of an answer that an engine's parser takes apart.
+type Replay struct {
+	before   openai.Parsed
+	last     []byte
+	from, to int
+	// Perhaps is set while nothing shows that a parser is at work: then a refusal to Accept may mean that there is none.
+	Perhaps bool
+	// Rendered is the request as an engine has it.
+	Rendered *openai.Rendered
+}
+
+var (
+	errPrompt = errors.New("the engine renders another prompt")
+	errParser = errors.New("the engine's parser makes something else of the answer")
+)
+
+// Accept checks that an engine makes of the request what the first one made of it: the same prompt, and the same of the
+// last tokens that the client has something of.
+func (r *Replay) Accept(rendered *openai.Rendered, parse Parse) error {
+	if !equal(rendered.IDs, r.before.Prompt) {
+		return errPrompt
+	}
+	r.Rendered = rendered
+	if r.to == 0 { // nothing was shown: any token shows whether there is a parser
+		_, err := parse(r.before.Until(0), rendered.IDs[:1], nil, nil)
+		return err
+	}
+	last, err := parse(r.before.Until(r.from), r.before.Answer[r.from:r.to], nil, nil)
+	if err != nil {
+		return err
+	}
+	if want := openai.Tidy(nil, r.last); !bytes.Equal(last.Delta, want) {
+		return errParser
+	}
+	return nil
+}
+
+func equal(a, b []uint32) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// ResumeParsed announces that what is fed from now on are tokens that continue from the last Point, which parse takes apart.
+func (f *Follower) ResumeParsed(parse Parse) {
+	f.continuation = continuation{resumed: true, base: len(f.ids)}
+	f.held = f.held[:0]
+	f.answered = len(f.ids)
+	r := f.replay
+	r.on = true
+	r.parse, r.waiting, r.usage, r.took = parse, r.waiting[:0], nil, 0
+}
+
+// tokensOf takes an event of a continuation by token ids.
+func (f *Follower) tokensOf(c *openai.Chunk) error {
+	r := f.replay
+	if c.Choices == 0 {
+		f.usage = f.usage || c.Usage != nil
+		d := f.words()
+		f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
+		return nil
+	}
+	if c.Choices > 1 || c.Index != 0 || c.IDs == nil && c.Finish == nil || c.IDs != nil && !openai.EachID(c.IDs, func(id uint32) bool { r.waiting = append(r.waiting, id); return true }) {
+		return errStrange
+	}
+	if len(f.prompt)+len(f.ids)+len(r.waiting) > MaxTokens {
+		return errStrange
+	}
+	if c.Usage != nil {
+		r.usage = append(r.usage[:0], c.Usage...)
+	}
+	if c.Finish == nil && (len(r.waiting) == 0 || r.took > quick && time.Since(r.over) < pause*r.took) {
+		return nil
+	}
+	return f.parse(c)
+}
+
+// parse has the tokens that wait parsed, and writes what came of them for the client.
+func (f *Follower) parse(c *openai.Chunk) error {
+	r := f.replay
+	began := time.Now()
+	d, err := r.parse(f.parsedSoFar(), r.waiting, c.Finish, c.Stop)
+	if err != nil {
+		return err
+	}
+	r.over = time.Now()
+	r.took = r.over.Sub(began)
+	if c.Finish != nil && d.Finish == nil || !r.called(d.Delta) {
+		return errStrange
+	}
+	first := len(f.ids)
+	f.ids = append(f.ids, r.waiting...)
+	f.answered = len(f.ids)
+	f.join(first, nil, d.Delta)
+	r.waiting = r.waiting[:0]
+	f.finished = f.finished || c.Finish != nil
+	if string(d.Delta) == "{}" && c.Finish == nil {
+		return nil
+	}
+	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop}
+	if len(r.usage) > 0 {
+		said.Usage = r.usage
+	}
+	w := f.words()
+	f.out = append(w.Event(append(f.out, "data: "...), &said), "\n\n"...)
+	r.usage = r.usage[:0]
+	return nil
+}

@@ -1,0 +1,387 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+)
+
+// handoffs chooses replicas for requests that a gateway sends, and follows their answers.
+type handoffs struct {
+	intake    *intake
+	attempts  *attempts
+	limits    *limits
+	blame     *blame
+	responses *responses
+	breaker   *breaker.Breaker
+	ends      *ends
+	inFlight  metric.Int64UpDownCounter
+}
+
+// Handoff is a request that a gateway sends to the replica that was chosen for it. The holder reports the answer as the gateway
+// reports it: Begin, Write and End, which must be called. Its methods are called from one goroutine at a time.
+type Handoff struct {
+	parts *handoffs
+	rq    *request
+	t     *tries
+	d     *delivery
+	// verdict is that of the answer's head; begun is set once there is one.
+	verdict retry.Verdict
+	begun   bool
+	over    bool
+}
+
+// Sight is how much of the answer the holder of a Handoff sees.
+type Sight uint8
+
+const (
+	// SeesAll reports the head, each piece of the body and the end.
+	SeesAll Sight = iota
+	// SeesHead reports the head of the answer only.
+	SeesHead
+	// SeesNothing reports nothing.
+	SeesNothing
+)
+
+// HandOff makes the choice that Serve would make for the call, and books it, without sending anything. A call without a body, and one
+// about a stored response, is for any replica that can take it. An error is an *apierror.Error.
+func (r *Router) HandOff(ctx context.Context, call *Call, sight Sight) (*Handoff, error) {
+	return r.handoffs.make(ctx, call, sight)
+}
+
+func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Handoff, err error) {
+	h := &Handoff{parts: ho, rq: ho.intake.newRequest(ctx, call), d: &delivery{}}
+	ho.inFlight.Add(context.Background(), 1)
+	done := false
+	defer func() {
+		if !done { // also when a part panics
+			h.finish(ctx, err)
+		}
+	}()
+	if err = ho.intake.sendable(call); err != nil {
+		return nil, err
+	}
+	h.rq.story.admit(call.Received)
+	if id, about := storedID(call); about || len(call.Body) == 0 {
+		err = ho.placeAnywhere(ctx, h, id)
+	} else {
+		err = ho.intake.prepare(ctx, h.rq)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if h.t == nil {
+		h.t = newTries(h.rq)
+	}
+	if sight != SeesAll { // its first token is not seen, and its silence says nothing
+		h.t.ask.Unstreamed, h.t.ask.Quiet = true, true
+	}
+	if err = h.choose(ctx); err != nil {
+		return nil, err
+	}
+	done = true
+	return h, nil
+}
+
+// storedID is the id of the stored response that a call is about; empty where the call is about all of them.
+func storedID(call *Call) (id string, about bool) {
+	rest, about := strings.CutPrefix(call.Path, openai.RouteResponses.Path()+"/")
+	id, _, _ = strings.Cut(rest, "/")
+	return id, about
+}
+
+// placeAnywhere prepares a call whose body says nothing about its place: any replica that takes requests may serve it, or the one
+// that stores the response. It books nothing.
+func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string) error {
+	rq := h.rq
+	if err := ho.limits.enter(rq); err != nil {
+		return err
+	}
+	rq.parsed, rq.body = &openai.Request{Route: rq.call.Route, N: 1, Model: rq.call.Model}, rq.call.Body
+	snapshot := ho.intake.registry.Snapshot()
+	pool, err := anyPool(snapshot, rq)
+	if err != nil {
+		return err
+	}
+	rq.pool = pool
+	if stored != "" {
+		if !ho.responses.mayRead(ctx, rq, stored) {
+			return unknownResponse(stored)
+		}
+		if at, owner := ho.responses.pinned(ctx, rq.call.Tenant, stored); owner == pins.OwnerSelf {
+			rq.holder, rq.pool = at, poolOf(snapshot, at, pool)
+		}
+	}
+	if rq.holder == "" && rq.call.Options.Pinned != "" {
+		if err := ho.intake.checkPin(rq); err != nil {
+			return err
+		}
+	}
+	h.t = newTries(rq)
+	h.t.ask.Unstreamed, h.t.ask.Quiet, h.t.ask.NoQueue = true, true, true
+	return nil
+}
+
+// poolOf is a pool with the replica; the given one where there is none.
+func poolOf(s *registry.Snapshot, id replica.ID, otherwise *registry.Pool) *registry.Pool {
+	for _, p := range s.Models() {
+		if serves(p, id) {
+			return p
+		}
+	}
+	return otherwise
+}
+
+// choose has a replica chosen, and makes that the attempt under way.
+func (h *Handoff) choose(ctx context.Context) error {
+	a := &attempt{halt: halt{cancel: func() {}}}
+	if f := h.parts.attempts.choose(ctx, h.rq, h.t, h.d, a); f != nil {
+		return f.public
+	}
+	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
+	if a.hop = h.rq.story.attempt(h.rq, a); a.hop != nil {
+		a.hop.path, a.hop.times.Began = clip(h.rq.call.path(), 256), a.chosen
+	}
+	return nil
+}
+
+// Body is the body for the replica, and whether it is another one than the client's.
+func (h *Handoff) Body() (body []byte, changed bool) {
+	body = h.rq.body
+	if h.rq.upload != nil {
+		body = h.rq.upload.head
+	}
+	was := h.rq.call.Body
+	return body, len(body) != len(was) || len(body) > 0 && &body[0] != &was[0]
+}
+
+// Streams reports whether the client asks for a stream of events.
+func (h *Handoff) Streams() bool { return h.rq.parsed.Stream }
+
+// Replica is the one that was chosen.
+func (h *Handoff) Replica() *replica.Replica { return h.d.attempt.choice.Replica }
+
+// Decision is that of the attempt under way. It must not be changed.
+func (h *Handoff) Decision() *decision.Decision { return h.d.attempt.choice.Decision }
+
+// Replicas are the chosen one and at most n-1 others that could serve the request, the best first.
+func (h *Handoff) Replicas(n int) []*replica.Replica {
+	chosen := h.Replica()
+	list := []*replica.Replica{chosen}
+	if n < 2 || h.rq.holder != "" || h.rq.call.Options.Pinned != "" {
+		return list
+	}
+	view := h.parts.intake.registry.Snapshot()
+	others := runnersUp(h.Decision().List(), chosen.ID)
+	for _, c := range others {
+		if len(list) == n {
+			break
+		}
+		// The header that names a rank is the same for all replicas of the list.
+		if r, ok := view.Replica(c); ok && r.State == replica.StateReady && len(r.Slots) == 1 && len(chosen.Slots) == 1 {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// Header is what the request to the replica has in addition to the client's headers, or in place of them.
+func (h *Handoff) Header(ctx context.Context) http.Header {
+	out, a := http.Header{}, h.d.attempt
+	if id := h.rq.engineID(); id != "" {
+		out.Set("X-Request-Id", id)
+	}
+	if len(a.choice.Replica.Slots) > 1 {
+		out.Set("X-Data-Parallel-Rank", strconv.Itoa(a.choice.Rank))
+	}
+	if key := a.choice.Replica.APIKey; !key.IsEmpty() {
+		out.Set("Authorization", "Bearer "+key.Reveal())
+	}
+	if h.rq.lowered {
+		out.Set(headerPriority, strconv.Itoa(h.rq.parsed.Priority))
+	}
+	if a.hop != nil {
+		traceHeader(ctx, a.hop.proxy, out)
+	}
+	return out
+}
+
+// Served reports that another replica served the request than the one that was chosen. The booking moves there.
+func (h *Handoff) Served(ctx context.Context, id replica.ID) {
+	a := h.d.attempt
+	if id == a.choice.Replica.ID || a.ended || h.begun {
+		return
+	}
+	// Nothing is known about the first replica but that the gateway left it: it is probed again.
+	h.parts.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
+	h.parts.blame.settle(h.rq, h.d, a, retry.Canceled)
+	h.release(a, nil, chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: id})
+	h.t.ask.Attempt++
+	h.t.ask.Options.Pinned, h.t.ask.Options.PinnedRank, h.t.ask.NoQueue = id, -1, true
+	if err := h.choose(ctx); err != nil {
+		h.d.attempt, h.d.chosen = a, true // what follows is still about this request
+	}
+}
+
+// Head is the head of an answer.
+type Head struct {
+	Status int
+	Header http.Header
+	// Unreached is set when the gateway made the answer because it could not reach the replica.
+	Unreached bool
+}
+
+// Begin reports the head of the answer. It returns the headers that explain the choice to the client.
+func (h *Handoff) Begin(head Head) http.Header {
+	a, out := h.d.attempt, http.Header{}
+	h.begun = true
+	h.verdict = verdictOf(head)
+	h.d.begun, h.d.status = true, head.Status
+	if a.hop != nil {
+		a.hop.times.Head, a.hop.outcome, a.hop.status = time.Now(), h.verdict, head.Status
+	}
+	if wait, known := retry.After(head.Header, time.Now()); known && (h.verdict == retry.Refused || h.verdict == retry.Unavailable) {
+		h.parts.breaker.Pause(a.choice.Replica.ID, wait)
+	}
+	if h.verdict == retry.OK {
+		a.choice.Begin()
+		a.choice.Alive()
+		h.parts.blame.served(h.rq, h.d, false)
+	}
+	h.d.scan.Reset(h.rq.parsed.Prompt.API, mediaType(head.Header) == "text/event-stream")
+	h.rq.explain(a, out)
+	h.parts.limits.explain(h.rq, out)
+	return out
+}
+
+// verdictOf says what the head of an answer means for the replica.
+func verdictOf(head Head) retry.Verdict {
+	switch {
+	case head.Unreached:
+		return retry.Unreachable
+	case head.Status < 400:
+		return retry.OK
+	case head.Status == http.StatusTooManyRequests:
+		return retry.Refused
+	case head.Status < 500, head.Status == http.StatusNotImplemented:
+		return retry.ClientFault
+	case head.Status == http.StatusServiceUnavailable:
+		return retry.Unavailable
+	case head.Status == http.StatusBadGateway, head.Status == http.StatusGatewayTimeout:
+		return retry.Gateway
+	}
+	return retry.EngineError
+}
+
+// Write reports the next piece of the answer's body.
+func (h *Handoff) Write(piece []byte) {
+	if !h.begun || h.verdict != retry.OK || len(piece) == 0 {
+		return
+	}
+	d, a := h.d, h.d.attempt
+	first := d.scan.ContentEvents() == 0
+	d.scan.Feed(piece)
+	a.choice.Alive()
+	n := d.scan.ContentEvents()
+	if n == 0 || !h.rq.parsed.Stream {
+		return
+	}
+	if first {
+		d.sawFirstToken()
+	}
+	if n >= a.reported+progressStep {
+		a.choice.Progress(n)
+		a.reported = n
+	}
+}
+
+// Complete reports whether the stream of events said that it is over; false for other answers.
+func (h *Handoff) Complete() bool { return h.d.scan.Done() }
+
+// End ends the request: err is nil when the answer came whole. The booking is released. Only the first call counts.
+func (h *Handoff) End(ctx context.Context, err error) {
+	if h.over {
+		return
+	}
+	if err == nil && !h.begun { // its answer is not seen
+		h.d.begun, h.d.status = true, http.StatusOK
+	}
+	a := h.d.attempt
+	outcome, end := h.verdict, endOf(h.verdict)
+	var f *failure
+	switch {
+	case h.verdict != retry.OK:
+		f = &failure{outcome: h.verdict, public: apierror.Upstream(h.d.status, "", nil)}
+		if end == decision.EndMoved { // the gateway may retry, unseen
+			end = decision.EndFailed
+		}
+	case err != nil:
+		a.endedEarly()
+		outcome, end = retry.Canceled, decision.EndCanceled
+		f = &failure{outcome: outcome, public: apierror.From(err)}
+	case h.begun:
+		outcome, end = h.d.outcome()
+	default:
+		outcome, end = retry.Canceled, decision.EndCompleted // says nothing about the replica
+	}
+	if !a.ended {
+		h.parts.blame.settle(h.rq, h.d, a, outcome)
+		result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+		if h.begun {
+			h.parts.attempts.learnUsage(ctx, h.rq, h.d, &result)
+		}
+		h.release(a, f, result)
+	}
+	if f != nil {
+		err = f.public
+	}
+	h.finish(ctx, err)
+}
+
+// release ends an attempt.
+func (h *Handoff) release(a *attempt, f *failure, result chooser.Result) {
+	a.ended = true
+	a.hop.over(h.rq, h.d, f)
+	a.choice.Release(result)
+	a.hop.released(result.End)
+}
+
+// finish accounts for the end of the request.
+func (h *Handoff) finish(ctx context.Context, err error) {
+	h.over = true
+	if err == nil && h.d.attempt == nil {
+		err = errors.New("the choice panicked")
+	}
+	h.parts.blame.conclude(h.rq, h.d)
+	h.parts.ends.finish(ctx, h.rq, h.d, err)
+	h.parts.limits.settle(h.rq, h.d, err)
+	h.rq.enc.Release()
+}
+
+// Lasts is how long the answer is predicted to take from the choice on.
+func (h *Handoff) Lasts() time.Duration {
+	pick := h.Decision().Pick()
+	if pick == nil {
+		return 0
+	}
+	tokens := h.t.ask.ExpectedOutput
+	if limit := h.t.ask.OutputLimit; limit > 0 && (tokens <= 0 || limit < tokens) {
+		tokens = limit
+	}
+	return time.Duration((pick.TTFT + pick.TPOT*float64(max(0, tokens))) * float64(time.Second))
+}

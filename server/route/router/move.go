@@ -1,0 +1,212 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+)
+
+const (
+	// warmAbove is the number of tokens above which the next replica computes the context before the stream moves. Fewer fit into one
+	// step of an engine.
+	warmAbove = 2048
+	// moveWait is how long a client may wait for the first token of the next replica, before its own replica is read again.
+	moveWait = 2 * time.Second
+	// warmWait bounds the computation of the context.
+	warmWait = 2 * time.Minute
+	// firstMovePause and lastMovePause bound the time until a move that failed is tried again.
+	firstMovePause = time.Second
+	lastMovePause  = 30 * time.Second
+)
+
+// relocation is the move of a stream to another replica while its own still writes it. The old connection stays open until the next
+// replica has sent the first token, so that a move that fails costs nothing. The zero value has not begun.
+type relocation struct {
+	// made counts the attempts, failed those in a sequence that failed; due is when the next one may begin.
+	made, failed int
+	due          time.Time
+	// warming is the computation of the context on the next replica, nil when there is none; warm is set once it is done.
+	warming *warming
+	warm    bool
+}
+
+// warming is an attempt that has a replica compute the context of a stream.
+type warming struct {
+	cancel context.CancelFunc
+	// done is closed at its end; ok is set before.
+	done chan struct{}
+	ok   bool
+}
+
+// over reports whether it has ended, and how.
+func (w *warming) over() (over, ok bool) {
+	select {
+	case <-w.done:
+		return true, w.ok
+	default:
+		return false, false
+	}
+}
+
+// fail puts the next attempt off.
+func (m *relocation) fail() {
+	m.due = time.Now().Add(min(firstMovePause<<min(m.failed, 10), lastMovePause))
+	m.failed++
+	m.warm = false
+}
+
+// close implements source.
+func (s *resumed) close() {
+	if w := s.warming; w != nil {
+		w.cancel()
+		<-w.done // it reads the request
+	}
+}
+
+// relocate takes the next step of a move, at a moment at which the client has exactly the text of the tokens. It reports whether the reply is
+// another replica's now.
+func (s *resumed) relocate(ctx context.Context) bool {
+	if w := s.warming; w != nil {
+		over, ok := w.over()
+		if !over {
+			return false
+		}
+		w.cancel()
+		s.warming = nil
+		if s.warm = ok; !ok {
+			s.fail()
+			return false
+		}
+	}
+	if time.Now().Before(s.due) {
+		return false
+	}
+	point, result := s.point(ctx, false, true)
+	if result != resultResumed {
+		s.fail()
+		return false
+	}
+	if !s.warm && len(point.IDs) > warmAbove {
+		s.warming = s.warmUp(ctx, point)
+		return false
+	}
+	if !s.moveTo(ctx, point) {
+		s.fail()
+		return false
+	}
+	s.relocation = relocation{made: s.made}
+	return true
+}
+
+// trial is the question for a replica that continues the stream from the point while its own replica still writes it. Its id is
+// another one, because both are booked at the same time.
+func (s *resumed) trial(point *resume.Point) *tries {
+	s.made++
+	t := *s.tries
+	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
+	t.ask.Exclude = slices.Clone(s.dead)
+	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
+	t.refusals = 0
+	t.continueAt(s.rq, point)
+	t.next(s.reply.a, nil)
+	return &t
+}
+
+// warmUp has another replica compute the context of the stream up to the point, in a goroutine.
+func (s *resumed) warmUp(ctx context.Context, point *resume.Point) *warming {
+	t := s.trial(point)
+	t.warms = true
+	rq := *s.rq
+	rq.story = nil // belongs to the goroutine of the request
+	ctx, cancel := context.WithTimeout(ctx, warmWait)
+	w := &warming{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.ok = s.compute(ctx, &rq, t)
+	}()
+	return w
+}
+
+// compute makes the attempt of a warm-up, and reports whether it came to its end.
+func (s *resumed) compute(ctx context.Context, rq *request, t *tries) bool {
+	d := &delivery{to: s.d.to}
+	defer s.attempts.blame.conclude(rq, d)
+	a, f := s.attempts.open(ctx, rq, t, d)
+	if f != nil {
+		return false
+	}
+	for {
+		_, err := a.resp.Next()
+		switch {
+		case err == nil:
+			a.choice.Alive()
+			continue
+		case isEnd(err):
+			s.attempts.blame.settle(rq, d, a, retry.OK)
+			s.attempts.end(ctx, rq, d, nil, decision.EndCompleted)
+			return true
+		}
+		f := s.attempts.broke(ctx, d, err)
+		s.attempts.blame.settle(rq, d, a, f.outcome)
+		s.attempts.end(ctx, rq, d, f, endOf(f.outcome))
+		return false
+	}
+}
+
+// moveTo has another replica continue the stream from the point, and ends its own replica's part once the first token is there. The stream
+// stays where it is when there is no such replica, or not in time.
+func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
+	old := s.reply.a
+	old.hop = s.rq.story.keep(old.hop)
+	t, d := s.trial(point), &delivery{to: s.d.to, begun: true, doubts: s.d.doubts}
+	waits, cancel := context.WithCancel(ctx)
+	late := time.AfterFunc(moveWait, cancel)
+	a, f := s.attempts.open(waits, s.rq, t, d)
+	if f != nil {
+		s.d.doubts = d.doubts
+		late.Stop()
+		cancel()
+		return false
+	}
+	d.attempt.earlier, d.attempt.follower = s.d.scan.ContentEvents(), s.follower
+	next := newReply(s.rq, d)
+	next.d = s.d
+	piece, err := next.next(ctx)
+	if err != nil || !next.streamed || !late.Stop() || !a.choice.Begin() {
+		f := s.attempts.broke(waits, d, cmp.Or(err, errContinuation))
+		s.attempts.blame.settle(s.rq, d, a, f.outcome)
+		s.d.doubts = d.doubts
+		s.attempts.end(waits, s.rq, d, f, decision.EndFailed)
+		cancel()
+		return false
+	}
+	next.ahead, a.begun, s.d.doubts = piece, true, d.doubts
+	s.leave(ctx, point, t)
+	s.d.attempt, s.d.attempts = a, s.d.attempts+1
+	*s.tries = *t
+	a.hop.follows(s.d)
+	s.reply, s.fault = next, nil
+	context.AfterFunc(ctx, cancel)
+	return true
+}
+
+// leave ends the part of the replica that is left.
+func (s *resumed) leave(ctx context.Context, point *resume.Point, t *tries) {
+	old := s.reply.a
+	f := &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica is left, and the stream continues on another one", nil)}
+	s.results.add(resultMoved)
+	s.retries.again()
+	span.Note(ctx, span.EventResume, span.Replica.String(string(old.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
+	s.log.Info("a stream moves to another replica", "request", s.rq.call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)
+	s.attempts.blame.settle(s.rq, s.d, old, f.outcome)
+	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
+	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+}

@@ -1,0 +1,171 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// The routes by which an engine continues an answer that a parser takes apart.
+const (
+	pathGenerate = "/inference/v1/generate"
+	pathRender   = "/v1/chat/completions/render"
+	pathDerender = "/v1/chat/completions/derender"
+)
+
+const (
+	// parserPatience bounds one question to an engine's parser.
+	parserPatience = 10 * time.Second
+	// maxParserAnswer bounds the answer: a prompt's ids twice, and the sampling parameters.
+	maxParserAnswer = 16 << 20
+)
+
+// hasTokenRoutes reports whether the replica's version has token routes whose parser can be given an answer again in its portions.
+func hasTokenRoutes(r *replica.Replica) bool {
+	major, rest, ok := strings.Cut(r.Version, ".")
+	if !ok || r.RustFrontend {
+		return false
+	}
+	if major != "0" {
+		return major >= "1" && major <= "9"
+	}
+	minor, _, _ := strings.Cut(rest, ".")
+	n, err := strconv.Atoi(minor)
+	return err == nil && n >= 33
+}
+
+// mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
+func (rq *request) mayFollow() bool {
+	switch rq.way() {
+	case openai.WayText:
+		return true
+	case openai.WayTokens:
+		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes)
+	case openai.WayNone, openai.WayRepeat:
+	}
+	return false
+}
+
+// parserOf reports whether the answer may be one that the replica's parser takes apart, and that another one can continue.
+func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
+	if way == openai.WayNone || !hasTokenRoutes(r) {
+		return resume.NoParser
+	}
+	switch way {
+	case openai.WayTokens:
+		return resume.HasParser
+	case openai.WayText:
+		if rq.parsed.Route == openai.RouteChat {
+			return resume.PerhapsParser
+		}
+	case openai.WayNone, openai.WayRepeat:
+	}
+	return resume.NoParser
+}
+
+// askParser sends an engine a question of its parser, and returns the answer.
+func (e *engines) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, parserPatience)
+	defer cancel()
+	resp, err := e.upstream.Do(ctx, upstream.Target{Replica: on}, &upstream.Request{
+		Method: http.MethodPost, Path: path, Header: rq.header(), Client: rq.call.Client, ContentType: "application/json", Body: body,
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Close()
+	answer, err := resp.ReadAll(maxParserAnswer)
+	if err == nil && resp.Status != http.StatusOK {
+		err = fmt.Errorf("%s answered with status %d", path, resp.Status)
+	}
+	return answer, err
+}
+
+// parser has a replica's parser take tokens of the request's answer.
+func (e *engines) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
+	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
+		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.body, ids, finish, stop))
+		if err != nil {
+			return nil, err
+		}
+		return before.ReadDerendered(answer, len(ids))
+	}
+}
+
+// Why a stream is not continued by token ids: no replica was asked, or its answer is as long as it may be.
+var (
+	errNoParser    = errors.New("no other replica has routes for token ids")
+	errNothingLeft = errors.New("no token is left of the answer")
+)
+
+// accepted reports whether a replica that is not dead makes of the request and of its answer so far what the first one did, and so can continue it.
+func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
+	err := errNoParser
+	for _, o := range s.tries.ask.Replicas {
+		if o.ID == s.reply.a.choice.Replica.ID || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+			continue
+		}
+		if err = s.accepts(ctx, o, point); err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	s.log.Info("a stream is not continued by token ids", "request", s.rq.call.RequestID, "error", err)
+	return false
+}
+
+func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resume.Point) error {
+	e := s.attempts.engines
+	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.body)
+	if err != nil {
+		return err
+	}
+	rendered, err := openai.ReadRendered(answer)
+	if err != nil {
+		return err
+	}
+	if s.rq.restByIDs(point, rendered, s.rq.rest(point, on)) == nil {
+		return errNothingLeft
+	}
+	return point.Replay.Accept(rendered, e.parser(ctx, s.rq, func() *replica.Replica { return on }))
+}
+
+// follow has the follower take the rest of the stream from point on.
+func (s *resumed) follow(ctx context.Context, point *resume.Point) {
+	switch {
+	case point.Again:
+		s.follower.Repeat()
+		return
+	case point.Replay == nil:
+		s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+		return
+	}
+	s.follower.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, func() *replica.Replica { return s.reply.a.choice.Replica }))
+}
+
+// restByIDs asks the chosen replica for the tokens that continue an answer that a parser takes apart.
+func (e *engines) restByIDs(rq *request, a *attempt, out *upstream.Request) {
+	out.Path, out.Query, a.asksIDs = pathGenerate, "", false
+	limit := rq.rest(a.point, a.choice.Replica)
+	if a.warms {
+		limit = min(limit, 1)
+	}
+	out.Body = rq.restByIDs(a.point, a.point.Replay.Rendered, limit)
+}
+
+// restByIDs is the body that asks a replica for them; nil when none is left.
+func (rq *request) restByIDs(point *resume.Point, as *openai.Rendered, limit int) []byte {
+	return rq.parsed.RestByIDs(as, &openai.Rest{Model: rq.pool.Served, IDs: point.IDs, Answer: point.Answer, Limit: limit})
+}

@@ -1,0 +1,276 @@
+package openai
+
+import (
+	"strconv"
+
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+)
+
+// Place is where a part of an answer is: the choice, the member, and of a tool call its number.
+type Place struct {
+	Choice int
+	Member Member
+	Call   int
+}
+
+// Member is a member of a choice that grows while the answer is written.
+type Member byte
+
+// The members. Those of tool calls are CallName and CallArguments; Probabilities counts tokens.
+const (
+	Content Member = iota
+	Reasoning
+	ReasoningContent
+	Refusal
+	CompletionText
+	CallName
+	CallArguments
+	Probabilities
+)
+
+// memberNames are the names in JSON.
+var memberNames = [...]string{Content: "content", Reasoning: "reasoning", ReasoningContent: "reasoning_content", Refusal: "refusal", CompletionText: "text"}
+
+// Part is what an event adds to a place: a raw JSON string, or of Probabilities the raw list of tokens.
+type Part struct {
+	Place
+	Text []byte
+}
+
+// End is the end of a choice: raw JSON, Stop nil for null.
+type End struct {
+	Choice       int
+	Finish, Stop []byte
+}
+
+// Parts is what one event of a chat or completion stream adds to an answer. Its slices share memory with the event.
+type Parts struct {
+	// Head is the object up to its choices.
+	Head []byte
+	List []Part
+	// Ends are the choices that end here; Odd is set for a choice with a member that is not known.
+	Ends []End
+	Odd  bool
+	// Choices counts the choices. Fault is the code of an error object, 0 when there is none.
+	Choices, Fault int
+
+	chunk Chunk
+	s     rawjson.Scanner
+	at    Place
+	end   End
+	begun int // the choice's first part
+}
+
+// Read reads the JSON of one event; false for what is no such object.
+func (p *Parts) Read(data []byte) bool {
+	p.Head, p.List, p.Ends, p.Odd, p.Choices, p.Fault = nil, p.List[:0], p.Ends[:0], false, 0, 0
+	p.s = rawjson.Scanner{Data: data}
+	if p.s.Space() != '{' || p.s.Pos != 0 {
+		return false
+	}
+	return p.s.Members(p.member)
+}
+
+func (p *Parts) member(name []byte, start int) bool {
+	switch string(name) {
+	case "choices":
+		p.Head = p.s.Data[:start]
+		if p.s.Space() != '[' {
+			p.Odd = true
+			return p.s.Skip()
+		}
+		return p.s.Elements(p.choice)
+	case "error":
+		r := chunkReader{s: p.s, c: &p.chunk}
+		p.chunk.Fault = 0
+		ok := r.fault()
+		p.s, p.Fault = r.s, p.chunk.Fault
+		return ok
+	}
+	return p.s.Skip()
+}
+
+func (p *Parts) choice(int) bool {
+	p.Choices++
+	p.at, p.end, p.begun = Place{}, End{}, len(p.List)
+	if p.s.Space() != '{' {
+		p.Odd = true
+		return p.s.Skip()
+	}
+	ok := p.s.Members(p.ofChoice)
+	if p.end.Finish != nil {
+		p.end.Choice = p.at.Choice
+		p.Ends = append(p.Ends, p.end)
+	}
+	return ok
+}
+
+// into reads one value into dst.
+func (p *Parts) into(dst *[]byte) (ok bool) {
+	*dst, ok = p.raw()
+	return ok
+}
+
+// raw reads one value, nil for null.
+func (p *Parts) raw() ([]byte, bool) {
+	from := p.s.Pos
+	if !p.s.Skip() {
+		return nil, false
+	}
+	if v := p.s.Data[from:p.s.Pos]; string(v) != "null" {
+		return v, true
+	}
+	return nil, true
+}
+
+func (p *Parts) ofChoice(name []byte, _ int) bool {
+	switch string(name) {
+	case "index":
+		v, ok := p.raw()
+		p.at.Choice = wholeNumber(string(v))
+		for i := range p.List[p.begun:] {
+			p.List[p.begun+i].Choice = p.at.Choice
+		}
+		return ok
+	case "delta":
+		if p.s.Space() != '{' {
+			p.Odd = true
+			return p.s.Skip()
+		}
+		return p.s.Members(p.ofDelta)
+	case "text":
+		return p.add(CompletionText)
+	case "finish_reason":
+		return p.into(&p.end.Finish)
+	case "stop_reason":
+		return p.into(&p.end.Stop)
+	case "logprobs":
+		v, ok := p.raw()
+		list := memberOf(v, "content")
+		if v != nil && list == nil {
+			p.Odd = p.Odd || !idle(v) // those of a completion
+		} else if list != nil && string(list) != "null" {
+			p.List = append(p.List, Part{Place{Choice: p.at.Choice, Member: Probabilities}, list})
+		}
+		return ok
+	case "token_ids", "prompt_token_ids", "weight_versions":
+		return p.s.Skip()
+	}
+	return p.other()
+}
+
+// other reads a member that may have no value but one that asks for nothing.
+func (p *Parts) other() bool {
+	v, ok := p.raw()
+	p.Odd = p.Odd || v != nil && !idle(v)
+	return ok
+}
+
+func (p *Parts) ofDelta(name []byte, _ int) bool {
+	switch string(name) {
+	case "content":
+		return p.add(Content)
+	case "reasoning":
+		return p.add(Reasoning)
+	case "reasoning_content":
+		return p.add(ReasoningContent)
+	case "refusal":
+		return p.add(Refusal)
+	case "role":
+		return p.s.Skip()
+	case "tool_calls":
+		if p.s.Space() != '[' {
+			return p.other()
+		}
+		return p.s.Elements(p.call)
+	}
+	return p.other()
+}
+
+// add reads a string that a member grows by.
+func (p *Parts) add(m Member) bool {
+	v, ok := p.raw()
+	switch {
+	case v == nil:
+	case v[0] != '"':
+		p.Odd = true
+	case len(v) > len(`""`):
+		p.List = append(p.List, Part{Place{Choice: p.at.Choice, Member: m, Call: p.at.Call}, v})
+	}
+	return ok
+}
+
+func (p *Parts) call(int) bool {
+	if p.s.Space() != '{' {
+		p.Odd = true
+		return p.s.Skip()
+	}
+	first := len(p.List)
+	p.at.Call = 0
+	ok := p.s.Members(func(name []byte, _ int) bool {
+		switch string(name) {
+		case "index":
+			v, ok := p.raw()
+			p.at.Call = wholeNumber(string(v))
+			return ok
+		case "id", "type":
+			return p.s.Skip()
+		case "function":
+			if p.s.Space() != '{' {
+				return p.other()
+			}
+			return p.s.Members(func(name []byte, _ int) bool {
+				switch string(name) {
+				case "name":
+					return p.add(CallName)
+				case "arguments":
+					return p.add(CallArguments)
+				}
+				return p.other()
+			})
+		}
+		return p.other()
+	})
+	for i := range p.List[first:] {
+		p.List[first+i].Call = p.at.Call
+	}
+	p.at.Call = 0
+	return ok
+}
+
+// AppendEnd appends the JSON of an event under head that ends a choice of a chat or, with text, of a completion.
+func AppendEnd(dst, head []byte, of *End, text bool) []byte {
+	dst = append(append(dst, head...), `"choices":[{"index":`...)
+	dst = strconv.AppendInt(dst, int64(of.Choice), 10)
+	if text {
+		dst = append(dst, `,"text":""`...)
+	} else {
+		dst = append(dst, `,"delta":{}`...)
+	}
+	dst = append(append(dst, `,"logprobs":null,"finish_reason":`...), of.Finish...)
+	return append(orNull(append(dst, `,"stop_reason":`...), of.Stop), `}]}`...)
+}
+
+// AppendRest appends the JSON of an event under head that adds what is left of one part: the text, or of Probabilities the raw list.
+func AppendRest(dst, head []byte, of Place, left []byte) []byte {
+	dst = append(append(dst, head...), `"choices":[{"index":`...)
+	dst = strconv.AppendInt(dst, int64(of.Choice), 10)
+	switch of.Member {
+	case Probabilities:
+		dst = append(append(append(dst, `,"delta":{},"logprobs":{"content":`...), left...), `},"finish_reason":null}]}`...)
+		return dst
+	case CompletionText:
+		dst = rawjson.AppendString(append(dst, `,"text":`...), string(left))
+	case CallName, CallArguments:
+		dst = strconv.AppendInt(append(dst, `,"delta":{"tool_calls":[{"index":`...), int64(of.Call), 10)
+		name := `,"function":{"arguments":`
+		if of.Member == CallName {
+			name = `,"function":{"name":`
+		}
+		dst = append(rawjson.AppendString(append(dst, name...), string(left)), `}}]}`...)
+	case Content, Reasoning, ReasoningContent, Refusal:
+		dst = append(append(append(dst, `,"delta":{"`...), memberNames[of.Member]...), `":`...)
+		dst = append(rawjson.AppendString(dst, string(left)), '}')
+	}
+	return append(dst, `,"logprobs":null,"finish_reason":null}]}`...)
+}
