@@ -108,21 +108,24 @@ const (
 	ChoiceReason_CHOICE_REASON_TOO_LONG ChoiceReason = 8
 	// No candidate was left.
 	ChoiceReason_CHOICE_REASON_NONE ChoiceReason = 9
+	// It costs less to have another rank compute the prompt.
+	ChoiceReason_CHOICE_REASON_SPLIT ChoiceReason = 10
 )
 
 // Enum value maps for ChoiceReason.
 var (
 	ChoiceReason_name = map[int32]string{
-		0: "CHOICE_REASON_UNSPECIFIED",
-		1: "CHOICE_REASON_COST",
-		2: "CHOICE_REASON_TIE",
-		3: "CHOICE_REASON_ONLY",
-		4: "CHOICE_REASON_PINNED",
-		5: "CHOICE_REASON_DICE",
-		6: "CHOICE_REASON_NO_KEY",
-		7: "CHOICE_REASON_IMBALANCE",
-		8: "CHOICE_REASON_TOO_LONG",
-		9: "CHOICE_REASON_NONE",
+		0:  "CHOICE_REASON_UNSPECIFIED",
+		1:  "CHOICE_REASON_COST",
+		2:  "CHOICE_REASON_TIE",
+		3:  "CHOICE_REASON_ONLY",
+		4:  "CHOICE_REASON_PINNED",
+		5:  "CHOICE_REASON_DICE",
+		6:  "CHOICE_REASON_NO_KEY",
+		7:  "CHOICE_REASON_IMBALANCE",
+		8:  "CHOICE_REASON_TOO_LONG",
+		9:  "CHOICE_REASON_NONE",
+		10: "CHOICE_REASON_SPLIT",
 	}
 	ChoiceReason_value = map[string]int32{
 		"CHOICE_REASON_UNSPECIFIED": 0,
@@ -135,6 +138,7 @@ var (
 		"CHOICE_REASON_IMBALANCE":   7,
 		"CHOICE_REASON_TOO_LONG":    8,
 		"CHOICE_REASON_NONE":        9,
+		"CHOICE_REASON_SPLIT":       10,
 	}
 )
 
@@ -195,6 +199,8 @@ const (
 	Veto_VETO_DRAINING Veto = 11
 	// The programs that have their place there leave no memory for another one.
 	Veto_VETO_MEMORY Veto = 12
+	// It computes prompts for others only, as long as another replica can serve.
+	Veto_VETO_ROLE Veto = 13
 )
 
 // Enum value maps for Veto.
@@ -213,6 +219,7 @@ var (
 		10: "VETO_STALLED",
 		11: "VETO_DRAINING",
 		12: "VETO_MEMORY",
+		13: "VETO_ROLE",
 	}
 	Veto_value = map[string]int32{
 		"VETO_UNSPECIFIED": 0,
@@ -228,6 +235,7 @@ var (
 		"VETO_STALLED":     10,
 		"VETO_DRAINING":    11,
 		"VETO_MEMORY":      12,
+		"VETO_ROLE":        13,
 	}
 )
 
@@ -2026,7 +2034,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x0fFEED_STATE_NONE\x10\x01\x12\x13\n" +
 	"\x0fFEED_STATE_COLD\x10\x02\x12\x14\n" +
 	"\x10FEED_STATE_EXACT\x10\x03\x12\x17\n" +
-	"\x13FEED_STATE_DEGRADED\x10\x04*\x91\x02\n" +
+	"\x13FEED_STATE_DEGRADED\x10\x04*\xaa\x02\n" +
 	"\fChoiceReason\x12\x1d\n" +
 	"\x19CHOICE_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12CHOICE_REASON_COST\x10\x01\x12\x15\n" +
@@ -2037,7 +2045,9 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x14CHOICE_REASON_NO_KEY\x10\x06\x12\x1b\n" +
 	"\x17CHOICE_REASON_IMBALANCE\x10\a\x12\x1a\n" +
 	"\x16CHOICE_REASON_TOO_LONG\x10\b\x12\x16\n" +
-	"\x12CHOICE_REASON_NONE\x10\t*\xec\x01\n" +
+	"\x12CHOICE_REASON_NONE\x10\t\x12\x17\n" +
+	"\x13CHOICE_REASON_SPLIT\x10\n" +
+	"*\xfb\x01\n" +
 	"\x04Veto\x12\x14\n" +
 	"\x10VETO_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -2054,7 +2064,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\fVETO_STALLED\x10\n" +
 	"\x12\x11\n" +
 	"\rVETO_DRAINING\x10\v\x12\x0f\n" +
-	"\vVETO_MEMORY\x10\f*c\n" +
+	"\vVETO_MEMORY\x10\f\x12\r\n" +
+	"\tVETO_ROLE\x10\r*c\n" +
 	"\tObjective\x12\x19\n" +
 	"\x15OBJECTIVE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eOBJECTIVE_TTFT\x10\x01\x12\x14\n" +

@@ -22,7 +22,7 @@ func sameName(t *testing.T, got fmt.Stringer, prefix, own string) {
 func TestTheContractNamesEachValue(t *testing.T) {
 	for _, r := range []decision.Reason{
 		decision.ReasonCost, decision.ReasonTie, decision.ReasonOnly, decision.ReasonPinned, decision.ReasonDice, decision.ReasonNoKey,
-		decision.ReasonTooLong, decision.ReasonImbalance, decision.ReasonNone,
+		decision.ReasonTooLong, decision.ReasonImbalance, decision.ReasonNone, decision.ReasonSplit,
 	} {
 		sameName(t, reasonProto(r), "CHOICE_REASON_", string(r))
 	}

@@ -28,6 +28,7 @@ class ChoiceReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHOICE_REASON_IMBALANCE: _ClassVar[ChoiceReason]
     CHOICE_REASON_TOO_LONG: _ClassVar[ChoiceReason]
     CHOICE_REASON_NONE: _ClassVar[ChoiceReason]
+    CHOICE_REASON_SPLIT: _ClassVar[ChoiceReason]
 
 class Veto(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +45,7 @@ class Veto(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VETO_STALLED: _ClassVar[Veto]
     VETO_DRAINING: _ClassVar[Veto]
     VETO_MEMORY: _ClassVar[Veto]
+    VETO_ROLE: _ClassVar[Veto]
 
 class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -104,6 +106,7 @@ CHOICE_REASON_NO_KEY: ChoiceReason
 CHOICE_REASON_IMBALANCE: ChoiceReason
 CHOICE_REASON_TOO_LONG: ChoiceReason
 CHOICE_REASON_NONE: ChoiceReason
+CHOICE_REASON_SPLIT: ChoiceReason
 VETO_UNSPECIFIED: Veto
 VETO_STATE: Veto
 VETO_MODEL: Veto
@@ -117,6 +120,7 @@ VETO_CONTEXT: Veto
 VETO_STALLED: Veto
 VETO_DRAINING: Veto
 VETO_MEMORY: Veto
+VETO_ROLE: Veto
 OBJECTIVE_UNSPECIFIED: Objective
 OBJECTIVE_TTFT: Objective
 OBJECTIVE_ANSWER: Objective
