@@ -4,7 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	pb "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/peers/warm"
 )
 
