@@ -40,7 +40,7 @@ var within = map[string][]string{
 	"tokens/openai":       {"tokens/rawjson"},
 	"tokens/tokenizer":    {"tokens/rawjson"},
 	"choose/ranks":        {"choose/chooser", "choose/load", "choose/liveness"},
-	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs"},
+	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs", "choose/transfer"},
 	"peers/identity":      {"peers/refusals"},
 	"peers/members":       {"peers/identity", "peers/refusals"},
 	"peers/link":          {"peers/identity", "peers/members", "peers/refusals"},

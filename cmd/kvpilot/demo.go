@@ -24,14 +24,16 @@ import (
 
 // demoFlags are the flags of kvpilot demo.
 type demoFlags struct {
-	replicas      []string
-	events        []string
-	replays       []string
-	count         int
-	routers       int
-	speed         float64
-	serve         bool
-	verbose       bool
+	replicas []string
+	events   []string
+	replays  []string
+	count    int
+	routers  int
+	speed    float64
+	serve    bool
+	verbose  bool
+	// disaggregated gives the simulated replicas a KV connector.
+	disaggregated bool
 	conversations int
 	turns         int
 	concurrency   int
@@ -75,6 +77,7 @@ next one, and one of them decides for all.`,
 	flags.IntVar(&f.routers, "routers", 1, "number of routers")
 	flags.Float64Var(&f.speed, "speed", 3, "speed, relative to a 70B model on four GPUs")
 	flags.BoolVar(&f.serve, "serve", false, "keep everything running after the comparison, until stopped")
+	flags.BoolVar(&f.disaggregated, "disaggregated", false, "let simulated replicas compute prompts for each other, where the router finds that cheaper")
 	flags.BoolVar(&f.verbose, "verbose", false, "write the router's log")
 	flags.IntVar(&f.conversations, "conversations", 40, "conversations to play")
 	flags.IntVar(&f.turns, "turns", 6, "turns of each conversation")
@@ -147,6 +150,9 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 	cfg.Core.Timing.Speed = d.speed
 	cfg.Core.Blocks = 2561 // 40k tokens: about a third of what the demo's conversations need
 	cfg.Core.MaxModelLen = 32768
+	if d.disaggregated {
+		cfg.Transfer.Connector = replica.NIXL.String()
+	}
 	for n := range d.count {
 		cfg.Core.Seed = uint64(time.Now().UnixNano()) + uint64(n)
 		r, err := newSimReplica(ctx, cfg, simPorts{host: "127.0.0.1"}, n, slog.New(slog.DiscardHandler))
@@ -156,6 +162,9 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 		d.sims = append(d.sims, r)
 		spec := registry.Spec{ID: replica.ID(fmt.Sprintf("sim-%d", n)), URL: r.url}
 		spec.Events.Endpoint, spec.Events.Replay = r.events[0], r.replays[0]
+		if d.disaggregated {
+			spec.Labels = map[string]string{replica.LabelConnector: cfg.Transfer.Connector}
+		}
 		specs = append(specs, spec)
 	}
 	return specs, nil
@@ -237,6 +246,7 @@ func (d *demo) play(ctx context.Context, routers []*demoRouter, began time.Time)
 	}
 	d.table(phases, time.Since(began))
 	d.decisions(ctx, routers, model)
+	d.splits(ctx, routers)
 	if !d.serve {
 		return nil
 	}

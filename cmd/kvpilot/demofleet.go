@@ -150,6 +150,19 @@ lines:
 	return sum
 }
 
+// splits prints how many requests were split between two replicas.
+func (d *demo) splits(ctx context.Context, list []*demoRouter) {
+	if !d.disaggregated {
+		return
+	}
+	var whole, split float64
+	for _, r := range list {
+		whole += r.metric(ctx, "kvpilot_chooser_ways_total", `way="whole"`)
+		split += r.metric(ctx, "kvpilot_chooser_ways_total", `way="split"`)
+	}
+	fmt.Fprintf(d.out, "\nof %.0f requests that could be split, %.0f had their prompt computed by one replica and their answer written by another\n", whole+split, split)
+}
+
 // decisions prints which router decides, and how often the others asked it.
 func (d *demo) decisions(ctx context.Context, list []*demoRouter, model string) {
 	if len(list) < 2 {

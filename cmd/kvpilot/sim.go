@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/spf13/cobra"
 
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
@@ -20,6 +22,8 @@ type simFlags struct {
 	ports  simPorts
 	count  int
 	faults string
+	// role is the label that the router is to see; an engine with NIXL does what each request asks of it.
+	role string
 	// seed makes block hashes; zero draws one for each replica.
 	seed uint64
 	// noEvents and noReplay switch the ZMQ sockets off.
@@ -38,6 +42,7 @@ Send requests to http://HOST:PORT as to vLLM. /sim/state, /sim/faults, /sim/rest
 the simulator; docs/simulator.md describes them.`,
 		Example: `  kvpilot sim --port 8000
   kvpilot sim --count 4 --speed 10 --version 0.12.0
+  kvpilot sim --count 2 --connector nixl
   kvpilot sim --faults '{"die_after":5,"times":1}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -80,6 +85,11 @@ the simulator; docs/simulator.md describes them.`,
 	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "number of event batches kept for replays")
 	flags.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "how long idle connections stay open; 0 closes each after its answer")
 	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 requires")
+	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl passes the cache of prompts on to other simulated replicas")
+	flags.StringVar(&f.role, "role", "", "role in the labels that are printed for the router: prefill, decode or both; needs --connector")
+	flags.DurationVar(&c.Transfer.Start, "transfer-start", c.Transfer.Start, "time of a transfer of no tokens from another replica")
+	flags.DurationVar(&c.Transfer.PerToken, "transfer-token-time", c.Transfer.PerToken, "time that each token adds to a transfer")
+	flags.DurationVar(&c.Transfer.Lease, "transfer-lease", c.Transfer.Lease, "how long blocks that no replica reads are kept")
 	flags.StringVar(&f.faults, "faults", "", "initial faults, as JSON; see docs/simulator.md")
 	return cmd
 }
@@ -106,6 +116,9 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 			return fmt.Errorf("--faults: %w", err)
 		}
 	}
+	if _, known := replica.ReadRole(f.role); !known || f.role != "" && f.cfg.Transfer.Connector == "" {
+		return fmt.Errorf("--role must be prefill, decode or both, with --connector nixl, not %q", f.role)
+	}
 	if f.noEvents {
 		f.ports.events = -1
 	}
@@ -130,6 +143,9 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 		}
 		if len(r.replays) > 0 {
 			fmt.Fprintf(out, ", replays %s", strings.Join(r.replays, " "))
+		}
+		if c := cfg.Transfer.Connector; c != "" {
+			fmt.Fprintf(out, ", labels {%s: %s, %s: %s}", replica.LabelConnector, c, replica.LabelRole, cmp.Or(f.role, replica.AnyRole.String()))
 		}
 		fmt.Fprintln(out)
 	}

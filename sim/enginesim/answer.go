@@ -26,16 +26,28 @@ func (g *generation) stream(open func(*stream), on func(*stream, *choice, delta)
 		return s, false
 	}
 	started := false
+	if g.reads() { // the head is there before the cache
+		started = true
+		s.head()
+		_ = s.flush() // a client that left shows in its context
+	}
+	opened := false
 	ok := g.each(func(ch *choice, d delta) bool {
 		if !started {
 			started = true
 			s.head()
+		}
+		if !opened {
+			opened = true
 			open(s)
 		}
 		on(s, ch, d)
 		s.send()
 		return !s.ended
 	})
+	if g.lost.Load() {
+		s.fail(errLoad.Error())
+	}
 	return s, ok
 }
 
@@ -52,6 +64,9 @@ func (g *generation) streamed(s *stream, prefix text, chat bool) bool {
 // whole answers without a stream: choice writes each choice, extra what follows the usage.
 func (g *generation) whole(object string, chat bool, choice func(text, *choice) text, extra func(text) text) bool {
 	if !g.finished() {
+		if g.lost.Load() {
+			g.l.fail(g.c, apiError{Status: http.StatusInternalServerError, Message: errLoad.Error(), Type: "InternalServerError"})
+		}
 		return false
 	}
 	b := g.chunkPrefix(object)
@@ -67,7 +82,8 @@ func (g *generation) whole(object string, chat bool, choice func(text, *choice) 
 	} else {
 		b = b.raw("null")
 	}
-	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), &g.l.dialect)).raw(`,"kv_transfer_params":null`)
+	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), &g.l.dialect)).raw(`,"kv_transfer_params":`)
+	b = g.passed(b)
 	if g.l.features.has(modern) {
 		b = b.raw(`,"ec_transfer_params":null,"metrics":null`)
 	}

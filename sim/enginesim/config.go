@@ -25,6 +25,8 @@ type Config struct {
 	Core core.Config
 	Flags
 	Publishing
+	// Transfer is the KV connector.
+	Transfer Transfer
 	// MeanAnswer is the mean length in tokens of an answer that nothing cuts short.
 	MeanAnswer int
 	// KeepAlive is how long an idle connection stays open; vLLM's is five seconds.
@@ -78,7 +80,7 @@ func (vocabulary) Render(c vocab.Chat) (vocab.Rendered, error) { return vocab.Re
 func DefaultConfig() Config {
 	return Config{
 		Models: []string{"sim"}, Version: "0.32.0", Ranks: 1, Core: core.DefaultConfig(),
-		Flags: Flags{TokenDetails: true, ScaleOut: true}, Publishing: Publishing{ReplayBuffer: 10_000}, MeanAnswer: 128, KeepAlive: 5 * time.Second,
+		Flags: Flags{TokenDetails: true, ScaleOut: true}, Publishing: Publishing{ReplayBuffer: 10_000}, Transfer: DefaultTransfer(), MeanAnswer: 128, KeepAlive: 5 * time.Second,
 	}
 }
 
@@ -100,7 +102,7 @@ func (c Config) Validate() error {
 	if c.KeepAlive < 0 {
 		errs = append(errs, errors.New("the keep-alive time must not be negative"))
 	}
-	return errors.Join(append(errs, c.Core.Validate())...)
+	return errors.Join(append(errs, c.Core.Validate(), c.Transfer.validate())...)
 }
 
 // dialect is how a version and a front end read requests and word answers. It has no state.

@@ -3,6 +3,7 @@ package enginesim
 import (
 	"fmt"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
@@ -20,6 +21,10 @@ type generation struct {
 	choices []*choice
 	// promptTokens counts each prompt once, as usage does.
 	promptTokens int
+	// pin is the name of the prompt's blocks, where they are kept for another engine.
+	pin string
+	// lost: the cache that another engine computed could not be read.
+	lost atomic.Bool
 	// dead: the engine ended before its answer did.
 	dead bool
 }
@@ -41,9 +46,16 @@ func (l *life) start(c *call, s *sampling, prefix string, prompts []promptIDs) *
 		}
 	}
 	given := false
-	for i, p := range prompts {
+	for _, p := range prompts {
 		g.promptTokens += len(p.ids)
 		given = given || p.given
+	}
+	if g.kills() {
+		l.fail(c, apiError{Status: http.StatusInternalServerError, Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.", Type: "InternalServerError"})
+		l.Restart(time.Second)
+		return nil
+	}
+	for i, p := range prompts {
 		g.submit(p, limits[i], rank)
 	}
 	l.load.Add(1)
@@ -85,6 +97,10 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 			End: vocab.TurnEnd, IgnoreEnd: g.s.IgnoreEOS, StopIDs: g.s.StopTokenIDs,
 			NoHits: g.s.PromptLogprobs != nil, Ready: g.ready,
 		}
+		if g.prefills() {
+			g.pin = g.pinName()
+			params.Pin = core.Pin{Name: g.pin, Lease: time.Duration(float64(g.l.cfg.Transfer.Lease) / g.l.cfg.Core.Timing.Speed)}
+		}
 		if maxTokens > 0 {
 			write := newWriter
 			if p.given {
@@ -97,6 +113,11 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 		}
 		seq := core.NewSequence(params)
 		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID(), bare: true})
+		if g.reads() && maxTokens > 0 {
+			ch := g.choices[len(g.choices)-1]
+			g.l.work.Go(func() { g.fetch(g.c.r.Context(), ch) })
+			continue
+		}
 		if every := time.Duration(g.c.faults.Drip); every > 0 && maxTokens > 0 {
 			go seq.Feign(g.c.r.Context(), every)
 			continue
@@ -113,6 +134,9 @@ func (g *generation) each(on func(*choice, delta) bool) bool {
 		select {
 		case <-g.ready:
 		case <-g.c.r.Context().Done():
+			return false
+		}
+		if g.lost.Load() {
 			return false
 		}
 		for _, ch := range g.choices {
@@ -169,7 +193,12 @@ func (g *generation) book(ok bool) {
 }
 
 // cached is the hit of the last answer, which vLLM reports: of several samples it finds the blocks that the first one has stored.
-func (g *generation) cached() int { return g.choices[len(g.choices)-1].seq.Cached() }
+func (g *generation) cached() int {
+	if kv := g.s.KVTransfer; g.reads() && kv.CachedTokens != nil { // as vLLM reports it: the other engine's
+		return *kv.CachedTokens
+	}
+	return g.choices[len(g.choices)-1].seq.Cached()
+}
 
 func (g *generation) outputTokens() int {
 	n := 0

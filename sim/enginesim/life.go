@@ -24,8 +24,10 @@ type life struct {
 	load    atomic.Int64 // requests in flight, as /load reports them
 	meters  meters
 	stored  responseStore
-	work    sync.WaitGroup // background responses
-	sockets sockets
+	// engineID names the process to others that read its cache.
+	engineID string
+	work     sync.WaitGroup // background responses
+	sockets  sockets
 }
 
 func newLife(e *Engine, n uint64) *life {
@@ -34,6 +36,7 @@ func newLife(e *Engine, n uint64) *life {
 	if e.cfg.BytesHashes {
 		l.layout |= feed.Bytes
 	}
+	l.engineID = e.newID()
 	cfg := e.cfg.Core
 	cfg.EarlyEvents = !e.features.has(lateEvents)
 	cfg.Seed += n * 0x9e3779b97f4a7c15

@@ -31,8 +31,11 @@ type rankState struct {
 	HitTokens     uint64  `json:"prefix_cache_hits"`
 	Preemptions   uint64  `json:"preemptions"`
 	Aborted       uint64  `json:"aborted"`
-	NextEvent     uint64  `json:"next_event"`
-	Subscriptions int     `json:"subscriptions"`
+	// Pinned counts the prompts whose blocks wait for another engine, Expired those that none read in time.
+	Pinned        int    `json:"pinned_prompts"`
+	Expired       int    `json:"expired_prompts"`
+	NextEvent     uint64 `json:"next_event"`
+	Subscriptions int    `json:"subscriptions"`
 	// Clock shows whether the machine kept up with the modelled time.
 	Clock clockState `json:"clock"`
 }
@@ -121,6 +124,7 @@ func (l *life) state() adminState {
 				MostLate: st.Clock.MostLate.Seconds(), LateSteps: st.Clock.LateSteps, Lost: st.Clock.Lost.Seconds(),
 			},
 		}
+		r.Pinned, r.Expired = co.Pins()
 		if i < len(l.pubs) {
 			r.NextEvent, r.Subscriptions = l.pubs[i].Next(), l.pubs[i].Subscriptions()
 		}

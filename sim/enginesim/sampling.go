@@ -46,10 +46,6 @@ type streamOptions struct {
 	Continuous   bool `json:"continuous_usage_stats"`
 }
 
-type kvTransfer struct {
-	PromptTokenIDs []uint32 `json:"prompt_token_ids"`
-}
-
 // stringList is a JSON string or a list of strings.
 type stringList []string
 

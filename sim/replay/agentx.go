@@ -16,7 +16,7 @@ const (
 	xSpawning, xForking = 0.44, 0.25
 	// xQuick is the share of gaps below a second.
 	xQuick = 0.86
-	// xLongest is the context at which an agent goes on with a summary.
+	// xLongest is the context at which an agent continues with a summary.
 	xLongest = 400_000
 )
 

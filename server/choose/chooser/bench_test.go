@@ -23,6 +23,7 @@ type bed struct {
 	prompts  [][]blockhash.Hash
 	flight   []*chooser.Choice
 	asked    int
+	splits   bool
 }
 
 // bedPrompt is the length of the prompts in tokens.
@@ -100,6 +101,63 @@ func (x *bed) choose(b *testing.B) time.Duration {
 	}
 	*at = choice
 	return took
+}
+
+// withRoles makes the fleet's replicas NIXL engines with these roles in turn.
+func (x *bed) withRoles(roles ...string) {
+	for i, r := range x.replicas {
+		with := *r // a replica never changes
+		with.Labels = map[string]string{replica.LabelConnector: "nixl", replica.LabelRole: roles[i%len(roles)]}
+		x.replicas[i] = &with
+	}
+	x.splits = true
+}
+
+// A choice among ranks with connectors prices each way: it takes no more than half as long again.
+func BenchmarkChooseWays(b *testing.B) {
+	for name, roles := range map[string][]string{"none": nil, "both": {"both"}, "split": {"prefill", "decode", "both", "decode"}} {
+		b.Run(name, func(b *testing.B) {
+			x := newBed(b, 64, decision.PredictedTTFT)
+			if roles != nil {
+				x.withRoles(roles...)
+			}
+			times := make([]time.Duration, 0, 1<<16)
+			split := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				choice, took := x.price(b)
+				if choice.Decision.Split() != nil {
+					split++
+				}
+				if len(times) < cap(times) {
+					times = append(times, took)
+				}
+			}
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2])/1e3, "µs/choice-p50")
+			b.ReportMetric(float64(split)/float64(b.N), "split")
+		})
+	}
+}
+
+// price makes a choice that is not booked, so that all pools stay alike.
+func (x *bed) price(b *testing.B) (*chooser.Choice, time.Duration) {
+	hashes := x.prompts[x.asked%len(x.prompts)]
+	x.asked++
+	req := &chooser.Request{
+		Request: decision.Request{Model: "m"},
+		Pool:    chooser.Pool{Replicas: x.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: bedPrompt, Hashes: func(int) []blockhash.Hash { return hashes }},
+		Reply:   chooser.Reply{ExpectedOutput: 256},
+		Terms:   chooser.Terms{Booking: chooser.DryRun, Splittable: x.splits},
+	}
+	began := time.Now()
+	choice, err := x.chooser.Choose(b.Context(), req)
+	took := time.Since(began)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return choice, took
 }
 
 // The time of a choice grows with the fleet much less than the fleet does.

@@ -65,24 +65,18 @@ func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t 
 		if !req.Booking.books() {
 			return b.unbooked(s, req, ln, now), nil
 		}
-		booking := req.book(d, req.hashesFor(cand))
-		var res *load.Reservation
-		var err error
-		if race < maxRaces {
-			res, err = b.book.ReserveIf(s.versions[d.Chosen], booking)
-		} else {
-			res, err = b.book.Reserve(booking)
-		}
+		made, err := b.reserve(s, req, race < maxRaces)
 		switch {
 		case err == nil:
 			s.readings.forget(cand.Slot)
-			return b.finish(s, req, ln, now, res, &booking), nil
+			s.readings.forget(s.computes().Slot)
+			return b.finish(s, req, ln, now, &made), nil
 		case errors.Is(err, load.ErrConflict):
 			b.metrics.races.Add(1)
-			s.readings.forget(cand.Slot)
+			s.readings.forget(s.computes().Slot)
 			b.loads(s, req, now, ln.plannedIf(t != nil && t.memory == nil))
 			s.choose()
-			if t == nil && s.held && d.Chosen >= 0 && !b.settings.Load().hasRoom(d.Pick()) {
+			if t == nil && s.held && d.Chosen >= 0 && !b.settings.Load().hasRoom(s.computes()) {
 				return nil, errNoRoom
 			}
 		case errors.Is(err, load.ErrNoRank):
@@ -92,6 +86,29 @@ func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t 
 			return nil, notBooked(err)
 		}
 	}
+}
+
+// booked is a booking that was made. lead is that of the rank that prefills for another one; its reservation is nil for none.
+type booked struct {
+	res, prefill  *load.Reservation
+	booking, lead load.Request
+}
+
+// reserve books the choice in s; checked, only if nothing was booked on the rank that computes the prompt since its load was read.
+func (b *booker) reserve(s *evaluation, req *Request, checked bool) (made booked, err error) {
+	d := &s.d
+	if w := d.Split(); w != nil {
+		made.booking, made.lead = req.bookings(s)
+		made.prefill, made.res, err = b.reserveSplit(s, w, made.booking, made.lead, checked)
+		return made, err
+	}
+	made.booking = req.book(d, req.hashesFor(d.Pick()))
+	if checked {
+		made.res, err = b.book.ReserveIf(s.versions[d.Chosen], made.booking)
+	} else {
+		made.res, err = b.book.Reserve(made.booking)
+	}
+	return made, err
 }
 
 // notBooked is the error for one of the load book.
@@ -120,18 +137,23 @@ func (b *booker) unbooked(s *evaluation, req *Request, ln *line, now time.Time) 
 }
 
 // finish makes the Choice of a booking that was made, and reports it.
-func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, res *load.Reservation, booking *load.Request) *Choice {
+func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, made *booked) *Choice {
 	b.addShadow(s, req)
 	d := b.recorded(s, req, now)
 	cand := d.Pick()
-	choice := b.newChoice(d, s.owner(s.d.Chosen), req, ln, res)
+	choice := b.newChoice(d, s.owner(s.d.Chosen), req, ln, made.res)
 	if rk := b.ranks.at(cand.Slot); rk != nil && !d.TooLong {
-		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-		rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(now))
 		choice.flight.rank = rk
-		choice.lesson.open(&b.learning, rk)
+		if made.prefill != nil {
+			choice.lesson.learning, choice.lesson.rank = &b.learning, rk
+			choice.observers.add(decoding{&choice.lesson})
+		} else {
+			whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
+			rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(now))
+			choice.lesson.open(&b.learning, rk)
+			choice.observers.add(&choice.lesson)
+		}
 		choice.stream.enter(req, rk.conduct, now)
-		choice.observers.add(&choice.lesson)
 		choice.observers.add(&choice.stream)
 	}
 	if d.Others > 0 {
@@ -141,7 +163,10 @@ func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, re
 		choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: d.PromptTokens}
 		choice.observers.add(&choice.program)
 	}
-	b.start(choice, req, ln, booking, b.record)
+	if made.prefill != nil {
+		b.joinLegs(choice, s, req, ln, made.prefill, &made.lead)
+	}
+	b.start(choice, req, ln, &made.booking, b.record)
 	b.metrics.decisions.decided(d)
 	b.publish(d)
 	return choice
@@ -172,7 +197,7 @@ func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request,
 		c.observers.add(&c.flight)
 	}
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
-		c.belief.Belief = b.index.Predict(cand.Slot, booking.Hashes, at.Add(2*duration(cand.TTFT)+beliefSlack))
+		c.belief.Belief = b.index.Predict(cand.Slot, booking.Hashes, at.Add(2*duration(d.PredictedTTFT())+beliefSlack))
 		c.flight.belief = c.belief.Belief
 		c.observers.add(&c.belief)
 	}

@@ -23,7 +23,7 @@ func (e *evaluator) candidates(s *evaluation, req *Request, ln *line) {
 	if f.Model == "" {
 		f.Model = req.Model
 	}
-	p := ln.poolFor(req.Replicas)
+	p := ln.poolFor(req.Replicas, e.lanes)
 	f.Mute = p.mute && MostMute(req.Replicas, s.d.At)
 	if req.Holder != "" {
 		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true

@@ -34,6 +34,7 @@ type Choice struct {
 	program programCall
 	outcome outcome
 	load    freedLoad
+	legs    *legs // nil where the request is served whole
 }
 
 // reporting is the way in which reports about a request reach this process.
@@ -176,6 +177,9 @@ func (c *Choice) Booked() bool { return c.reservation != nil }
 
 // Held is how many of the prompt's tokens the chosen rank was believed to hold, by the best that is known.
 func (c *Choice) Held() int {
+	if w := c.Decision.Split(); w != nil { // the engine that decodes reports what the other one found
+		return int(w.Held)
+	}
 	if known := c.found.later(); known != nil {
 		return known.held
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -85,7 +86,7 @@ func New(cfg Config, params Params) *Chooser {
 	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, alarm: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluator{
 		clock: now, settings: settings, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
-		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
+		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
 	}
 	c.booker = &booker{
 		evaluator: c.evaluator, lines: c.lines, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics,

@@ -47,7 +47,11 @@ func (s *stream) enter(req *Request, rank *conduct.Rank, now time.Time) {
 		return
 	}
 	s.uneven = req.Uneven || req.AskedBy != "" // whether the clients of another router read is not known here
-	s.rank.Enter(&s.Stream, conduct.Work{Uncached: int(s.decision.Pick().Uncached), Parallel: req.Samples, Uneven: s.uneven}, now)
+	uncached := int(s.decision.Pick().Uncached)
+	if s.decision.Split() != nil {
+		uncached = 1
+	}
+	s.rank.Enter(&s.Stream, conduct.Work{Uncached: uncached, Parallel: req.Samples, Uneven: s.uneven}, now)
 	s.watched = true
 }
 
@@ -70,7 +74,7 @@ func (s *stream) Ended(end *End) {
 	if s.watched && end.Output > 0 {
 		s.rank.Answered(end.Output, s.decision.ExpectedOutput)
 	}
-	if !end.Counted && end.CachedTokens >= 0 {
+	if !end.Counted && end.CachedTokens >= 0 && s.decision.Split() == nil {
 		s.rank.Claimed(s.found.claimed(), end.CachedTokens)
 	}
 }

@@ -34,6 +34,7 @@ type watching uint8
 
 const (
 	notWatched watching = iota
+	ready               // it was not sent yet
 	entered             // it is in flight
 	lent                // whether it was sent is unknown until its holder reports
 )
@@ -105,16 +106,27 @@ func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
 	if f.rank == nil || req.Quiet {
 		return
 	}
+	f.watching = ready
 	cand := f.decision.Pick()
 	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.streamed, req.Movable, req.Abandon != nil
 	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longest()), cand.FullStep
 	f.abandon, f.terms = req.Abandon, termsOf(req)
-	if how.leased {
+	switch {
+	case how.leased:
 		f.watching = lent
 		f.rank.liveness.Lend(&f.Request)
+	case f.decision.Split() == nil:
+		f.join(f.At)
+	default: // nothing is sent before the prompt is computed
+	}
+}
+
+// join adds the request, which is sent now, to those in flight on its rank.
+func (f *flight) join(now time.Time) {
+	if f.watching != ready {
 		return
 	}
-	f.watching = entered
+	f.watching, f.At = entered, now
 	f.rank.liveness.Enter(&f.Request)
 }
 
@@ -150,7 +162,7 @@ func (f *flight) Ended(end *End) {
 		f.rank.liveness.Leave(&f.Request)
 	case lent:
 		f.rank.liveness.Settle(&f.Request)
-	case notWatched:
+	case notWatched, ready:
 	}
 }
 

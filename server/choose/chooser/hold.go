@@ -40,7 +40,7 @@ func (s *Settings) room(d *decision.Decision) (servers int, soonest time.Duratio
 	least := -1.0
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
-		if cand.Veto != decision.VetoNone {
+		if !works(cand) {
 			continue
 		}
 		servers++
@@ -65,7 +65,7 @@ type holding struct {
 func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Duration, now time.Time) error {
 	req := w.req
 	w.ticket = &holdqueue.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.d.Pick().Prefill, Cost: cost(&s.d), Owner: w,
+		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.computes().Prefill, Cost: cost(&s.d), Owner: w,
 	}
 	servers, soonest := h.settings.Load().room(&s.d)
 	if w.stream = !wholly(req, &s.d); w.stream {
@@ -83,7 +83,7 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 func (h *holding) bookNow(s *evaluation, req *Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
 	switch {
 	case s.d.Chosen < 0, !s.held:
-	case ln.hold.Len() > 0, !h.settings.Load().hasRoom(s.d.Pick()), !s.whole && new(yielding).to(s.d.Pick(), now):
+	case ln.hold.Len() > 0, !h.settings.Load().hasRoom(s.computes()), !s.whole && new(yielding).to(s.computes(), now):
 		return nil, errNoRoom
 	}
 	return h.booker.commit(s, req, ln, now, w)
@@ -142,7 +142,7 @@ func (h *holding) visit(ln *line) {
 		open := false
 		for i := range s.d.Candidates {
 			o := &s.d.Candidates[i]
-			if o.Veto != decision.VetoNone {
+			if !works(o) {
 				continue
 			}
 			if over := o.Backlog - set.enough(o); over >= 0 {
@@ -194,13 +194,13 @@ func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdi
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.overlaps...), now
 		}
-		if !set.hasRoom(s.d.Pick()) || !stale {
+		if !set.hasRoom(s.computes()) || !stale {
 			break
 		}
 		stale, m.known = false, nil
 	}
 	m.known = nil
-	cand := s.d.Pick()
+	cand := s.computes()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
 	if !set.hasRoom(cand) || set.holdAbove > 0 && !s.whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -27,6 +28,7 @@ type evaluator struct {
 	memory     *memory
 	comparison *comparison
 	residence  *residence
+	lanes      *transfer.Lanes
 	dice       *dice
 	// bias multiplies the prefill times that were learned.
 	bias float64
@@ -53,6 +55,7 @@ type evaluation struct {
 	whole   bool // nothing but the end of the answer counts, for the requests that wait, too
 	since   time.Time
 	program callForMemory
+	splitting
 }
 
 // borrow returns memory for an evaluation of a request that began to wait at since, zero for one that has not. It goes back with giveBack.
@@ -93,6 +96,7 @@ func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Tim
 	s.d.Scored = e.clock.now().Sub(matching)
 	e.memory.recall(s, req, ln)
 	e.loads(s, req, now, planned)
+	s.pairUp(req)
 	return nil
 }
 

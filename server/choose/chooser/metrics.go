@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
@@ -43,7 +44,7 @@ func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 // observe has the parts of c read at each collection.
 func (m *metrics) observe(s *instruments.Set, c *Chooser) {
 	parts := []func(metric.Observer){
-		m.affinity.observe, m.shadow.metrics(s), newProgramMetrics(s, c.lines), newStallMetrics(s, c.rankTable), newAccuracyMetrics(s, c.rankTable), newRateMetrics(s, c),
+		m.affinity.observe, m.shadow.metrics(s), newProgramMetrics(s, c.lines), newStallMetrics(s, c.rankTable), newAccuracyMetrics(s, c.rankTable), newRateMetrics(s, c), newLaneMetrics(s, c.evaluator.lanes),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {
@@ -106,10 +107,47 @@ type decisions struct {
 	took     metric.Float64Histogram
 	made     metric.Int64Counter
 	policies map[decision.Policy]metric.MeasurementOption
+	ways     ways
+}
+
+// ways counts the requests by the way in which they are served.
+type ways struct {
+	count        metric.Int64Counter
+	whole, split metric.MeasurementOption
+}
+
+func newWays(s *instruments.Set) ways {
+	m := ways{whole: instruments.Label("way", "whole"), split: instruments.Label("way", "split")}
+	m.count = s.CounterBy("kvpilot.chooser.ways", "{request}", "Requests that could be split, by the way that cost least: whole (one rank serves them) or split (one rank computes the prompt, another one writes the answer).", m.whole, m.split)
+	return m
+}
+
+func (m *ways) add(d *decision.Decision) {
+	switch {
+	case len(d.Ways) == 0:
+	case d.Split() != nil:
+		m.count.Add(context.Background(), 1, m.split)
+	default:
+		m.count.Add(context.Background(), 1, m.whole)
+	}
+}
+
+// newLaneMetrics declares what was learned about transfers, and returns the function that reads it.
+func newLaneMetrics(s *instruments.Set, lanes *transfer.Lanes) (observe func(metric.Observer)) {
+	start := s.ObservedFloat("kvpilot.chooser.transfer_start", "s", "Predicted time of a transfer of KV cache of no tokens, by the network domains that it comes from and goes to.")
+	each := s.ObservedFloat("kvpilot.chooser.transfer_token_time", "s", "Predicted time of each token of a transfer of KV cache, by the network domains that it comes from and goes to.")
+	return func(o metric.Observer) {
+		for _, lane := range lanes.List() {
+			m := lane.Model()
+			of := instruments.Labels(attribute.String("from", lane.From), attribute.String("to", lane.To))
+			o.ObserveFloat64(start, m.Start, of)
+			o.ObserveFloat64(each, m.PerToken, of)
+		}
+	}
 }
 
 func newDecisions(s *instruments.Set) decisions {
-	m := decisions{policies: map[decision.Policy]metric.MeasurementOption{}}
+	m := decisions{policies: map[decision.Policy]metric.MeasurementOption{}, ways: newWays(s)}
 	var policies []metric.MeasurementOption
 	for _, p := range decision.Policies() {
 		m.policies[p] = instruments.Label("policy", string(p))
@@ -128,6 +166,7 @@ func (m *decisions) decided(d *decision.Decision) {
 	ctx := context.Background()
 	m.took.Record(ctx, d.Took.Seconds(), m.policies[d.Policy])
 	m.made.Add(ctx, 1, m.policies[d.Policy])
+	m.ways.add(d)
 }
 
 // predictions measures how right the predicted first tokens were.

@@ -32,7 +32,7 @@ func (e *End) completed() bool { return e.Result.End == decision.EndCompleted }
 
 // observers are those of one choice, in the order in which they are notified.
 type observers struct {
-	all   [10]Observer // as many as there are kinds
+	all   [11]Observer // as many as there are kinds
 	count int
 }
 
@@ -128,9 +128,12 @@ func (o *outcome) Ended(end *End) {
 	d, cand := o.decision, o.decision.Pick()
 	out := decision.Outcome{
 		ID: d.ID, Attempt: d.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: end.Result.End,
-		Predicted: duration(cand.TTFT), Duration: end.At.Sub(d.At),
+		Predicted: duration(d.PredictedTTFT()), Duration: end.At.Sub(d.At),
 		PromptTokens: end.PromptTokens, OutputTokens: end.OutputTokens, CachedTokens: end.CachedTokens, Counted: end.Counted,
 		PredictedCached: o.found.predictedCached(), AskedBy: d.AskedBy, External: o.leased,
+	}
+	if w := d.Split(); w != nil {
+		out.PredictedCached = int(w.Held)
 	}
 	if by := end.ServedBy; by != "" && by != cand.Replica {
 		out.Replica, out.Rank, out.Slot = by, 0, replica.NoSlot // which rank of it is not known

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -17,6 +18,7 @@ type pool struct {
 	names    []replica.ID // of each rank's replica
 	bySlot   []int32      // index in ranks, -1 for none
 	mute     bool         // a replica answers no probes
+	pairs    *pairs       // nil when none can prefill for another one
 	rules    atomic.Pointer[poolRules]
 }
 
@@ -39,11 +41,12 @@ type poolRules struct {
 }
 
 // poolFor returns the layout of replicas, which is made when they are others than those of the line's last request.
-func (ln *line) poolFor(replicas []*replica.Replica) *pool {
+func (ln *line) poolFor(replicas []*replica.Replica, lanes *transfer.Lanes) *pool {
 	if p := ln.pool.Load(); p != nil && slices.Equal(p.replicas, replicas) {
 		return p
 	}
 	p := newPool(slices.Clone(replicas))
+	p.pairs = newPairs(p, lanes)
 	ln.pool.Store(p)
 	return p
 }

@@ -219,8 +219,21 @@ func (s *evaluation) avoidFull() {
 	}
 }
 
-// choose picks a candidate. When no other one is left, those without memory for the program serve.
+// choose picks a candidate, and another one to prefill for it where that costs less. When no other one is left, those without memory for
+// the program serve, and then those that prefill for others.
 func (s *evaluation) choose() {
+	s.spare(false)
+	s.pick()
+	if s.d.Chosen < 0 && s.pool.pairs != nil {
+		s.spare(true)
+		s.pick()
+		return
+	}
+	s.split()
+}
+
+// pick picks a candidate to serve the request whole.
+func (s *evaluation) pick() {
 	selector.Choose(&s.d)
 	if s.d.Chosen >= 0 || len(s.program.full) == 0 {
 		return

@@ -22,6 +22,7 @@ func (e *evaluator) recorded(s *evaluation, req *Request, now time.Time) *decisi
 	d := new(decision.Decision)
 	*d = s.d
 	d.Candidates = nil
+	d.Ways = slices.Clone(s.d.Ways)
 	switch {
 	case req.Booking == DryRun || req.Explain:
 		d.Candidates = slices.Clone(s.d.Candidates)

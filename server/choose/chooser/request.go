@@ -196,6 +196,8 @@ type Terms struct {
 	Again bool
 	// NoQueue never waits: it takes the best rank now.
 	NoQueue bool
+	// Splittable is set when the caller can have one replica compute the prompt and another one write the answer.
+	Splittable bool
 }
 
 // Origin is the way by which the request came among the routers of a fleet.

@@ -26,14 +26,24 @@ func (e *evaluator) reach(d *decision.Decision, req *Request) error {
 			}
 		}
 	}
-	if best.Late <= max(leastLate, best.Spread) {
+	missed := best.Late
+	if w := d.Split(); w != nil {
+		missed = 0
+		if t := d.Targets.TTFT.Seconds(); t > 0 {
+			missed = (d.Waited.Seconds()+w.TTFT)/t - 1
+		}
+		if t := d.Targets.TPOT.Seconds(); t > 0 {
+			missed = max(missed, best.TPOT/t-1)
+		}
+	}
+	if missed <= max(leastLate, best.Spread) {
 		return nil
 	}
 	if !own && d.Load < roomBelow && best.Backlog+best.Planned < best.Prefill {
 		return nil
 	}
 	e.unreachable.Add(1)
-	late := time.Duration(best.Late * float64(d.Targets.TTFT))
+	late := time.Duration(missed * float64(d.Targets.TTFT))
 	return &Refused{Cause: causeTarget, RetryAfter: min(max(late, time.Second), maxRetryAfter)}
 }
 

@@ -194,7 +194,9 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 }
 
 // isAwaited reports whether a parent with a place waits for the session.
-func (p *program) isAwaited() bool { return p.parent != nil && (p.parent.account != nil || p.parent.busy()) }
+func (p *program) isAwaited() bool {
+	return p.parent != nil && (p.parent.account != nil || p.parent.busy())
+}
 
 // Awaited reports whether a parent with a place waits for the session: then it goes first.
 func (l *Ledger) Awaited(name Name) bool {

@@ -104,13 +104,9 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
-	decoding := max(0, float64(c.Requests)-float64(c.Waiting))
-	if d.Rate > 0 && c.TokenTime > 0 {
-		decoding /= c.TokenTime * d.Rate
-	}
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(decoding)*p.prefill
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(decoding(d, c))*p.prefill
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -123,6 +119,15 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// decoding is the number of requests that decode on the rank, by its speed.
+func decoding(d *decision.Decision, c *decision.Candidate) float64 {
+	n := max(0, float64(c.Requests)-float64(c.Waiting))
+	if d.Rate > 0 && c.TokenTime > 0 {
+		n /= c.TokenTime * d.Rate
+	}
+	return n
 }
 
 const (

@@ -62,10 +62,15 @@ func pick(d *decision.Decision, eligible, last int) {
 
 // Recompute makes the choice again from the inputs that d holds and reports whether it falls on
 // the same candidate. d is not changed and must list all candidates (Others and VetoedOthers are 0); the result is the decision made again.
+// Of a split request, the choice among the ways to serve it whole is made again, which must still cost more.
 func Recompute(d *decision.Decision) (again decision.Decision, same bool) {
 	again = *d
 	again.Candidates = slices.Clone(d.List())
 	Choose(&again)
+	if w := d.Split(); w != nil {
+		pick := again.Pick()
+		return again, pick != nil && pick.Slot == d.Ways[1].Decode.Slot && pick.Cost > w.Cost
+	}
 	return again, again.Chosen == d.Chosen
 }
 

@@ -21,6 +21,9 @@ type Decision struct {
 	// Margin is how much more the best other candidate would have cost, in the policy's unit
 	// (seconds for predicted-ttft); 0 when there was no other.
 	Margin float64
+	// Ways are the ways to serve the request with their prices, the taken one first; nil where no replica may compute the prompt for
+	// another one. The pick is the rank that writes the answer.
+	Ways []Way
 	// Shadow is what another policy would have done; nil when none runs.
 	Shadow *Shadow
 }

@@ -66,7 +66,7 @@ func ReadPolicy(text string) Policy {
 // ReadReason is a reason as another router names it. None is none.
 func ReadReason(text string) Reason {
 	switch r := Reason(text); r {
-	case "", ReasonCost, ReasonTie, ReasonOnly, ReasonPinned, ReasonDice, ReasonNoKey, ReasonTooLong, ReasonImbalance, ReasonNone:
+	case "", ReasonCost, ReasonTie, ReasonOnly, ReasonPinned, ReasonDice, ReasonNoKey, ReasonTooLong, ReasonImbalance, ReasonSplit, ReasonNone:
 		return r
 	case ReasonOther:
 	}
@@ -95,6 +95,8 @@ const (
 	ReasonTooLong Reason = "too_long"
 	// ReasonImbalance: the policy's own load guard overrode affinity.
 	ReasonImbalance Reason = "imbalance"
+	// ReasonSplit: it costs less to have another rank compute the prompt.
+	ReasonSplit Reason = "split"
 	// ReasonNone: no candidate was left.
 	ReasonNone Reason = "none"
 	// ReasonOther stands for a reason that another router names and this one does not know.

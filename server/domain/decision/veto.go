@@ -30,13 +30,15 @@ const (
 	VetoDraining
 	// VetoMemory: the programs that have their place there leave no memory for another one.
 	VetoMemory
+	// VetoRole: computes prompts for others only, as long as another replica can serve.
+	VetoRole
 	vetoes
 )
 
 // vetoNames are the forms that metrics and JSON use.
 func vetoNames() [vetoes]string {
 	return [vetoes]string{
-		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled", "draining", "memory",
+		"", "state", "model", "excluded", "denied", "not_allowed", "pinned", "rank", "cap", "context", "stalled", "draining", "memory", "role",
 	}
 }
 

@@ -36,6 +36,7 @@ func (p pod) weight() int { return 1 }
 // podFacts are what a pod says of the engine in it. Zero fields are not said.
 type podFacts struct {
 	model, engine, role string
+	transfer            podTransfer
 	port, metricsPort   int
 	eventsPort          int
 	replayPort          int
@@ -52,12 +53,15 @@ type adapterRule struct{ names []string }
 // The names by which a pod says something, the first first: as a label, then as an annotation. Then come the
 // environment variables of its containers.
 var podNames = struct {
-	model, engine, role, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
-	modelEnv, engineEnv                                                                                 []string
+	model, engine, role, connector, group, domain, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
+	modelEnv, engineEnv                                                                                                           []string
 }{
 	model:       []string{"kvpilot.model", "model.aibrix.ai/name", "llm-d.ai/model", "aibrix.ai/model", "aibrix.ai/name"},
 	engine:      []string{"kvpilot.engine", "model.aibrix.ai/engine", "llm-d.ai/engine-type", "aibrix.ai/engine"},
 	role:        []string{"kvpilot.role", "llm-d.ai/role", "role-name"},
+	connector:   []string{"kvpilot.kv-connector"},
+	group:       []string{"kvpilot.kv-group"},
+	domain:      []string{"kvpilot.kv-domain"},
 	port:        []string{"kvpilot.port", "model.aibrix.ai/port", "aibrix.ai/port"},
 	metricsPort: []string{"kvpilot.metrics-port", "model.aibrix.ai/metric-port", "aibrix.ai/metric-port"},
 	eventsPort:  []string{"kvpilot.events-port"},
@@ -131,7 +135,8 @@ func readPod(p *pod, reject func(name, value string, err error)) podFacts {
 	n := &podNames
 	f := podFacts{
 		model: first(r, n.model, n.modelEnv, readName), engine: first(r, n.engine, n.engineEnv, readEngine), role: first(r, n.role, nil, readName),
-		port: first(r, n.port, nil, readPort), metricsPort: first(r, n.metricsPort, nil, readPort),
+		transfer: readTransfer(r),
+		port:     first(r, n.port, nil, readPort), metricsPort: first(r, n.metricsPort, nil, readPort),
 		eventsPort: first(r, n.eventsPort, nil, readPort), replayPort: first(r, n.replayPort, nil, readPort), ranks: first(r, n.ranks, nil, readRanks),
 		events: first(r, n.events, nil, readSwitch), adapters: first(r, n.adapters, nil, readAdapters),
 	}
@@ -190,8 +195,9 @@ func (f *podFacts) apply(s *Spec, engines map[string]string) {
 		s.Labels[replica.LabelEngine] = engine
 	}
 	if f.role != "" {
-		s.Labels["role"] = f.role
+		s.Labels[replica.LabelRole] = f.role
 	}
+	f.transfer.apply(s.Labels)
 	s.MetricsPort = cmp.Or(f.metricsPort, s.MetricsPort)
 	s.Ranks = cmp.Or(f.ranks, s.Ranks)
 	switch {
@@ -219,6 +225,33 @@ func readEngine(text string) (string, error) {
 		err = errors.New("must be ASCII")
 	}
 	return strings.ToLower(name), err
+}
+
+// podTransfer is what a pod says of the way in which its engine passes KV cache on; empty for what it does not say.
+type podTransfer struct{ connector, group, domain string }
+
+func readTransfer(r podReader) podTransfer {
+	n := &podNames
+	return podTransfer{
+		connector: first(r, n.connector, nil, readConnector), group: first(r, n.group, nil, readName), domain: first(r, n.domain, nil, readName),
+	}
+}
+
+func readConnector(text string) (string, error) {
+	t, known := replica.ReadTransport(text)
+	if !known {
+		return "", errors.New("must be nixl")
+	}
+	return t.String(), nil
+}
+
+// apply sets the labels that the pod says something about.
+func (t *podTransfer) apply(labels map[string]string) {
+	for name, value := range map[string]string{replica.LabelConnector: t.connector, replica.LabelGroup: t.group, replica.LabelDomain: t.domain} {
+		if value != "" {
+			labels[name] = value
+		}
+	}
 }
 
 func readPort(text string) (int, error) { return readNumber(text, 65535) }

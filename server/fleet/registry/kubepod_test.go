@@ -191,11 +191,26 @@ func TestPodsSayWhatTheirEngineIs(t *testing.T) {
 	}
 }
 
+func TestPodNamesItsConnector(t *testing.T) {
+	k := newKube(t)
+	k.putPod("a", said{labels: map[string]string{
+		"kvpilot.kv-connector": "NIXL", "llm-d.ai/role": "prefill", "kvpilot.kv-group": "tp4", "kvpilot.kv-domain": "rack-3",
+	}})
+	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})
+	r, _ := labelled(t, k, nil)
+	rep, _ := served(t, r, "a")
+	c := rep.Connector()
+	if c.Transport != replica.NIXL || c.Role != replica.PrefillOnly || c.Domain != "rack-3" || !strings.HasSuffix(c.Group, "/tp4") {
+		t.Errorf("%+v of labels %v", c, rep.Labels)
+	}
+}
+
 func TestWhatAPodSaysMayBeWrong(t *testing.T) {
 	k := newKube(t)
 	hostile := map[string]string{
 		"kvpilot.port": "70000", "model.aibrix.ai/port": "-1", "kvpilot.metrics-port": "http", "kvpilot.events-port": "0", "kvpilot.replay-port": "5557; drop",
 		"kvpilot.ranks": "99999999999999999999", "kvpilot.model": strings.Repeat("m", 300), "kvpilot.engine": "v\x00llm", "kvpilot.role": "a b\nc", "kvpilot.events": "perhaps",
+		"kvpilot.kv-connector": "rdma", "kvpilot.kv-group": "a b",
 	}
 	k.putPod("a", said{annotations: hostile, labels: map[string]string{"kvpilot.adapters": strings.Repeat("x,", 2000)}})
 	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})

@@ -41,6 +41,8 @@ type Pool struct {
 	Entry replica.Model
 	// Replicas are the replicas that list Served, in all states, by ID. At least one.
 	Replicas []*replica.Replica
+	// Pairs says that one of the replicas may prefill for another one.
+	Pairs bool
 }
 
 // Details is what operators may want to know of a replica in addition to its view.
@@ -154,6 +156,9 @@ func newSnapshot(entries map[replica.ID]*entry, aliases map[string]string) *Snap
 	for _, r := range s.Replicas {
 		s.addSlots(r)
 		s.addModels(r)
+	}
+	for _, p := range s.pools {
+		p.Pairs = replica.CanPair(p.Replicas)
 	}
 	s.addAliases(aliases)
 	s.unnamed = s.firstOfAll()

@@ -49,7 +49,8 @@ type Spec struct {
 	MaxBatchedTokens int `yaml:"max_batched_tokens"`
 	// MetricsPort is the port of the replica's /metrics. Zero: that of the URL.
 	MetricsPort int `yaml:"metrics_port"`
-	// Labels is a map of free key-value pairs (zone, tier, ...).
+	// Labels is a map of free key-value pairs (zone, tier, ...). Some have a meaning: see kv_connector, role, kv_group and kv_domain
+	// in docs/disaggregation.md.
 	Labels map[string]string `yaml:"labels"`
 	// Leaving announces that the replica is about to stop: it drains, and its requests move to other replicas. Kubernetes sources set
 	// it for a pod that is being deleted.
@@ -137,6 +138,7 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 		check.Between("metrics_port", s.MetricsPort, 0, 65535),
 		check.That(len(s.Labels) <= maxLabels, "labels", "at most %d are allowed, not %d", maxLabels, len(s.Labels)),
 		check.That(!slices.Contains(s.Models, ""), "models", "a name is empty"),
+		s.connector(),
 		s.access().validate())
 	s.Events = s.Events.or(defaults)
 	if errors.Join(errs...) == nil {
@@ -147,6 +149,13 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 		return s, fmt.Errorf("replica %q: %w", cmp.Or(string(s.ID), s.URL), err)
 	}
 	return s, nil
+}
+
+// connector checks the label that names the KV connector.
+func (s Spec) connector() error {
+	name := s.Labels[replica.LabelConnector]
+	_, known := replica.ReadTransport(name)
+	return check.That(known, "labels", "kv_connector must be nixl or absent, not %q", name)
 }
 
 // events gives the addresses of each rank; nil when there are none.

@@ -20,8 +20,11 @@ const (
 	Choose      = "kvpilot.choose"
 	Hold        = "kvpilot.hold"
 	// Ask is the question to the router that decides, Decide its work there.
-	Ask       = "kvpilot.ask"
-	Decide    = "kvpilot.decide"
+	Ask    = "kvpilot.ask"
+	Decide = "kvpilot.decide"
+	// Prefill is the request to a replica that computes the prompt for another one, Transfer the time until that one has read its cache.
+	Prefill   = "kvpilot.prefill"
+	Transfer  = "kvpilot.transfer"
 	Proxy     = "kvpilot.proxy"
 	Dial      = "kvpilot.dial"
 	FirstByte = "kvpilot.first_byte"
@@ -81,6 +84,7 @@ const (
 	OverlapTokens   = attribute.Key("kvpilot.overlap.tokens")
 	BestOverlap     = attribute.Key("kvpilot.overlap.best_tokens")
 	PredictedTTFT   = attribute.Key("kvpilot.predicted.ttft")
+	MovedTokens     = attribute.Key("kvpilot.moved.tokens")
 	Margin          = attribute.Key("kvpilot.margin")
 	DecidedBy       = attribute.Key("kvpilot.decided_by")
 	AskedBy         = attribute.Key("kvpilot.asked_by")

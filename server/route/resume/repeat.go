@@ -145,7 +145,7 @@ func (r *repeat) met(choice int) bool {
 	return true
 }
 
-// repeated takes an event of another replica's answer, which begins anew.
+// repeated takes an event of another replica's answer, from its beginning.
 func (r *repeat) repeated(out, data []byte) ([]byte, error) {
 	p := &r.parts
 	if p.Choices == 0 {

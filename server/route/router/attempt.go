@@ -30,6 +30,8 @@ type attempt struct {
 	askedIDs
 	part
 	halt
+	// cache is what a split request is decoded from; nil for any other.
+	cache *cache
 
 	resp *upstream.Response
 	kept []byte // of an answer that is forwarded as one piece
@@ -127,6 +129,7 @@ func (t *tries) next(a *attempt, f *failure) {
 type attempts struct {
 	picker    *picker
 	engines   *engines
+	legs      *legs
 	refusals  refusals
 	blame     *blame
 	tokens    *tokenizer.Pool
@@ -146,7 +149,13 @@ func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery
 		cancel()
 		return nil, f
 	}
-	at.picker.learnRouted(ctx, rq, t, a)
+	switch {
+	case !a.isSplit():
+		at.picker.learnRouted(ctx, rq, t, a)
+	case !at.legs.prefill(ctx, actx, rq, d, a):
+		at.legs.abandon(rq, d, t, a)
+		return at.open(ctx, rq, t, d) // whole: once
+	}
 	if f := at.send(ctx, actx, rq, d); f != nil {
 		at.end(ctx, rq, d, f, endOf(f.outcome))
 		return a, f
@@ -184,6 +193,10 @@ func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *f
 	a := d.attempt
 	a.hop = rq.story.attempt(rq, a)
 	a.hop.follows(d)
+	if a.isSplit() {
+		at.legs.send(rq, a)
+		a.hop.began()
+	}
 	if rq.parsed.Prompt.API == prompt.APIResponses {
 		a.paused = at.pausable.watch(actx, at.engines.upstream, a.choice.Replica)
 	}
@@ -192,6 +205,10 @@ func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *f
 	a.hop.answered(resp, outcome)
 	if err != nil || outcome != retry.OK {
 		f := at.refusals.refusal(ctx, a, resp, err, outcome)
+		if a.isSplit() && f.outcome == retry.EngineError { // as vLLM answers when it cannot read the cache
+			at.blame.settle(rq, d, a, retry.Canceled)
+			return f
+		}
 		at.blame.settle(rq, d, a, f.outcome)
 		return f
 	}
@@ -213,6 +230,7 @@ func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failur
 	}
 	a.hop.over(rq, d, f)
 	a.choice.Release(result)
+	at.legs.end(a, result.End)
 	a.hop.released(end)
 	a.cancel()
 	a.paused.wait()

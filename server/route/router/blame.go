@@ -1,6 +1,7 @@
 package router
 
 import (
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/poison"
@@ -25,7 +26,11 @@ type blame struct {
 
 // settle reports the outcome of an attempt to breaker and registry.
 func (b *blame) settle(rq *request, d *delivery, a *attempt, outcome retry.Verdict) {
-	id := a.choice.Replica.ID
+	b.settleAt(rq, d, a.choice.Replica.ID, a.pass, outcome)
+}
+
+// settleAt reports the outcome of what a replica was asked for, to breaker and registry.
+func (b *blame) settleAt(rq *request, d *delivery, id replica.ID, pass breaker.Pass, outcome retry.Verdict) {
 	switch outcome {
 	case retry.Unreachable, retry.Reset, retry.Broken, retry.Malformed, retry.Stalled:
 		b.registry.ReportFailure(id, errAnswer)
@@ -35,11 +40,11 @@ func (b *blame) settle(rq *request, d *delivery, a *attempt, outcome retry.Verdi
 	}
 	if outcome.Follows() {
 		d.doubts.cause = outcome.Cause()
-		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: a.pass, Verdict: outcome, Begun: d.begun}, b.reporter(d))
+		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: pass, Verdict: outcome, Begun: d.begun}, b.reporter(d))
 		return
 	}
 	f := retry.Find(outcome, retry.Origin{Tenant: b.poison.Tenant(rq.call.Tenant)})
-	b.report(d, poison.Doubt{Replica: id, Pass: a.pass}, f)
+	b.report(d, poison.Doubt{Replica: id, Pass: pass}, f)
 	switch {
 	case !d.doubts.Open():
 	case outcome == retry.OK:

@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"errors"
 	"io"
 	"mime"
 	"net/http"
@@ -140,7 +141,11 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 		return f
 	}
 	d.attempt.endedEarly()
-	an.blame.settle(rq, d, d.attempt, f.outcome)
+	settled := f.outcome
+	if errors.Is(err, errTransfer) { // whose fault that is, is not known
+		settled = retry.Canceled
+	}
+	an.blame.settle(rq, d, d.attempt, settled)
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
@@ -194,6 +199,9 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 		if !d.begun {
 			if piece = d.opening.take(piece); piece == nil && d.opening.whole {
 				break
+			}
+			if d.opening.arrival.lost {
+				return errTransfer
 			}
 		}
 		if piece == nil {
@@ -252,6 +260,7 @@ func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []
 	}
 	if first && streamed && d.scan.ContentEvents() > a.earlier {
 		d.sawFirstToken()
+		an.attempts.legs.read(a)
 	}
 	if !d.begun {
 		if err := an.begin(rq, d); err != nil {
@@ -323,8 +332,12 @@ func mediaType(h http.Header) string {
 
 // try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
 func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
-	if _, f = an.attempts.open(ctx, rq, t, d); f != nil {
-		return f
+	for {
+		if _, f = an.attempts.open(ctx, rq, t, d); f == nil {
+			f = an.deliver(ctx, rq, t, d)
+		}
+		if f == nil || !an.attempts.legs.again(ctx, t, d, f) {
+			return f
+		}
 	}
-	return an.deliver(ctx, rq, t, d)
 }

@@ -27,6 +27,7 @@ func (st *story) Draw(on *span.Canvas) {
 	for i := range st.hops {
 		h := &st.hops[i]
 		h.drawChoice(on, t)
+		h.drawLead(on, t)
 		if h.proxy.IsValid() {
 			h.drawAttempt(on, t, st)
 			on.Draw(t, span.Part{Name: span.Release, From: h.release.from, To: h.release.to}, span.FinishedBy.String(h.end.String()))

@@ -44,6 +44,8 @@ type opening struct {
 	kept     []byte
 	// whole is set once the stream has said that it is complete, empty once an answer is known to be.
 	whole, empty bool
+	// arrival is the beginning of a stream that is decoded from another replica's cache.
+	arrival arrival
 }
 
 // maxOpening bounds the bytes without content that are kept.
@@ -55,6 +57,9 @@ func (d *delivery) open(rq *request, t *tries, streamed bool) {
 	d.opening.waits = t.blank == nil && t.point == nil && rq.call.Route.Generates() && rq.parsed.Prompt.API != prompt.APIOther &&
 		rq.upload == nil && rq.holder == "" && rq.call.Options.Pinned == "" && t.ask.Attempt+1 < rq.set.attempts &&
 		d.attempt.choice.Decision.HasOtherReplica()
+	if streamed && d.attempt.isSplit() {
+		d.opening.arrival.begin(d.opening.api)
+	}
 	if d.opening.waits {
 		d.opening.scan.Reset(d.opening.api, streamed)
 	}
@@ -62,6 +67,9 @@ func (d *delivery) open(rq *request, t *tries, streamed bool) {
 
 // take returns what of the answer can go to the client, now that piece has come: nothing while there is no content.
 func (o *opening) take(piece []byte) []byte {
+	if piece = o.arrival.take(piece); piece == nil {
+		return nil
+	}
 	switch {
 	case !o.streamed:
 		o.empty = emptyObject(o.api, piece)

@@ -72,7 +72,7 @@ func (e *engines) mayAskIDs(a *attempt) bool {
 func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
 		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
+		Header: rq.header(), Client: rq.call.Client, RequestID: rq.idAt(a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
 	}
 	if a.point != nil && a.point.Replay != nil {
 		e.restByIDs(rq, a, out)
@@ -133,6 +133,12 @@ func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte 
 		}
 	}
 	a.asksIDs = followed
+	if a.cache != nil {
+		if followed {
+			return a.cache.legs.Decode(a.cache.params, openai.IDsEdit())
+		}
+		return a.cache.legs.Decode(a.cache.params)
+	}
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
 		return rq.plain(followed)
 	}

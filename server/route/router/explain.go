@@ -13,6 +13,7 @@ import (
 const (
 	headerRequestID = "X-Request-Id"
 	headerReplica   = "X-Kvpilot-Replica"
+	headerPrefill   = "X-Kvpilot-Prefill"
 	headerAddress   = "X-Kvpilot-Address"
 	headerOverlap   = "X-Kvpilot-Overlap-Tokens"
 	headerPolicy    = "X-Kvpilot-Policy"
@@ -33,6 +34,9 @@ func (rq *request) explain(a *attempt, h http.Header) {
 	c := a.choice
 	if show.Replica {
 		h[headerReplica] = []string{string(c.Replica.ID)}
+	}
+	if w := c.Decision.Split(); w != nil && show.Replica {
+		h[headerPrefill] = []string{string(w.Prefill.Replica)}
 	}
 	if show.Address {
 		h[headerAddress] = []string{c.Replica.URL}
@@ -57,6 +61,9 @@ func (rq *request) explain(a *attempt, h http.Header) {
 
 // overlap is how many of the prompt's tokens the chosen rank was believed to hold, in all tiers.
 func overlap(d *decision.Decision) int {
+	if w := d.Split(); w != nil {
+		return int(w.Held)
+	}
 	if pick := d.Pick(); pick != nil {
 		return int(pick.Overlap.Tokens())
 	}

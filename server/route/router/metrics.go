@@ -33,6 +33,7 @@ type metrics struct {
 	keyless  keyless
 	faults   faults
 	steering steering
+	legs     legMetrics
 	genai    *genai.Metrics
 
 	routes [routes]metric.MeasurementOption
@@ -99,6 +100,7 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	m.resumes = newCounter(s, "resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
+	m.legs = newLegMetrics(s)
 	m.empties = newCounter(s, "empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil

@@ -34,6 +34,9 @@ var errClientGone = errors.New("the client disconnected")
 // errAnswer is why the registry is asked to probe a replica again.
 var errAnswer = errors.New("a request to the replica failed")
 
+// errTransfer is why a stream is not used that began with an error instead of the first token.
+var errTransfer = errors.New("the replica could not read the cache that another one computed")
+
 // gone marks an error of the Sink, to distinguish it from the replica's.
 func gone(err error) error { return errors.Join(errClientGone, err) }
 
@@ -145,6 +148,8 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 		text = "the replica stopped in the middle of its answer"
 	case ctx.Err() != nil:
 		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
+	case errors.Is(err, errTransfer):
+		return &failure{outcome: retry.EngineError, public: apierror.New(apierror.UpstreamError, errTransfer.Error(), err)}
 	case errors.Is(err, resume.ErrAborted):
 		text = resume.ErrAborted.Error()
 	case !d.begun:

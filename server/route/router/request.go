@@ -106,6 +106,7 @@ func newTries(rq *request) *tries {
 		Limits: chooser.Limits{Options: rq.call.Options, Holder: rq.holder},
 	}}
 	rq.prompt(&t.ask)
+	t.ask.Splittable = rq.pool.Pairs && (rq.question == nil || rq.question.Booking == DryRun) && rq.upload == nil && openai.Splittable(rq.parsed)
 	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {
 		t.ask.Text = rq.apart(rq.parsed.PromptText())
 	}

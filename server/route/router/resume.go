@@ -31,7 +31,7 @@ const (
 	resultEnded      = "ended"      // only its end was missing, which the router wrote
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
-	resultDiverged   = "diverged" // the answer was to be repeated, and another replica wrote another one
+	resultDiverged   = "diverged"   // the answer was to be repeated, and another replica wrote another one
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 )
@@ -307,6 +307,7 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 		return
 	}
 	a := &t.ask
+	a.Splittable = false
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
 	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
 	ns := rq.namespace()

@@ -113,8 +113,10 @@ func New(c Config, p Params) (*Router, error) {
 	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
 	refused := refusals{breaker: p.Breaker}
 	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless}
+	sender := &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	attempts := &attempts{
-		picker: picker, engines: &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log},
+		picker: picker, engines: sender,
+		legs:     &legs{legTiming: legTiming{legPatience, blockLease}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
 		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted,
 	}
 	r.answers = &answers{

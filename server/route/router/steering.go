@@ -35,6 +35,14 @@ func (rq *request) engineID() string {
 	return rq.id
 }
 
+// idAt is the request id that an attempt's engine gets.
+func (rq *request) idAt(a *attempt) string {
+	if a.cache != nil {
+		return legID(rq, a, "d")
+	}
+	return rq.engineID()
+}
+
 // checkID notes that the engine gets another request id than the client's.
 func (in *intake) checkID(rq *request) {
 	if id := rq.engineID(); id != rq.call.RequestID {

@@ -81,6 +81,7 @@ type hop struct {
 	choice stretch
 	id     trace.SpanID // of the choice's span; the decision names it
 	choosing
+	leading
 	sending
 }
 
@@ -198,7 +199,7 @@ func (st *story) choice(id trace.SpanID, began, ended time.Time, made *chooser.C
 	h.decidedBy, h.alone = d.DecidedBy, d.Alone
 	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
-		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), pick.TTFT
+		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), d.PredictedTTFT()
 	}
 }
 

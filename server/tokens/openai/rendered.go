@@ -14,8 +14,8 @@ type Rendered struct {
 	// IDs are the prompt's.
 	IDs []uint32
 
-	limit, least      int
-	params            []byte // members of the sampling parameters that are asked for again, each behind a comma
+	limit, least   int
+	params         []byte // members of the sampling parameters that are asked for again, each behind a comma
 	salt, priority []byte
 	options        []byte
 }

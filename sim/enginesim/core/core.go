@@ -25,6 +25,8 @@ type Core struct {
 	finished [FinishAbort + 1]uint64 // guarded by mu
 	clock    Clock                   // guarded by mu
 	frozen   Stats                   // guarded by mu: what a paused core reported last
+	pins     map[string]*pinned      // guarded by mu
+	expired  int                     // guarded by mu: pins whose lease ended
 }
 
 // Stats are a rank's present load and its counts.
@@ -249,6 +251,9 @@ func (c *Core) sample(s *Sequence, now time.Time) {
 	if why != Running {
 		c.machine.Abort(&s.m) // nothing when it reached its length
 		c.finished[why]++
+		if why == FinishLength && s.p.Pin.Name != "" {
+			c.pin(s) // before any other sequence can take the blocks
+		}
 	} else if c.cfg.PrefixCaching {
 		c.extendKeys(s)
 	}
@@ -288,6 +293,7 @@ func (c *Core) abortAll() {
 	for _, m := range left {
 		c.Abort(owner(m), FinishAbort)
 	}
+	c.dropPins()
 }
 
 func owner(m *enginemodel.Sequence) *Sequence { return m.Owner.(*Sequence) }

@@ -48,6 +48,8 @@ type Params struct {
 	StopIDs   []uint32
 	// NoHits makes the sequence compute its whole prompt.
 	NoHits bool
+	// Pin has the prompt's blocks kept after the end.
+	Pin Pin
 	// Ready, when not nil, is nudged instead of a channel of the sequence's own: a reader of
 	// several sequences waits for one. It needs room for one value.
 	Ready chan struct{}

@@ -1,0 +1,127 @@
+package chooser
+
+import (
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// pairs are the ranks of a pool that can pass cache to each other. It is immutable.
+type pairs struct {
+	members []selector.Member // of each rank
+	prefill []bool            // of each rank: it serves whole requests only when no other one can
+	classes int
+	lanes   []*transfer.Lane // from class·classes + to class; nil between groups
+}
+
+// class is a group of replicas in one part of the network.
+type class struct{ group, domain string }
+
+// newPairs finds the pairs of a pool; nil when there are none.
+func newPairs(p *pool, lanes *transfer.Lanes) *pairs {
+	if !replica.CanPair(p.replicas) {
+		return nil
+	}
+	made := &pairs{members: make([]selector.Member, len(p.ranks)), prefill: make([]bool, len(p.ranks))}
+	var list []class
+	numbers := map[class]int{}
+	for i := range p.ranks {
+		at := &p.ranks[i]
+		m := &made.members[i]
+		m.Owner, m.Class = at.owner, -1
+		c := p.replicas[at.owner].Connector()
+		if c.Transport == replica.NoTransport {
+			continue
+		}
+		k := class{c.Group, c.Domain}
+		number, known := numbers[k]
+		if !known {
+			number = len(list)
+			numbers[k] = number
+			list = append(list, k)
+		}
+		m.Class, m.Prefills, m.Decodes = int16(number), c.Prefills(), c.Decodes()
+		made.prefill[i] = !m.Decodes
+	}
+	made.classes = len(list)
+	made.lanes = make([]*transfer.Lane, len(list)*len(list))
+	for i, from := range list {
+		for j, to := range list {
+			if from.group == to.group {
+				made.lanes[i*len(list)+j] = lanes.Of(from.domain, to.domain)
+			}
+		}
+	}
+	return made
+}
+
+// lane is the transfer from one rank to another.
+func (p *pairs) lane(from, to int) *transfer.Lane {
+	return p.lanes[int(p.members[from].Class)*p.classes+int(p.members[to].Class)]
+}
+
+// splitting is what an evaluation needs to price the ways of a request. Its memory is reused.
+type splitting struct {
+	// able is set when the request may be split among the pool's ranks.
+	able    bool
+	pairing selector.Pairing
+	ways    [2]decision.Way
+}
+
+// pairUp prepares the evaluation for the pool's pairs.
+func (s *evaluation) pairUp(req *Request) {
+	p, sp := s.pool.pairs, &s.splitting
+	sp.able = p != nil && req.Splittable && req.Lease == 0 && !req.Unread && !req.IsPinned() && !s.d.TooLong && !s.d.Keyless && !s.d.Estimated &&
+		s.d.Policy == decision.PredictedTTFT && s.d.Params.Temperature == 0
+	if !sp.able {
+		return
+	}
+	sp.pairing.Members, sp.pairing.Classes = p.members, p.classes
+	sp.pairing.Lanes = sized(sp.pairing.Lanes, len(p.lanes))
+	for i, lane := range p.lanes {
+		if lane == nil {
+			sp.pairing.Lanes[i] = selector.Lane{Closed: true}
+			continue
+		}
+		m := lane.Model()
+		sp.pairing.Lanes[i] = selector.Lane{Start: m.Start, PerToken: m.PerToken}
+	}
+}
+
+// spare keeps the ranks that prefill for others out of the choice, or, back, takes them in again.
+func (s *evaluation) spare(back bool) {
+	p := s.pool.pairs
+	if p == nil {
+		return
+	}
+	from, to := decision.VetoNone, decision.VetoRole
+	if back {
+		from, to = to, from
+	}
+	for i, prefill := range p.prefill {
+		if prefill && s.d.Candidates[i].Veto == from {
+			s.d.Candidates[i].Veto = to
+		}
+	}
+}
+
+// split takes the cheapest way to serve the request, after a pick was made among the ranks that could serve it whole.
+func (s *evaluation) split() {
+	if s.splitting.able {
+		selector.Split(&s.d, &s.splitting.pairing, s.splitting.ways[:0])
+	}
+}
+
+// computes is the candidate that computes the prompt: the pick, or the one that prefills for it.
+func (s *evaluation) computes() *decision.Candidate {
+	if w := s.d.Split(); w != nil {
+		return &s.d.Candidates[s.pool.at(w.Prefill.Slot)]
+	}
+	return s.d.Pick()
+}
+
+// works reports whether the candidate can take part in serving the request.
+func works(cand *decision.Candidate) bool {
+	return cand.Veto == decision.VetoNone || cand.Veto == decision.VetoRole
+}

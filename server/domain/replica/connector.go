@@ -1,0 +1,150 @@
+package replica
+
+import (
+	"cmp"
+	"strconv"
+	"strings"
+)
+
+// The labels that describe how an engine passes KV cache to others. They come from settings, pods or registrations.
+const (
+	// LabelConnector names the engine's KV connector: nixl.
+	LabelConnector = "kv_connector"
+	// LabelRole is the part that the replica may take in a split request: prefill, decode or both.
+	LabelRole = "role"
+	// LabelGroup separates engines that cannot read each other's cache although they report the same version and block size.
+	LabelGroup = "kv_group"
+	// LabelDomain names the part of the network that the replica is in; without it, LabelZone counts.
+	LabelDomain = "kv_domain"
+	LabelZone   = "zone"
+)
+
+// Transport is the way in which engines pass KV cache on.
+type Transport uint8
+
+const (
+	// NoTransport is that of an engine without a connector, or with one that the router does not use.
+	NoTransport Transport = iota
+	// NIXL is vLLM's NixlConnector in its pull form: the engine that decodes reads the blocks of the one that prefilled.
+	NIXL
+)
+
+// String gives the transport in the form that settings and metrics use; empty for none.
+func (t Transport) String() string {
+	if t == NIXL {
+		return "nixl"
+	}
+	return ""
+}
+
+// ReadTransport reads a transport's name; false when it is unknown. The empty name is none.
+func ReadTransport(name string) (Transport, bool) {
+	switch strings.ToLower(name) {
+	case "":
+		return NoTransport, true
+	case "nixl":
+		return NIXL, true
+	}
+	return NoTransport, false
+}
+
+// Role is the part that a replica may take in a split request.
+type Role uint8
+
+const (
+	// AnyRole may prefill, decode, or serve a request whole. Engines with NIXL are all able to.
+	AnyRole Role = iota
+	// PrefillOnly computes prompts for others. It serves a request whole only when no other replica can.
+	PrefillOnly
+	// DecodeOnly computes no prompts for others.
+	DecodeOnly
+)
+
+// String gives the role in the form that settings use.
+func (r Role) String() string {
+	switch r {
+	case PrefillOnly:
+		return "prefill"
+	case DecodeOnly:
+		return "decode"
+	case AnyRole:
+	}
+	return "both"
+}
+
+// ReadRole reads a role; false when it is unknown, which counts as both.
+func ReadRole(name string) (Role, bool) {
+	switch strings.ToLower(name) {
+	case "prefill":
+		return PrefillOnly, true
+	case "decode":
+		return DecodeOnly, true
+	case "", "both", "prefill-decode":
+		return AnyRole, true
+	}
+	return AnyRole, false
+}
+
+// Connector is a replica's place among those that pass KV cache to each other.
+type Connector struct {
+	Transport Transport
+	Role      Role
+	// Group holds the replicas that can read each other's cache. It is empty only without a transport.
+	Group string
+	// Domain is the part of the network that the replica is in; empty when it is not known.
+	Domain string
+}
+
+// Connector returns the replica's connector, the zero value for none. vLLM compares a hash of its version, block size, data type and
+// parallelism when two engines meet: the first two are known here, the label kv_group stands for the rest.
+func (r *Replica) Connector() Connector {
+	t, _ := ReadTransport(r.Labels[LabelConnector])
+	if t == NoTransport {
+		return Connector{}
+	}
+	role, _ := ReadRole(r.Labels[LabelRole])
+	return Connector{
+		Transport: t, Role: role, Domain: cmp.Or(r.Labels[LabelDomain], r.Labels[LabelZone]),
+		Group: t.String() + "/" + r.Version + "/" + strconv.Itoa(r.BlockSize) + "/" + r.Labels[LabelGroup],
+	}
+}
+
+// Prefills reports whether a replica with the connector may compute prompts for others.
+func (c *Connector) Prefills() bool { return c.Transport != NoTransport && c.Role != DecodeOnly }
+
+// Decodes reports whether a replica with the connector may answer from the cache that another one computed.
+func (c *Connector) Decodes() bool { return c.Transport != NoTransport && c.Role != PrefillOnly }
+
+// CanPair reports whether one of the replicas may prefill for another one.
+func CanPair(replicas []*Replica) bool {
+	var groups map[string]*group
+	for _, r := range replicas {
+		if r.Labels[LabelConnector] == "" {
+			continue
+		}
+		c := r.Connector()
+		if c.Transport == NoTransport {
+			continue
+		}
+		if groups == nil {
+			groups = map[string]*group{}
+		}
+		g := groups[c.Group]
+		if g == nil {
+			g = &group{}
+			groups[c.Group] = g
+		}
+		g.members++
+		g.prefill, g.decode = g.prefill || c.Prefills(), g.decode || c.Decodes()
+		if g.members > 1 && g.prefill && g.decode {
+			return true
+		}
+	}
+	return false
+}
+
+// group is what the members of a group may do.
+type group struct {
+	members         int
+	prefill, decode bool
+}

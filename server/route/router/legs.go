@@ -1,0 +1,349 @@
+package router
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// The results of the leg of a split request that prefills, as metrics distinguish them.
+const (
+	prefillDone        = "done"
+	prefillRefused     = "refused"     // the replica answered 4xx or 503
+	prefillFailed      = "failed"      // it answered 5xx, or broke off its answer
+	prefillUnreachable = "unreachable" // it did not answer
+	prefillLate        = "late"        // it took far longer than predicted, or it stalled
+	prefillNoCache     = "no_cache"    // it passed no cache on
+	prefillMismatch    = "mismatch"    // it counted another number of tokens than the router
+	prefillCanceled    = "canceled"    // the client left
+)
+
+func prefillResults() []string {
+	return []string{prefillDone, prefillRefused, prefillFailed, prefillUnreachable, prefillLate, prefillNoCache, prefillMismatch, prefillCanceled}
+}
+
+// The results of the transfer of a cache that was computed for another replica.
+const (
+	transferRead = "read" // the other replica answered from it
+	transferLost = "lost" // that one failed before its first token
+	transferLeft = "left" // the client left before
+)
+
+func transferResults() []string { return []string{transferRead, transferLost, transferLeft} }
+
+const (
+	// maxPrefilled bounds the answer of a replica that prefills: the names of the blocks of a long prompt.
+	maxPrefilled = 64 << 20
+	// blockLease is how long vLLM keeps blocks that nothing reads (kv_lease_duration).
+	blockLease = 30 * time.Second
+	// legPatience and legTimes bound a leg: a fixed time, and a multiple of the predicted one, which may be a guess.
+	legPatience = 30 * time.Second
+	legTimes    = 4
+)
+
+// legTiming has the times that legs go by.
+type legTiming struct{ patience, lease time.Duration }
+
+// limit is how long a leg that is predicted to take so many seconds may take.
+func (t legTiming) limit(seconds float64) time.Duration {
+	return t.patience + time.Duration(legTimes*seconds*float64(time.Second))
+}
+
+// legs serves requests that are split between two replicas: it has the prompt computed on one, and gives what that one passes on to the
+// attempt on the other.
+type legs struct {
+	legTiming
+	engines   *engines
+	blame     *blame
+	prefills  *counter[string]
+	transfers *counter[string]
+	// pinned counts the prompts whose blocks wait at the replica that computed them for the end of their lease.
+	pinned metric.Int64UpDownCounter
+	log    *slog.Logger
+}
+
+// legMetrics declares the metrics of legs.
+type legMetrics struct {
+	prefills, transfers counter[string]
+	pinned              metric.Int64UpDownCounter
+}
+
+func newLegMetrics(s *instruments.Set) legMetrics {
+	m := legMetrics{
+		prefills: newCounter(s, "prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
+			prefillResults(), byResult),
+		transfers: newCounter(s, "transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
+			transferResults(), byResult),
+		pinned: s.UpDownCounter(ns+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
+	}
+	m.pinned.Add(context.Background(), 0)
+	return m
+}
+
+// cache is what an attempt decodes from: the prompt's cache on the replica that computed it.
+type cache struct {
+	lead *chooser.Choice
+	legs openai.Legs
+	// params is what the engine passed on, raw; nil until then.
+	params []byte
+	usage  openai.Prefilled
+	sent   time.Time
+	// late stops an attempt whose first token does not come.
+	late *time.Timer
+	over atomic.Bool // lead was released, or will be
+}
+
+// isSplit reports whether another replica computes the prompt.
+func (a *attempt) isSplit() bool { return a.choice != nil && a.choice.Prefill() != nil }
+
+// prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
+func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *attempt) bool {
+	lead := a.choice.Prefill()
+	c := &cache{lead: lead, legs: openai.Legs{Request: rq.parsed, Model: rq.pool.Served, IDs: l.ids(ctx, rq, a)}}
+	a.cache = c
+	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
+	defer stop()
+	note := rq.story.lead(a)
+	result := l.ask(ctx, lctx, rq, d, a)
+	note.ended(c, result)
+	l.prefills.add(result)
+	if result == prefillDone {
+		lead.FirstToken()
+		return true
+	}
+	if result != prefillCanceled {
+		l.log.Info("a replica did not prefill for another one: the request is served whole", "request", rq.call.RequestID, "replica", string(lead.Replica.ID), "result", result)
+	}
+	if c.usage.PromptTokens >= 0 && c.params != nil { // its blocks are pinned
+		lead.FirstToken()
+		l.pin(c)
+		return false
+	}
+	l.release(c, decision.EndMoved)
+	return false
+}
+
+// ids are the prompt's ids where both replicas take them instead of the text. Either both legs have them or none.
+func (l *legs) ids(ctx context.Context, rq *request, a *attempt) []uint32 {
+	if rq.enc == nil || len(rq.enc.IDs) == 0 {
+		return nil
+	}
+	var last tokenizer.Handoff
+	for _, to := range []*chooser.Choice{a.choice.Prefill(), a.choice} {
+		last = l.engines.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, to.Replica)
+		if last.Form == tokenizer.HandoffNone {
+			return nil
+		}
+	}
+	a.handedOff = true
+	return last.IDs
+}
+
+// ask sends the leg and reads its answer.
+func (l *legs) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attempt) string {
+	c := a.cache
+	to := c.lead.Replica
+	pass, ok := l.blame.breaker.Allow(to.ID)
+	if !ok {
+		return prefillRefused
+	}
+	resp, err := l.engines.upstream.Do(lctx, upstream.Target{Replica: to, Rank: c.lead.Rank}, &upstream.Request{
+		Method: rq.call.method(), Path: rq.call.path(), Header: rq.header(), Client: rq.call.Client, ContentType: rq.call.ContentType,
+		RequestID: legID(rq, a, "p"), Body: c.legs.Prefill(),
+	})
+	outcome := upstream.Classify(resp, err)
+	var body []byte
+	if err == nil {
+		defer resp.Close()
+		if outcome == retry.OK {
+			if body, err = resp.ReadAll(maxPrefilled); err != nil {
+				outcome = upstream.Classify(nil, err)
+			}
+		}
+	}
+	result := l.result(ctx, lctx, a, outcome)
+	l.settle(rq, d, a, pass, outcome, result)
+	if result != prefillDone {
+		return result
+	}
+	c.usage = openai.ReadPrefilled(body)
+	switch c.params = c.usage.Params; {
+	case c.params == nil:
+		return prefillNoCache
+	case rq.enc != nil && rq.enc.Exact && c.usage.PromptTokens >= 0 && c.usage.PromptTokens != rq.enc.Tokens:
+		return prefillMismatch
+	}
+	return prefillDone
+}
+
+// legID is the request id of a leg: no other leg of any request has it.
+func legID(rq *request, a *attempt, leg string) string {
+	return rq.id + "-" + leg + strconv.Itoa(a.choice.Decision.Attempt)
+}
+
+// result names the outcome of the leg.
+func (l *legs) result(ctx, lctx context.Context, a *attempt, outcome retry.Verdict) string {
+	switch {
+	case outcome == retry.OK:
+		return prefillDone
+	case ctx.Err() != nil:
+		return prefillCanceled
+	case a.isStopped(ctx), lctx.Err() != nil:
+		return prefillLate
+	}
+	switch outcome {
+	case retry.ClientFault, retry.Refused, retry.Unavailable:
+		return prefillRefused
+	case retry.EngineError, retry.Gateway, retry.Broken, retry.Malformed:
+		return prefillFailed
+	default:
+		return prefillUnreachable
+	}
+}
+
+// settle reports the outcome of the leg against the replica that was to prefill. A 4xx is the other replica's to repeat: the
+// client gets its words.
+func (l *legs) settle(rq *request, d *delivery, a *attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
+	switch result {
+	case prefillLate:
+		outcome = retry.Stalled
+		if a.moves.Load() {
+			outcome = retry.Moved
+		}
+	case prefillCanceled:
+		outcome = retry.Canceled
+	default:
+		if outcome == retry.ClientFault {
+			outcome = retry.Canceled
+		}
+	}
+	l.blame.settleAt(rq, d, a.cache.lead.Replica.ID, pass, outcome)
+}
+
+// send prepares an attempt to decode from its cache: from now on the first token has a time limit.
+func (l *legs) send(rq *request, a *attempt) {
+	c := a.cache
+	c.sent = time.Now()
+	a.choice.Sent()
+	if rq.parsed.Stream {
+		c.late = time.AfterFunc(l.limit(a.choice.PredictedMove().Seconds()), func() { a.stop(chooser.Stalled) })
+	}
+}
+
+// read notes that the replica that decodes has read the cache.
+func (l *legs) read(a *attempt) {
+	if c := a.cache; c != nil {
+		c.stopLate()
+		if l.release(c, decision.EndCompleted) {
+			l.transfers.add(transferRead)
+		}
+	}
+}
+
+// end notes the end of an attempt. The engine that computed the prompt does not learn that its blocks are not needed: they are
+// counted until their lease ends.
+func (l *legs) end(a *attempt, end decision.End) {
+	c := a.cache
+	if c == nil {
+		return
+	}
+	if c.stopLate(); end == decision.EndCompleted {
+		l.read(a)
+		return
+	}
+	if !l.pin(c) {
+		return
+	}
+	if end == decision.EndCanceled {
+		l.transfers.add(transferLeft)
+	} else {
+		l.transfers.add(transferLost)
+	}
+}
+
+// stopLate stops the time limit of the first token.
+func (c *cache) stopLate() {
+	if c.late != nil {
+		c.late.Stop()
+	}
+}
+
+// release ends the booking of the rank that prefills; false when it has ended.
+func (l *legs) release(c *cache, end decision.End) bool {
+	if c.over.Swap(true) {
+		return false
+	}
+	c.lead.Release(c.booked(end))
+	return true
+}
+
+// booked is how the booking of the rank that prefills ends.
+func (c *cache) booked(end decision.End) chooser.Result {
+	result := chooser.ResultOf(end)
+	if c.params != nil {
+		result.End, result.PromptTokens, result.OutputTokens, result.CachedTokens = decision.EndCompleted, c.usage.PromptTokens, 1, c.usage.CachedTokens
+	}
+	return result
+}
+
+// pin keeps the booking until the lease of the blocks ends; false when it has ended.
+func (l *legs) pin(c *cache) bool {
+	if c.over.Swap(true) {
+		return false
+	}
+	l.pinned.Add(context.Background(), 1)
+	time.AfterFunc(l.lease, func() {
+		l.pinned.Add(context.Background(), -1)
+		c.lead.Release(c.booked(decision.EndCompleted))
+	})
+	return true
+}
+
+// abandon ends an attempt whose prompt was not computed, before anything was sent to the replica that was to decode.
+func (l *legs) abandon(rq *request, d *delivery, t *tries, a *attempt) {
+	a.ended = true
+	l.blame.settleAt(rq, d, a.choice.Replica.ID, a.pass, retry.Canceled)
+	a.choice.Release(chooser.ResultOf(decision.EndHandedOver))
+	a.cancel()
+	t.ask.Avoid = append(t.ask.Avoid, a.cache.lead.Replica.ID)
+	t.whole()
+	d.attempts--
+}
+
+// whole has the next attempt serve the request whole. The one before it does not count as a replica that was tried.
+func (t *tries) whole() {
+	t.ask.Splittable = false
+	t.ask.Attempt++
+	t.passed++
+}
+
+// again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of
+// the answer. Whatever went wrong may be the transfer's doing.
+func (l *legs) again(ctx context.Context, t *tries, d *delivery, f *failure) bool {
+	a := d.attempt
+	if a == nil || a.cache == nil || d.begun || ctx.Err() != nil || f.outcome == retry.Canceled || f.unchosen {
+		return false
+	}
+	l.log.Info("a split request failed before its first token: it is served whole", "request", t.ask.RequestID, "replica", string(a.choice.Replica.ID),
+		"prefill", string(a.cache.lead.Replica.ID), "outcome", f.outcome.String())
+	if f.outcome != retry.EngineError && f.outcome != retry.ClientFault {
+		t.ask.Exclude = append(t.ask.Exclude, a.choice.Replica.ID)
+	}
+	t.ask.Avoid = append(t.ask.Avoid, a.cache.lead.Replica.ID)
+	t.failed = f
+	t.whole()
+	return true
+}
