@@ -236,6 +236,7 @@ func (f *Fleet) IndexPeers() []warm.Peer {
 			continue
 		}
 		switch f.of(id) {
+		case pb.Ability_ABILITY_UNSPECIFIED, pb.Ability_ABILITY_UNABLE:
 		case pb.Ability_ABILITY_ABLE:
 			list = append(list, warm.Peer{ID: id, Conn: conn})
 		case pb.Ability_ABILITY_LEAVING:
