@@ -162,6 +162,27 @@ func latency(d time.Duration) string {
 	return fmt.Sprintf("%.2f ms", ms)
 }
 
+// ways says how a request that could be split is served, and for what price the other way was left.
+func ways(d *kvpilotv1.Decision) []string {
+	list := d.GetWays()
+	if len(list) == 0 {
+		return nil
+	}
+	facts := make([]string, 0, len(list))
+	for i, w := range list {
+		verb := "taken: "
+		if i > 0 {
+			verb = "left: "
+		}
+		text := "whole on " + plain(w.GetDecodeReplicaId())
+		if w.GetKind() == "split" {
+			text = fmt.Sprintf("split, prefill on %s, answer on %s, %d tokens moved in %s", plain(w.GetPrefillReplicaId()), plain(w.GetDecodeReplicaId()), w.GetMovedTokens(), latency(w.GetTransfer().AsDuration()))
+		}
+		facts = append(facts, fmt.Sprintf("%s%s (cost %.4g, first token %s)", verb, text, w.GetCost(), latency(w.GetTtft().AsDuration())))
+	}
+	return facts
+}
+
 // printDecision writes a decision with its candidates, the cheapest first.
 func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	target := d.GetReplicaId()
@@ -193,6 +214,7 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 			facts = append(facts, fmt.Sprintf("%d tokens were cached (predicted %d)", o.GetCachedTokens(), o.GetPredictedCachedTokens()))
 		}
 	}
+	facts = append(facts, ways(d)...)
 	if s := d.GetShadow(); s != nil {
 		if s.GetAgrees() {
 			facts = append(facts, fmt.Sprintf("the shadow %s agreed", s.GetPolicy()))

@@ -26,7 +26,7 @@ func (g *generation) stream(open func(*stream), on func(*stream, *choice, delta)
 		return s, false
 	}
 	started := false
-	if g.reads() { // the head is there before the cache
+	if (exchange{g}).reads() { // the head is there before the cache
 		started = true
 		s.head()
 		_ = s.flush() // a client that left shows in its context
@@ -83,7 +83,7 @@ func (g *generation) whole(object string, chat bool, choice func(text, *choice) 
 		b = b.raw("null")
 	}
 	b = extra(g.usage(chat).whole(b.raw(`,"usage":`), &g.l.dialect)).raw(`,"kv_transfer_params":`)
-	b = g.passed(b)
+	b = exchange{g}.passed(b)
 	if g.l.features.has(modern) {
 		b = b.raw(`,"ec_transfer_params":null,"metrics":null`)
 	}

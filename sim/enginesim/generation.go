@@ -50,8 +50,9 @@ func (l *life) start(c *call, s *sampling, prefix string, prompts []promptIDs) *
 		g.promptTokens += len(p.ids)
 		given = given || p.given
 	}
-	if g.kills() {
+	if (exchange{g}).kills() {
 		l.fail(c, apiError{Status: http.StatusInternalServerError, Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.", Type: "InternalServerError"})
+		_ = http.NewResponseController(c.w).Flush() // a client that left needs no answer
 		l.Restart(time.Second)
 		return nil
 	}
@@ -97,8 +98,8 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 			End: vocab.TurnEnd, IgnoreEnd: g.s.IgnoreEOS, StopIDs: g.s.StopTokenIDs,
 			NoHits: g.s.PromptLogprobs != nil, Ready: g.ready,
 		}
-		if g.prefills() {
-			g.pin = g.pinName()
+		if (exchange{g}).prefills() {
+			g.pin = exchange{g}.pinName()
 			params.Pin = core.Pin{Name: g.pin, Lease: time.Duration(float64(g.l.cfg.Transfer.Lease) / g.l.cfg.Core.Timing.Speed)}
 		}
 		if maxTokens > 0 {
@@ -113,9 +114,9 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 		}
 		seq := core.NewSequence(params)
 		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID(), bare: true})
-		if g.reads() && maxTokens > 0 {
+		if (exchange{g}).reads() && maxTokens > 0 {
 			ch := g.choices[len(g.choices)-1]
-			g.l.work.Go(func() { g.fetch(g.c.r.Context(), ch) })
+			g.l.work.Go(func() { exchange{g}.fetch(g.c.r.Context(), ch) })
 			continue
 		}
 		if every := time.Duration(g.c.faults.Drip); every > 0 && maxTokens > 0 {
@@ -194,7 +195,7 @@ func (g *generation) book(ok bool) {
 
 // cached is the hit of the last answer, which vLLM reports: of several samples it finds the blocks that the first one has stored.
 func (g *generation) cached() int {
-	if kv := g.s.KVTransfer; g.reads() && kv.CachedTokens != nil { // as vLLM reports it: the other engine's
+	if kv := g.s.KVTransfer; (exchange{g}).reads() && kv.CachedTokens != nil { // as vLLM reports it: the other engine's
 		return *kv.CachedTokens
 	}
 	return g.choices[len(g.choices)-1].seq.Cached()

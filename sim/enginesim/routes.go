@@ -98,7 +98,7 @@ func (l *life) route(path string) map[string]handler {
 // serve is the whole HTTP surface.
 func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 	if what, ok := strings.CutPrefix(r.URL.Path, "/sim/kv/"); ok && r.Method == http.MethodPost {
-		l.peer(&call{w: w, r: r, record: &Record{}, book: &l.records}, what)
+		answerPeer(l, &call{w: w, r: r, record: &Record{}, book: &l.records}, what)
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/sim/") {

@@ -66,26 +66,29 @@ func (p *remotePrompt) complete() bool {
 	return p.EngineID != nil && p.RequestID != nil && p.Host != nil && p.Port != nil
 }
 
+// exchange is what a generation has to do with other engines.
+type exchange struct{ *generation }
+
 // prefills reports whether the request's prompt is computed for another engine.
-func (g *generation) prefills() bool {
+func (g exchange) prefills() bool {
 	kv := g.s.KVTransfer
 	return g.l.cfg.Transfer.Connector != "" && kv != nil && kv.DoRemoteDecode
 }
 
 // reads reports whether the request's prompt is read from another engine.
-func (g *generation) reads() bool {
+func (g exchange) reads() bool {
 	kv := g.s.KVTransfer
 	return g.l.cfg.Transfer.Connector != "" && kv != nil && kv.DoRemotePrefill && kv.complete()
 }
 
 // pinName is the name of the request at the engine: unlike the client's id it is used once.
-func (g *generation) pinName() string { return g.id + "-" + g.l.newID()[:8] }
+func (g exchange) pinName() string { return g.id + "-" + g.l.newID()[:8] }
 
 // errLoad is why a prompt's cache could not be read.
 var errLoad = errors.New("KV load failed")
 
 // fetch reads the cache of a choice's prompt from the engine that computed it, and then queues the choice. It ends with the request.
-func (g *generation) fetch(ctx context.Context, ch *choice) {
+func (g exchange) fetch(ctx context.Context, ch *choice) {
 	kv := g.s.KVTransfer
 	defer func() {
 		select {
@@ -121,7 +124,7 @@ type peerRequest struct {
 }
 
 // askPeer asks the engine that computed the prompt whether the blocks are there (read), or lets it release them (done).
-func (g *generation) askPeer(ctx context.Context, kv *kvTransfer, what string) error {
+func (g exchange) askPeer(ctx context.Context, kv *kvTransfer, what string) error {
 	body, err := json.Marshal(peerRequest{*kv.EngineID, *kv.RequestID})
 	if err != nil {
 		return err
@@ -145,8 +148,8 @@ func (g *generation) askPeer(ctx context.Context, kv *kvTransfer, what string) e
 	return nil
 }
 
-// peer answers another engine about the blocks of a prompt. An engine that has restarted since is another one.
-func (l *life) peer(c *call, what string) {
+// answerPeer answers another engine about the blocks of a prompt. An engine that has restarted since is another one.
+func answerPeer(l *life, c *call, what string) {
 	var req peerRequest
 	if !adminBody(c, &req) {
 		return
@@ -163,7 +166,7 @@ func (l *life) peer(c *call, what string) {
 }
 
 // passed are the kv_transfer_params of the answer: null unless the prompt was computed for another engine and the answer ended for its length.
-func (g *generation) passed(b text) text {
+func (g exchange) passed(b text) text {
 	if !g.prefills() || len(g.choices) == 0 || g.choices[0].finish != "length" || g.pin == "" {
 		return b.raw("null")
 	}
@@ -196,7 +199,7 @@ func (e *Engine) where() (host string, port int) {
 }
 
 // kills reports whether the parameters end the engine: vLLM asserts that it has blocks for the whole prompt.
-func (g *generation) kills() bool {
+func (g exchange) kills() bool {
 	if !g.reads() {
 		return false
 	}

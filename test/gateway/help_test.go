@@ -200,5 +200,7 @@ func occupy(t testing.TB, s *stack.Stack, first int) (free func()) {
 	}
 	_, rest, _ := strings.Cut(call("/kvpilot/v1/choose", `{"model":"sim","lease":"3600s","reports":"REPORTS_ALL","token_ids":{"ids":[`+strings.Repeat(strconv.Itoa(first)+",", 120_000)+`7]}}`), `"reservation_id":"`)
 	booking, _, _ := strings.Cut(rest, `"`)
-	return func() { call("/kvpilot/v1/reservations/"+booking+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`) }
+	return func() {
+		call("/kvpilot/v1/reservations/"+booking+":report", `{"release":{"reason":"RELEASE_REASON_COMPLETED"}}`)
+	}
 }

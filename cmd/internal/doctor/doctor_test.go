@@ -35,6 +35,7 @@ func TestAHealthySetUp(t *testing.T) {
 		"large blocks":           {engine: func(_ int, c *enginesim.Config) { c.Core.BlockSize, c.Core.Blocks = 528, 2000 }},
 		"a key":                  {engine: func(_ int, c *enginesim.Config) { c.APIKey = "sesame-open" }, registry: "  access: {api_key: sesame-open}\n"},
 		"adapters and an alias":  {engine: func(_ int, c *enginesim.Config) { c.Adapters = []string{"tuned"} }, registry: "  aliases: {gpt: sim}\n"},
+		"caches are passed on":   {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }},
 		"hashes as byte strings": {engine: func(_ int, c *enginesim.Config) { c.BytesHashes = true }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,6 +123,12 @@ func TestBrokenReplicas(t *testing.T) {
 		{"another tokenizer", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherWords{} })}, "parity", want{Fail, "sim", `they part at token`, "different tokenizers"}},
 		{"another chat template", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTemplate{} })}, "parity", want{Fail, "sim", "they part at token", "--chat-template"}},
 		{"another rendering of tools", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTools{} })}, "parity", want{Fail, "sim", "they part at token", "render tools differently"}},
+		{"no connector", world{replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }}, "transfer", want{Fail, "r1", "there are none", "--kv-transfer-config"}},
+		{"one group each", world{replica: func(i int, r running) string {
+			return fmt.Sprintf("labels: {kv_connector: nixl, kv_group: g%d}\n%s", i, r.sockets())
+		}}, "transfer", want{Warn, "r1", "alone in the group", "kv_group"}},
+		{"two that prefill", world{replica: func(_ int, r running) string { return "labels: {kv_connector: nixl, role: prefill}\n" + r.sockets() }}, "transfer", want{Warn, "r1", "alone in the group", "other role"}},
+		{"a role that is none", world{replica: func(_ int, r running) string { return "labels: {kv_connector: nixl, role: leader}\n" + r.sockets() }}, "transfer", want{Warn, "r1", "counts as both", "correct the label"}},
 		{"the event port is closed", world{replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: 'tcp://%s', replay: '%s'}", nobody, r.replays[0])
 		})}, "events", want{Fail, "r1", "connection refused", "--kv-events-config"}},

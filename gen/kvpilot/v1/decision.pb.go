@@ -748,7 +748,10 @@ type Decision struct {
 	// Ranks that could not serve and are not among the candidates.
 	VetoedOthers uint32 `protobuf:"varint,43,opt,name=vetoed_others,json=vetoedOthers,proto3" json:"vetoed_others,omitempty"`
 	// How likely the request's session was taken to send a next turn, from 0 to 1.
-	Returning     float64 `protobuf:"fixed64,44,opt,name=returning,proto3" json:"returning,omitempty"`
+	Returning float64 `protobuf:"fixed64,44,opt,name=returning,proto3" json:"returning,omitempty"`
+	// The ways to serve the request with their prices, the one that was taken first. Empty where no replica may compute the prompt for
+	// another one.
+	Ways          []*Way `protobuf:"bytes,45,rep,name=ways,proto3" json:"ways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1091,6 +1094,158 @@ func (x *Decision) GetReturning() float64 {
 	return 0
 }
 
+func (x *Decision) GetWays() []*Way {
+	if x != nil {
+		return x.Ways
+	}
+	return nil
+}
+
+// Way is one way to serve a request. Times of zero are absent.
+type Way struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The way in one word: whole (one rank serves the request) or split (one rank computes the prompt, another one writes the answer).
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The replica that computes the prompt.
+	PrefillReplicaId string `protobuf:"bytes,2,opt,name=prefill_replica_id,json=prefillReplicaId,proto3" json:"prefill_replica_id,omitempty"`
+	// Its data-parallel rank.
+	PrefillRank uint32 `protobuf:"varint,3,opt,name=prefill_rank,json=prefillRank,proto3" json:"prefill_rank,omitempty"`
+	// The replica that writes the answer; the same one where the request is served whole.
+	DecodeReplicaId string `protobuf:"bytes,4,opt,name=decode_replica_id,json=decodeReplicaId,proto3" json:"decode_replica_id,omitempty"`
+	// Its data-parallel rank.
+	DecodeRank uint32 `protobuf:"varint,5,opt,name=decode_rank,json=decodeRank,proto3" json:"decode_rank,omitempty"`
+	// The prompt's tokens that the rank which computes it holds.
+	HeldTokens uint32 `protobuf:"varint,6,opt,name=held_tokens,json=heldTokens,proto3" json:"held_tokens,omitempty"`
+	// The tokens with cache that moves to the rank which writes the answer.
+	MovedTokens uint32 `protobuf:"varint,7,opt,name=moved_tokens,json=movedTokens,proto3" json:"moved_tokens,omitempty"`
+	// The price, as that of a candidate: in milliseconds, the lowest wins.
+	Cost float64 `protobuf:"fixed64,8,opt,name=cost,proto3" json:"cost,omitempty"`
+	// The predicted time to the first token.
+	Ttft *durationpb.Duration `protobuf:"bytes,9,opt,name=ttft,proto3" json:"ttft,omitempty"`
+	// The predicted wait for the rank that computes the prompt.
+	Queue *durationpb.Duration `protobuf:"bytes,10,opt,name=queue,proto3" json:"queue,omitempty"`
+	// The predicted time to compute the prompt.
+	Compute *durationpb.Duration `protobuf:"bytes,11,opt,name=compute,proto3" json:"compute,omitempty"`
+	// The predicted time of the move of the cache.
+	Transfer      *durationpb.Duration `protobuf:"bytes,12,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Way) Reset() {
+	*x = Way{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Way) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Way) ProtoMessage() {}
+
+func (x *Way) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Way.ProtoReflect.Descriptor instead.
+func (*Way) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Way) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Way) GetPrefillReplicaId() string {
+	if x != nil {
+		return x.PrefillReplicaId
+	}
+	return ""
+}
+
+func (x *Way) GetPrefillRank() uint32 {
+	if x != nil {
+		return x.PrefillRank
+	}
+	return 0
+}
+
+func (x *Way) GetDecodeReplicaId() string {
+	if x != nil {
+		return x.DecodeReplicaId
+	}
+	return ""
+}
+
+func (x *Way) GetDecodeRank() uint32 {
+	if x != nil {
+		return x.DecodeRank
+	}
+	return 0
+}
+
+func (x *Way) GetHeldTokens() uint32 {
+	if x != nil {
+		return x.HeldTokens
+	}
+	return 0
+}
+
+func (x *Way) GetMovedTokens() uint32 {
+	if x != nil {
+		return x.MovedTokens
+	}
+	return 0
+}
+
+func (x *Way) GetCost() float64 {
+	if x != nil {
+		return x.Cost
+	}
+	return 0
+}
+
+func (x *Way) GetTtft() *durationpb.Duration {
+	if x != nil {
+		return x.Ttft
+	}
+	return nil
+}
+
+func (x *Way) GetQueue() *durationpb.Duration {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+func (x *Way) GetCompute() *durationpb.Duration {
+	if x != nil {
+		return x.Compute
+	}
+	return nil
+}
+
+func (x *Way) GetTransfer() *durationpb.Duration {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
 // Candidate is one rank as a decision saw it, with the policy's numbers for it. Times of zero are absent.
 type Candidate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1172,7 +1327,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1339,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1352,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Candidate) GetReplicaId() string {
@@ -1471,7 +1626,7 @@ type RankConduct struct {
 
 func (x *RankConduct) Reset() {
 	*x = RankConduct{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1638,7 @@ func (x *RankConduct) String() string {
 func (*RankConduct) ProtoMessage() {}
 
 func (x *RankConduct) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1651,7 @@ func (x *RankConduct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankConduct.ProtoReflect.Descriptor instead.
 func (*RankConduct) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RankConduct) GetSuspicions() []Suspicion {
@@ -1561,7 +1716,7 @@ type RankSpeed struct {
 
 func (x *RankSpeed) Reset() {
 	*x = RankSpeed{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1728,7 @@ func (x *RankSpeed) String() string {
 func (*RankSpeed) ProtoMessage() {}
 
 func (x *RankSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1741,7 @@ func (x *RankSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
 func (*RankSpeed) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RankSpeed) GetTokensPerSecond() float64 {
@@ -1671,7 +1826,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1838,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1851,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -1765,7 +1920,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1932,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1945,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -1882,7 +2037,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xc9\f\n" +
+	"diskTokens\"\xee\f\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -1936,10 +2091,27 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x05alone\x18) \x01(\x0e2\x11.kvpilot.v1.AloneR\x05alone\x12\x16\n" +
 	"\x06others\x18* \x01(\rR\x06others\x12#\n" +
 	"\rvetoed_others\x18+ \x01(\rR\fvetoedOthers\x12\x1c\n" +
-	"\treturning\x18, \x01(\x01R\treturning\x1a9\n" +
+	"\treturning\x18, \x01(\x01R\treturning\x12#\n" +
+	"\x04ways\x18- \x03(\v2\x0f.kvpilot.v1.WayR\x04ways\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xaa\v\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xdb\x03\n" +
+	"\x03Way\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12,\n" +
+	"\x12prefill_replica_id\x18\x02 \x01(\tR\x10prefillReplicaId\x12!\n" +
+	"\fprefill_rank\x18\x03 \x01(\rR\vprefillRank\x12*\n" +
+	"\x11decode_replica_id\x18\x04 \x01(\tR\x0fdecodeReplicaId\x12\x1f\n" +
+	"\vdecode_rank\x18\x05 \x01(\rR\n" +
+	"decodeRank\x12\x1f\n" +
+	"\vheld_tokens\x18\x06 \x01(\rR\n" +
+	"heldTokens\x12!\n" +
+	"\fmoved_tokens\x18\a \x01(\rR\vmovedTokens\x12\x12\n" +
+	"\x04cost\x18\b \x01(\x01R\x04cost\x12-\n" +
+	"\x04ttft\x18\t \x01(\v2\x19.google.protobuf.DurationR\x04ttft\x12/\n" +
+	"\x05queue\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\x05queue\x123\n" +
+	"\acompute\x18\v \x01(\v2\x19.google.protobuf.DurationR\acompute\x125\n" +
+	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xaa\v\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2117,7 +2289,7 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(ChoiceReason)(0),             // 1: kvpilot.v1.ChoiceReason
@@ -2129,62 +2301,68 @@ var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(End)(0),                      // 7: kvpilot.v1.End
 	(*Overlap)(nil),               // 8: kvpilot.v1.Overlap
 	(*Decision)(nil),              // 9: kvpilot.v1.Decision
-	(*Candidate)(nil),             // 10: kvpilot.v1.Candidate
-	(*RankConduct)(nil),           // 11: kvpilot.v1.RankConduct
-	(*RankSpeed)(nil),             // 12: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 13: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 14: kvpilot.v1.Outcome
-	nil,                           // 15: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*Way)(nil),                   // 10: kvpilot.v1.Way
+	(*Candidate)(nil),             // 11: kvpilot.v1.Candidate
+	(*RankConduct)(nil),           // 12: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 13: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 14: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 15: kvpilot.v1.Outcome
+	nil,                           // 16: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	16, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	17, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: kvpilot.v1.Decision.reason:type_name -> kvpilot.v1.ChoiceReason
-	15, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	17, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	17, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
-	10, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	14, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	13, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	16, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	18, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	18, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	11, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
+	15, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	14, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
 	3,  // 8: kvpilot.v1.Decision.objective:type_name -> kvpilot.v1.Objective
-	17, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	17, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	17, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	17, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	18, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	18, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	18, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	18, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	6,  // 13: kvpilot.v1.Decision.alone:type_name -> kvpilot.v1.Alone
-	2,  // 14: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
-	8,  // 15: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
-	0,  // 16: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	17, // 17: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
-	17, // 18: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
-	17, // 19: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
-	17, // 20: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
-	12, // 21: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	17, // 22: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
-	17, // 23: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
-	17, // 24: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
-	17, // 25: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
-	17, // 26: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
-	17, // 27: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
-	17, // 28: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
-	17, // 29: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
-	11, // 30: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	4,  // 31: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
-	17, // 32: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	17, // 33: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	17, // 34: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	5,  // 35: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
-	17, // 36: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	7,  // 37: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	17, // 38: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	17, // 39: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	17, // 40: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	10, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
+	18, // 15: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
+	18, // 16: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
+	18, // 17: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
+	18, // 18: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
+	2,  // 19: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
+	8,  // 20: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	0,  // 21: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
+	18, // 22: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	18, // 23: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	18, // 24: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	18, // 25: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	13, // 26: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	18, // 27: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	18, // 28: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	18, // 29: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	18, // 30: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	18, // 31: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	18, // 32: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	18, // 33: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	18, // 34: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	12, // 35: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	4,  // 36: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	18, // 37: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	18, // 38: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	18, // 39: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 40: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	18, // 41: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	7,  // 42: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	18, // 43: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	18, // 44: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	18, // 45: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -2192,15 +2370,15 @@ func file_kvpilot_v1_decision_proto_init() {
 	if File_kvpilot_v1_decision_proto != nil {
 		return
 	}
-	file_kvpilot_v1_decision_proto_msgTypes[2].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[6].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[3].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -71,6 +71,9 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 	case pick != nil:
 		out.Candidates = append(out.Candidates, candidateProto(pick, scale))
 	}
+	for i := range d.Ways {
+		out.Ways = append(out.Ways, wayProto(&d.Ways[i]))
+	}
 	if s := d.Shadow; s != nil {
 		out.Shadow = &kvpilotv1.Shadow{Policy: string(s.Policy), ReplicaId: string(s.Replica), Rank: uint32(s.Rank), Agrees: s.Agrees, Regret: seconds(s.Regret)}
 	}
@@ -78,6 +81,14 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 		out.Outcome = outcomeProto(o)
 	}
 	return out
+}
+
+func wayProto(w *decision.Way) *kvpilotv1.Way {
+	return &kvpilotv1.Way{
+		Kind: w.Kind(), PrefillReplicaId: string(w.Prefill.Replica), PrefillRank: uint32(w.Prefill.Rank),
+		DecodeReplicaId: string(w.Decode.Replica), DecodeRank: uint32(w.Decode.Rank), HeldTokens: w.Held, MovedTokens: w.Moved,
+		Cost: w.Cost * milli, Ttft: seconds(w.TTFT), Queue: seconds(w.Queue), Compute: seconds(w.Compute), Transfer: seconds(w.Transfer),
+	}
 }
 
 // limitProto leaves out a limit that is not set.

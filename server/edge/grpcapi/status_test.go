@@ -40,7 +40,11 @@ func full() decisionlog.Entry {
 		Margin:   .3,
 		Fleet:    decision.Fleet{Load: .5, Omega: 1.7, Returning: .3},
 		Timing:   decision.Timing{Waited: 4, Held: 5, Took: 6, Scored: 7, Tries: 8},
-		Shadow:   &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
+		Ways: []decision.Way{{
+			Prefill: decision.RankID{Replica: "r0", Slot: 1, Rank: 2}, Decode: decision.RankID{Replica: "r1", Rank: 1}, Held: 3, Moved: 4,
+			Cost: .5, TTFT: .25, Queue: .125, Compute: .75, Transfer: .5,
+		}},
+		Shadow: &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
 	}
 	one := decision.Candidate{
 		RankID:   decision.RankID{Replica: "r1", Rank: 1},

@@ -72,7 +72,7 @@ func (e *engines) mayAskIDs(a *attempt) bool {
 func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
 		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: rq.idAt(a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
+		Header: rq.header(), Client: rq.call.Client, RequestID: idAt(rq, a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
 	}
 	if a.point != nil && a.point.Replay != nil {
 		e.restByIDs(rq, a, out)

@@ -36,7 +36,7 @@ func (rq *request) engineID() string {
 }
 
 // idAt is the request id that an attempt's engine gets.
-func (rq *request) idAt(a *attempt) string {
+func idAt(rq *request, a *attempt) string {
 	if a.cache != nil {
 		return legID(rq, a, "d")
 	}

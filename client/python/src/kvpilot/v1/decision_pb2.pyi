@@ -163,7 +163,7 @@ class Overlap(_message.Message):
     def __init__(self, gpu_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning")
+    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning", "ways")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +215,7 @@ class Decision(_message.Message):
     OTHERS_FIELD_NUMBER: _ClassVar[int]
     VETOED_OTHERS_FIELD_NUMBER: _ClassVar[int]
     RETURNING_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     attempt: int
     request_id: str
@@ -259,7 +260,36 @@ class Decision(_message.Message):
     others: int
     vetoed_others: int
     returning: float
-    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ...) -> None: ...
+    ways: _containers.RepeatedCompositeFieldContainer[Way]
+    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ..., ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ...) -> None: ...
+
+class Way(_message.Message):
+    __slots__ = ("kind", "prefill_replica_id", "prefill_rank", "decode_replica_id", "decode_rank", "held_tokens", "moved_tokens", "cost", "ttft", "queue", "compute", "transfer")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_RANK_FIELD_NUMBER: _ClassVar[int]
+    DECODE_REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    prefill_replica_id: str
+    prefill_rank: int
+    decode_replica_id: str
+    decode_rank: int
+    held_tokens: int
+    moved_tokens: int
+    cost: float
+    ttft: _duration_pb2.Duration
+    queue: _duration_pb2.Duration
+    compute: _duration_pb2.Duration
+    transfer: _duration_pb2.Duration
+    def __init__(self, kind: _Optional[str] = ..., prefill_replica_id: _Optional[str] = ..., prefill_rank: _Optional[int] = ..., decode_replica_id: _Optional[str] = ..., decode_rank: _Optional[int] = ..., held_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., cost: _Optional[float] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., compute: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., transfer: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct")

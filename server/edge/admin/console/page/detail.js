@@ -43,6 +43,10 @@ function facts(d, toTrace) {
     if (o.counted_output_tokens !== undefined) list.push(['tokens', `about ${count(o.counted_output_tokens)}, counted by kvpilot: the engine gave no usage`]);
     else if (o.cached_tokens !== undefined) list.push(['tokens cached', `${count(o.cached_tokens)}, predicted ${count(o.predicted_cached_tokens)}`]);
   }
+  (d.ways ?? []).forEach((w, i) => {
+    const how = w.kind === 'split' ? `prefill on ${w.prefill_replica_id}, answer on ${w.decode_replica_id}, ${w.moved_tokens} tokens moved in ${ms(milliseconds(w.transfer))}` : `whole on ${w.decode_replica_id}`;
+    list.push([i === 0 ? 'way taken' : 'other way', `${how}: cost ${w.cost.toPrecision(4)}, first token ${ms(milliseconds(w.ttft))}`]);
+  });
   if (d.shadow) list.push([`shadow ${d.shadow.policy}`, d.shadow.agrees ? 'agreed' : `would have taken ${d.shadow.replica_id}, for a first token ${ms(milliseconds(d.shadow.regret))} later`]);
   if (d.trace_id) {
     const button = el('button', { class: 'link', type: 'button' }, el('code', {}, d.trace_id));

@@ -1,0 +1,153 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
+)
+
+// checkTransfer has each replica with a KV connector compute a prompt, and another one of its group answer from the cache.
+func checkTransfer(ctx context.Context, in scope) (list []Finding) {
+	groups := map[string][]*replica.Replica{}
+	for _, r := range in.left() {
+		now := in.now(r)
+		if c := now.Connector(); c.Transport != replica.NoTransport {
+			groups[c.Group] = append(groups[c.Group], now)
+		}
+	}
+	if len(groups) == 0 {
+		return []Finding{skip("", "no replica has the label %s: each request is served by one replica", replica.LabelConnector)}
+	}
+	names := make([]string, 0, len(groups))
+	for name := range groups {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		for _, r := range groups[name] {
+			list = append(list, passing{in}.transferOf(ctx, r, groups[name])...)
+		}
+	}
+	return list
+}
+
+// passing is what checkTransfer looks at.
+type passing struct{ scope }
+
+// transferOf looks at one replica of a group.
+func (in passing) transferOf(ctx context.Context, r *replica.Replica, group []*replica.Replica) []Finding {
+	subject, c := string(r.ID), r.Connector()
+	if role := r.Labels[replica.LabelRole]; role != "" {
+		if _, known := replica.ReadRole(role); !known {
+			return fault(Warn, subject, "role prefill, decode or both", fmt.Sprintf("the label role is %q and counts as both", role), "correct the label, or remove it")
+		}
+	}
+	partner := (*replica.Replica)(nil)
+	for _, other := range group {
+		if d := other.Connector(); other.ID != r.ID && c.Prefills() && d.Decodes() {
+			partner = cmp.Or(partner, other)
+		}
+	}
+	if c.Role == replica.DecodeOnly {
+		if !slices.ContainsFunc(group, func(o *replica.Replica) bool { d := o.Connector(); return o.ID != r.ID && d.Prefills() }) {
+			return in.unpaired(subject, &c)
+		}
+		return []Finding{ok(subject, "decodes in the group %s", c.Group)}
+	}
+	if partner == nil {
+		return in.unpaired(subject, &c)
+	}
+	if in.params.NoSend {
+		return []Finding{ok(subject, "pairs with %s in the group %s; --no-send: not tried", partner.ID, c.Group)}
+	}
+	return in.pass(ctx, r, partner)
+}
+
+// unpaired is a replica without another one in its group.
+func (in passing) unpaired(subject string, c *replica.Connector) []Finding {
+	return fault(Warn, subject, "another replica of the group, with the other role", "it is alone in the group "+c.Group+" (connector/version/block size/kv_group)",
+		"run the same vLLM version and block size on all replicas that pass caches on, with one kv_group, and give one of them the other role; alone it serves requests whole")
+}
+
+// pass has r compute a prompt and d answer from its cache.
+func (in passing) pass(ctx context.Context, r, d *replica.Replica) []Finding {
+	subject := string(r.ID)
+	text, err := json.Marshal("A prompt of a few words that kvpilot doctor has one replica compute and another one answer: " + strings.Repeat("a word, ", 60))
+	if err != nil {
+		return fault(Fail, subject, "a request", err.Error(), "report this")
+	}
+	body := append(append([]byte(`{"model":`), rawjson.AppendString(nil, model(r))...), `,"temperature":0,"max_tokens":2,"prompt":`...)
+	body = append(append(body, text...), '}')
+	req, err := openai.Read(openai.Params{Route: openai.RouteCompletions, Body: body})
+	if err != nil {
+		return fault(Fail, subject, "a request", err.Error(), "report this")
+	}
+	legs := openai.Legs{Request: req, Model: model(r)}
+	status, answer, err := in.completion(ctx, r, legs.Prefill())
+	if err != nil || status != http.StatusOK {
+		return fault(Fail, subject, "an answer of one token with kv_transfer_params", said(status, answer, err), "look at the replica's log")
+	}
+	got := openai.ReadPrefilled(answer)
+	if got.Params == nil {
+		return fault(Fail, subject, "kv_transfer_params in the answer", "there are none: the engine has no NIXL connector, or another one",
+			`start vLLM with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}', or remove the label kv_connector`)
+	}
+	if found := sideChannel(subject, r, got.Params); found != nil {
+		return found
+	}
+	status, answer, err = in.completion(ctx, d, legs.Decode(got.Params))
+	if err != nil || status != http.StatusOK {
+		return fault(Fail, subject, fmt.Sprintf("an answer of %s from its cache", d.ID), said(status, answer, err),
+			"look at both engines' logs: vLLM compares version, tensor parallelism, block size and data type (kv_group separates those that differ), and reads from VLLM_NIXL_SIDE_CHANNEL_HOST and VLLM_NIXL_SIDE_CHANNEL_PORT")
+	}
+	return []Finding{ok(subject, "%s answers from its cache", d.ID)}
+}
+
+// sideChannel reports a side channel at the loopback of a replica that is not on this machine.
+func sideChannel(subject string, r *replica.Replica, params []byte) []Finding {
+	host, err := rawjson.Unquote(rawjson.Member(params, "remote_host"))
+	if err != nil {
+		return nil
+	}
+	base, err := url.Parse(r.URL)
+	if err != nil || loopback(base.Hostname()) || !loopback(host) {
+		return nil
+	}
+	return fault(Fail, subject, "the address of the replica in kv_transfer_params", "remote_host is "+host+": other replicas read from themselves",
+		"start the engine with VLLM_NIXL_SIDE_CHANNEL_HOST set to its own address")
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// said is what went wrong with a request.
+func said(status int, answer []byte, err error) string {
+	if err != nil {
+		return oneLine(err)
+	}
+	return fmt.Sprintf("status %d: %.150q", status, answer)
+}
+
+// completion sends a completion.
+func (in passing) completion(ctx context.Context, r *replica.Replica, body []byte) (int, []byte, error) {
+	resp, err := in.send(ctx, r, http.MethodPost, r.URL+"/v1/completions", http.Header{"Content-Type": {"application/json"}}, body)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, mostAnswer))
+	return resp.StatusCode, text, err
+}
