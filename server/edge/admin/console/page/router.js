@@ -23,7 +23,7 @@ async function pages(path, name) {
 }
 
 // word is an enum's value as people say it: REPLICA_STATE_READY is ready.
-export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
+export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|PARITY_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
 
 // vetoed reports whether a candidate could not be chosen.
 export const vetoed = (c) => c.veto !== 'VETO_UNSPECIFIED';
