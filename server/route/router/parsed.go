@@ -136,7 +136,7 @@ func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resum
 	if err != nil {
 		return err
 	}
-	if s.rq.restByIDs(point, rendered, s.rq.rest(point, on)) == nil {
+	if (&remainder{rq: s.rq, point: point}).asIDs(on, rendered) == nil {
 		return errNothingLeft
 	}
 	return point.Replay.Accept(rendered, e.parser(ctx, s.rq, func() *replica.Replica { return on }))
@@ -153,19 +153,4 @@ func (s *resumed) follow(ctx context.Context, point *resume.Point) {
 		return
 	}
 	s.follower.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, func() *replica.Replica { return s.reply.a.choice.Replica }))
-}
-
-// restByIDs asks the chosen replica for the tokens that continue an answer that a parser takes apart.
-func (e *engines) restByIDs(rq *request, a *attempt, out *upstream.Request) {
-	out.Path, out.Query, a.asksIDs = pathGenerate, "", false
-	limit := rq.rest(a.point, a.choice.Replica)
-	if a.warms {
-		limit = min(limit, 1)
-	}
-	out.Body = rq.restByIDs(a.point, a.point.Replay.Rendered, limit)
-}
-
-// restByIDs is the body that asks a replica for them; nil when none is left.
-func (rq *request) restByIDs(point *resume.Point, as *openai.Rendered, limit int) []byte {
-	return rq.parsed.RestByIDs(as, &openai.Rest{Model: rq.pool.Served, IDs: point.IDs, Answer: point.Answer, Limit: limit})
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -46,7 +45,7 @@ func (rq *request) way() openai.Way {
 		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
 		return openai.WayNone
 	}
-	return rq.parsed.Way()
+	return rq.parsed.Continuation().Way()
 }
 
 // resumer has streams that break resumed on other replicas.
@@ -268,7 +267,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		point, ok = s.follower.Point()
 	}
 	switch {
-	case !ok || !point.Again && s.rq.rest(&point, nil) < 1:
+	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
@@ -317,30 +316,4 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 		}
 		return blockhash.Extend(nil, 0, point.IDs, blockSize, ns.Seed())
 	}
-}
-
-// rest is how many tokens of the answer are left after the point: of the client's limit, or of the model's
-// context on the replica, or, with none, on any that reports it.
-func (rq *request) rest(point *resume.Point, on *replica.Replica) int {
-	if limit := rq.parsed.AnswerLimit(); limit > 0 {
-		return limit - point.Answer
-	}
-	longest := contextOf(on, rq.pool.Served)
-	for _, o := range rq.pool.Replicas {
-		if longest > 0 {
-			break
-		}
-		longest = contextOf(o, rq.pool.Served)
-	}
-	return longest - len(point.IDs)
-}
-
-// contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
-// that of its base model.
-func contextOf(on *replica.Replica, served string) int {
-	if on == nil {
-		return 0
-	}
-	m, _ := on.Serves(served)
-	return selector.Context(on, m)
 }

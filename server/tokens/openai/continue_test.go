@@ -19,7 +19,7 @@ func TestWhichStreamsAreResumable(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", body, err)
 		}
-		return r.Resumable()
+		return r.Continuation().ByText()
 	}
 	for _, more := range []string{
 		``, `,"temperature":0.2,"top_p":0.9,"top_k":5,"min_p":0.1`, `,"max_completion_tokens":100`, `,"repetition_penalty":1.1`, `,"stop_token_ids":[5],"ignore_eos":true`,
@@ -60,16 +60,16 @@ func TestTheContinuationAsksForTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"model":"m","stream":true,"return_token_ids":true,"max_tokens":48,"prompt":[1,2,3],"stream_options":{"include_usage":true},"temperature":0.25}`
-	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3}, Limit: 48, WithIDs: true})); got != want {
-		t.Errorf("Continuation() = %s\nwant %s", got, want)
+	if got := string(r.Continuation().Body(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3}, Limit: 48, WithIDs: true})); got != want {
+		t.Errorf("Body() = %s\nwant %s", got, want)
 	}
 	want = `{"model":"m","stream":true,"max_tokens":48,"prompt":[1],"min_tokens":2,"include_stop_str_in_output":true}`
 	r, err = openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stop":["a"],"min_tokens":4,"include_stop_str_in_output":true,"max_tokens":50}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 48, Least: 2})); got != want {
-		t.Errorf("Continuation() = %s\nwant %s", got, want)
+	if got := string(r.Continuation().Body(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 48, Least: 2})); got != want {
+		t.Errorf("Body() = %s\nwant %s", got, want)
 	}
 	if n := r.AnswerLimit(); n != 50 {
 		t.Errorf("AnswerLimit() = %d", n)
@@ -105,8 +105,8 @@ func TestLogprobsOfACompletionAreShifted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 4})); got != `{"model":"m","stream":true,"max_tokens":4,"prompt":[1],"logprobs":2}` {
-		t.Errorf("Continuation() = %s", got)
+	if got := string(r.Continuation().Body(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 4})); got != `{"model":"m","stream":true,"max_tokens":4,"prompt":[1],"logprobs":2}` {
+		t.Errorf("Body() = %s", got)
 	}
 }
 
