@@ -25,8 +25,8 @@ var errFailed = errors.New("the engine reported a failure in its stream")
 // ErrAborted is why a stream ended that the engine aborted. The event with its finish reason was not forwarded.
 var ErrAborted = errors.New("the engine aborted the answer: it was paused, put to sleep or asked to abort the request")
 
-// errStrange is an event in a continuation that cannot be put into the client's stream.
-var errStrange = errors.New("the continuation is not of the expected form")
+// ErrStrange is an event in a continuation that cannot be put into the client's stream.
+var ErrStrange = errors.New("the continuation is not of the expected form")
 
 // Lost is why a stream is no longer followed.
 type Lost string
@@ -209,7 +209,7 @@ func foreign(piece []byte) bool { return bytes.IndexByte(piece, '\r') >= 0 }
 // passThrough ends the following of a stream that does not come in vLLM's events.
 func (f *Follower) passThrough(data []byte) ([]byte, error) {
 	if f.resumed {
-		return nil, errStrange
+		return nil, ErrStrange
 	}
 	f.Lose(LostForm)
 	f.raw, f.held = true, nil
@@ -294,7 +294,7 @@ func withoutComments(e []byte) []byte {
 // asIs forwards an event that was not understood.
 func (f *Follower) asIs(e []byte) error {
 	if f.resumed {
-		return errStrange
+		return ErrStrange
 	}
 	f.out = append(f.out, e...)
 	return nil

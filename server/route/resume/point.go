@@ -125,7 +125,7 @@ func (f *Follower) Ending() ([]byte, bool) {
 // rewrite writes an event of the continuation, with so many ids, for the client.
 func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain || c.Logprobs != nil && !f.p.Logprobs) {
-		return errStrange
+		return ErrStrange
 	}
 	if c.Logprobs != nil {
 		c.Logprobs = openai.ShiftOffsets(nil, c.Logprobs, f.shift)
@@ -144,14 +144,14 @@ func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 	if f.blind && c.Usage != nil { // no ids to count: the engine counts its own part
 		n := c.OutputTokens()
 		if n < 0 {
-			return errStrange
+			return ErrStrange
 		}
 		d.OutputTokens = f.base + n
 	}
 	f.write(&d, c)
 	if stopped {
 		if f.finished = true; !f.close(&f.tokens) {
-			return errStrange
+			return ErrStrange
 		}
 		return io.EOF
 	}

@@ -174,10 +174,10 @@ func (r *replay) take(c *openai.Chunk, t *tokens, to *client) error {
 		return nil
 	}
 	if c.Choices > 1 || c.Index != 0 || c.IDs == nil && c.Finish == nil || c.IDs != nil && !openai.EachID(c.IDs, func(id uint32) bool { r.waiting = append(r.waiting, id); return true }) {
-		return errStrange
+		return ErrStrange
 	}
 	if len(t.prompt)+len(t.ids)+len(r.waiting) > MaxTokens {
-		return errStrange
+		return ErrStrange
 	}
 	if c.Usage != nil {
 		r.usage = append(r.usage[:0], c.Usage...)
@@ -198,7 +198,7 @@ func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	r.over = time.Now()
 	r.took = r.over.Sub(began)
 	if c.Finish != nil && d.Finish == nil || !r.called(d.Delta) {
-		return errStrange
+		return ErrStrange
 	}
 	first := len(t.ids)
 	t.ids = append(t.ids, r.waiting...)

@@ -133,7 +133,7 @@ func (s *stops) find(text []byte, from int) (end, which int) {
 // reports whether a string ended the answer.
 func (s *stops) cut(t *tokens, c *openai.Chunk, ids int) (stopped bool, err error) {
 	if c.IDs == nil && len(c.Text) > len(`""`) {
-		return false, errStrange // which token a text is of decides what counts
+		return false, ErrStrange // which token a text is of decides what counts
 	}
 	w := append(s.window[:0], lastRunes(t.shown, s.reach)...)
 	seen := len(w)
@@ -157,7 +157,7 @@ func (s *stops) cut(t *tokens, c *openai.Chunk, ids int) (stopped bool, err erro
 		to = max(seen, len(w)-len(lastRunes(w, s.lag)))
 	}
 	if to < seen {
-		return false, errStrange
+		return false, ErrStrange
 	}
 	s.text = rawjson.AppendString(s.text[:0], string(w[seen:to]))
 	c.Text = s.text
@@ -181,7 +181,7 @@ func (s *stops) stopIn(t *tokens, c *openai.Chunk, w []byte, old, ids int) (end,
 	if first < s.Least { // the text of some of the ids does not count
 		from, ok := e.end(s.Least - first)
 		if !ok {
-			return 0, -1, errStrange
+			return 0, -1, ErrStrange
 		}
 		if end, which = s.find(w, old+from); which < 0 {
 			return 0, -1, nil

@@ -114,7 +114,7 @@ func (s *resumed) trial(point *resume.Point) *tries {
 	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
 	t.ask.Exclude = slices.Clone(s.dead)
 	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
-	t.refusals = 0
+	t.refusals, t.deaths = 0, deaths{}
 	t.continueAt(s.rq, point)
 	t.next(s.reply.a, nil)
 	return &t

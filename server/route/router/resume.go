@@ -31,12 +31,13 @@ const (
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
 	resultDiverged   = "diverged"   // the answer was to be repeated, and another replica wrote another one
+	resultPoison     = "poison"     // two replicas stopped at the same token
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 )
 
 func resumeResults() []string {
-	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultLimit, resultBudget}
+	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultPoison, resultLimit, resultBudget}
 }
 
 // way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
@@ -193,6 +194,9 @@ func (s *resumed) worst(f *failure) *failure {
 // resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	a := s.reply.a
+	if s.attempts.stopper.stops(ctx, s.rq, s.tries, s.d, f) {
+		return s.worst(f)
+	}
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
 	point, result := s.point(ctx, untouched, false)
 	if result == resultResumed && s.resumes > 0 && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
@@ -245,7 +249,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
+		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
 			!s.retries.worth(s.rq, s.tries, s.d, f), !s.retries.withdraw(s.rq, s.d, f):
 			return s.worst(f)
 		}
