@@ -190,3 +190,38 @@ func TestEachID(t *testing.T) {
 		}
 	}
 }
+
+// A continuation draws with a seed of its own: not the client's, which chose the first tokens already, and the same one for the same break.
+func TestTheSeedOfAContinuation(t *testing.T) {
+	of := func(more string) openai.Continuation {
+		r, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stream":true,"messages":[{"role":"user","content":"x"}]` + more + `}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Continuation()
+	}
+	for _, seed := range []string{"7", "0", "-5", "9223372036854775807", "-9223372036854775808"} {
+		c := of(`,"temperature":0.8,"seed":` + seed)
+		if c.Way() != openai.WayText {
+			t.Errorf("seed %s: another way than by text", seed)
+		}
+		seen := map[int64]bool{}
+		for answer := range 100 {
+			s, ok := c.Seed(answer)
+			again, _ := c.Seed(answer)
+			if !ok || s != again || seen[s] || answer == 0 && fmt.Sprint(s) != seed || answer > 0 && (fmt.Sprint(s) == seed || s < 0) {
+				t.Fatalf("seed %s behind %d tokens: %d, %v", seed, answer, s, ok)
+			}
+			seen[s] = true
+		}
+		s, _ := c.Seed(3)
+		if body := string(c.Body(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3, 4}, Answer: 3, Limit: 5})); !strings.Contains(body, fmt.Sprintf(`,"seed":%d,`, s)) {
+			t.Errorf("the continuation is %s, want the seed %d", body, s)
+		}
+	}
+	for _, more := range []string{``, `,"seed":null`, `,"seed":7,"temperature":0`, `,"seed":"7"`} {
+		if s, ok := of(more).Seed(3); ok {
+			t.Errorf("%s: the seed is %d, want none", more, s)
+		}
+	}
+}
