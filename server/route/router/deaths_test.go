@@ -64,7 +64,9 @@ func TestAStreamThatStopsTwoReplicasIsNotTriedOnAThird(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			reader := sdk.NewManualReader()
-			f := start(t, 4, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader)) })
+			f := start(t, 4, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
+				p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+			})
 			f.resuming(2)
 			f.inTurn(c.steps(f)...)
 			to := &client{}

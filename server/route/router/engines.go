@@ -121,7 +121,10 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
 func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
-	if a.follower = e.follow(rq, a.choice.Replica); a.follower != nil && !a.follower.Repeats() {
+	if a.point == nil { // else the answer is repeated, and its follower has what the client has
+		a.follower = e.follow(rq, a.choice.Replica)
+	}
+	if a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
 			a.follower.Lose(resume.LostIDs)
 		}

@@ -84,6 +84,8 @@ type resumed struct {
 	first   *failure
 	resumes int
 	dead    []replica.ID
+	// ahead is what the client gets next, of a stream that has moved.
+	ahead []byte
 	relocation
 }
 
@@ -123,8 +125,15 @@ func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
 
 // read returns the next bytes of the reply under way, as the client gets them.
 func (s *resumed) read(ctx context.Context) ([]byte, error) {
-	for s.fault == nil {
+	for {
 		a := s.reply.a
+		if out := s.ahead; out != nil {
+			s.ahead, a.gave = nil, true
+			return out, nil
+		}
+		if s.fault != nil {
+			return nil, s.fault
+		}
 		if a.point != nil && !s.reply.streamed {
 			return nil, errContinuation
 		}
@@ -156,14 +165,13 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			return piece, nil
 		}
 	}
-	return nil, s.fault
 }
 
-// moves reports whether another replica is to resume the stream now, because its own is left: from a moment at which the client
-// has exactly the text of the tokens.
+// moves reports whether another replica is to resume the stream now, because its own is left: from a moment at which it is known what
+// the client has.
 func (s *resumed) moves() bool {
 	a := s.reply.a
-	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Resumable()
+	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Movable()
 }
 
 // errContinuation is why a continuation cannot be used that is no stream.
@@ -223,9 +231,9 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.retries.again()
-	s.follow(ctx, point)
+	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.choice.Replica })
 	s.tries.continueAt(s.rq, point)
-	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
+	s.tries.ask.Exclude = s.unable(point, s.dead) // a replica that refused the request before may take its rest
 	s.prepare(a)
 	s.dead = slices.Clip(s.tries.ask.Exclude)
 	return s.reopen(ctx)
@@ -266,7 +274,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		return nil, resultIneligible
 	}
 	point, ok := s.follower.Point()
-	if ok && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
+	if ok && !moved && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
 		s.follower.NoParser()
 		point, ok = s.follower.Point()
 	}
