@@ -532,6 +532,8 @@ const (
 	End_END_UNSERVED End = 9
 	// The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
 	End_END_HANDED_OVER End = 10
+	// Two replicas stopped at the same token of the stream, or both before its first one: the request is not tried on a third.
+	End_END_POISONED End = 11
 )
 
 // Enum value maps for End.
@@ -548,6 +550,7 @@ var (
 		8:  "END_RESUMED",
 		9:  "END_UNSERVED",
 		10: "END_HANDED_OVER",
+		11: "END_POISONED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -561,6 +564,7 @@ var (
 		"END_RESUMED":     8,
 		"END_UNSERVED":    9,
 		"END_HANDED_OVER": 10,
+		"END_POISONED":    11,
 	}
 )
 
@@ -2260,7 +2264,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\fALONE_SILENT\x10\x01\x12\x16\n" +
 	"\x12ALONE_UNKNOWN_RANK\x10\x02\x12\x14\n" +
 	"\x10ALONE_NO_REPLICA\x10\x03\x12\x0f\n" +
-	"\vALONE_MOVED\x10\x04*\xca\x01\n" +
+	"\vALONE_MOVED\x10\x04*\xdc\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -2274,7 +2278,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\vEND_RESUMED\x10\b\x12\x10\n" +
 	"\fEND_UNSERVED\x10\t\x12\x13\n" +
 	"\x0fEND_HANDED_OVER\x10\n" +
-	"B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x12\x10\n" +
+	"\fEND_POISONED\x10\vB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once

@@ -199,6 +199,8 @@ func endProto(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_UNSERVED
 	case decision.EndHandedOver:
 		return kvpilotv1.End_END_HANDED_OVER
+	case decision.EndPoisoned:
+		return kvpilotv1.End_END_POISONED
 	}
 	return kvpilotv1.End_END_UNSPECIFIED
 }

@@ -1,8 +1,5 @@
 package resume
 
-var (
-	ErrStrange = errStrange
-	ErrFailed  = errFailed
-)
+var ErrFailed = errFailed
 
 func (f *Follower) Lost() Lost { return f.reason() }

@@ -51,7 +51,7 @@ func (f *Follower) repeats(e, data []byte) (err error) {
 	case err == nil:
 		f.finished, f.usage = r.over(), f.usage || r.parts.Choices == 0
 		return nil
-	case errors.Is(err, errStrange) && !r.again:
+	case errors.Is(err, ErrStrange) && !r.again:
 		f.Lose(LostForm)
 		return f.asIs(e)
 	}
@@ -83,11 +83,11 @@ func (r *repeat) event(out, e, data []byte) ([]byte, error) {
 	p := &r.parts
 	switch {
 	case !p.Read(data):
-		return out, errStrange
+		return out, ErrStrange
 	case p.Fault >= 500:
 		return out, errFailed
 	case p.Odd || p.Fault > 0:
-		return out, errStrange
+		return out, ErrStrange
 	}
 	for i := range p.Ends {
 		if string(p.Ends[i].Finish) == `"abort"` {
@@ -108,7 +108,7 @@ func (r *repeat) event(out, e, data []byte) ([]byte, error) {
 		r.ended[p.Ends[i].Choice] = true
 	}
 	if len(r.has) > maxPlaces {
-		return out, errStrange
+		return out, ErrStrange
 	}
 	return append(out, e...), nil
 }

@@ -149,6 +149,9 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
+	if an.attempts.stopper.stops(ctx, rq, t, d, f) {
+		f.poisoned, end = true, decision.EndPoisoned
+	}
 	return f
 }
 

@@ -117,7 +117,7 @@ func New(c Config, p Params) (*Router, error) {
 	attempts := &attempts{
 		picker: picker, engines: sender,
 		legs:     &legs{legTiming: legTiming{legPatience, blockLease}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
-		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted,
+		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
 	}
 	r.answers = &answers{
 		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties,

@@ -91,6 +91,7 @@ class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     END_RESUMED: _ClassVar[End]
     END_UNSERVED: _ClassVar[End]
     END_HANDED_OVER: _ClassVar[End]
+    END_POISONED: _ClassVar[End]
 FEED_STATE_UNSPECIFIED: FeedState
 FEED_STATE_NONE: FeedState
 FEED_STATE_COLD: FeedState
@@ -151,6 +152,7 @@ END_REMOVED: End
 END_RESUMED: End
 END_UNSERVED: End
 END_HANDED_OVER: End
+END_POISONED: End
 
 class Overlap(_message.Message):
     __slots__ = ("gpu_tokens", "cpu_tokens", "disk_tokens")

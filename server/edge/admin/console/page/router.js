@@ -37,7 +37,7 @@ const steps = (list) => (list || []).map((s) => ({ ...s, t: Date.parse(s.time) /
 let seconds = []; // the last minutes' history
 
 // ENDS are the ends of decisions that an operator looks for together. The last attempt of a request can end as MOVED, too.
-const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED'], handed: ['HANDED_OVER'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
+const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED', 'POISONED'], handed: ['HANDED_OVER'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
 
 // wanted is the query of the decisions that a filter lets through.
 function wanted({ show, model, replica, tenant }) {
