@@ -333,6 +333,12 @@ func render(t *testing.T, values object) []object {
 		},
 		"hasKey": func(d object, key string) bool { _, has := d[key]; return has },
 		"set":    func(d object, key string, v any) object { d[key] = v; return d },
+		"ternary": func(yes, no any, condition bool) any {
+			if condition {
+				return yes
+			}
+			return no
+		},
 		"unset":  func(d object, key string) object { delete(d, key); return d },
 		"has":    func(v any, list []any) bool { return slices.Contains(list, v) },
 		"merge":  merge,

@@ -69,7 +69,7 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 func (*picker) setHealth(to *healthService, state healthpb.HealthCheckResponse_ServingStatus) {
 	to.SetServingStatus(extprocv3.ExternalProcessor_ServiceDesc.ServiceName, state)
 	to.SetServingStatus("readiness", state)
-	to.SetServingStatus("liveness", healthpb.HealthCheckResponse_SERVING)
+	to.SetServingStatus(serviceLiveness, healthpb.HealthCheckResponse_SERVING)
 }
 
 // pickerTLS is the TLS of the endpoint picker's address; nil when it speaks plain text.

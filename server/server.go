@@ -173,7 +173,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer shut()
 	for _, d := range endpoints {
 		running.start(serving, component{d.name(), task(func(ctx context.Context) error {
-			if d.name() != "admin" {
+			if name := d.name(); name != "admin" && name != "epp health" {
 				s.awaitFleet(ctx)
 			}
 			return d.serve() // when ctx has ended, it closes the listener
