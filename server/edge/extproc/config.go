@@ -51,7 +51,7 @@ type Config struct {
 	// where a gateway names endpoints that the router knows by other addresses.
 	Subset bool `yaml:"subset"`
 	// Objectives gives requests with an inference objective (x-llm-d-inference-objective) its priority, higher first; 0 is that of
-	// requests without one.
+	// requests without one. Names that are not here may come from the InferenceObjectives of registry.inference_pools.
 	Objectives map[string]int `yaml:"objectives"`
 }
 

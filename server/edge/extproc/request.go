@@ -33,14 +33,14 @@ type request struct {
 }
 
 // newRequest reads a request's headers.
-func newRequest(f fields, objectives map[string]int) *request {
+func newRequest(f fields, priority func(objective string) int) *request {
 	path, query, _ := strings.Cut(f.pseudo[":path"], "?")
 	h := f.header
 	rq := &request{call: router.Call{
 		Method: cmp.Or(f.pseudo[":method"], http.MethodPost), Path: path, RawQuery: query, Header: h, Route: openai.RouteOf(path),
 		RequestID: httpcall.RequestID(h), Client: clientOf(h), Received: time.Now(),
 		Model:    first(h, "X-Llm-D-Model-Name-Rewrite", "X-Gateway-Model-Name-Rewrite"),
-		Priority: objectives[first(h, "X-Llm-D-Inference-Objective", "X-Gateway-Inference-Objective")],
+		Priority: priority(first(h, "X-Llm-D-Inference-Objective", "X-Gateway-Inference-Objective")),
 	}}
 	return rq
 }
