@@ -244,7 +244,7 @@ func TestSendersNeedTheRoleOfTheRoute(t *testing.T) {
 		"POST /v1/responses/resp_1/cancel": "Responses", "POST /sleep": "Forward",
 	} {
 		method, path, _ := strings.Cut(target, " ")
-		rq := newRequest(fields{map[string]string{":method": method, ":path": path}, http.Header{}}, nil)
+		rq := newRequest(fields{map[string]string{":method": method, ":path": path}, http.Header{}}, (&Server{}).priority)
 		if got := rq.rpc(); got != "/kvpilot.v1.InferenceService/"+want {
 			t.Errorf("%s: %s, want %s", target, got, want)
 		}
