@@ -48,6 +48,9 @@ type Call struct {
 	// Their zero values have no effect.
 	Model    string
 	Priority int
+	// Sidecars is set when the replica that a gateway sends the request to can have its prompt computed by the one that
+	// Handoff.Prefiller names.
+	Sidecars bool
 	// Received is when the first byte of the request was seen.
 	Received time.Time
 }
