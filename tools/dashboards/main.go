@@ -73,7 +73,7 @@ func rows() []row {
 				{`sum by (replica, suspicion) (kvpilot_chooser_suspect_ratio > 0) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} {{suspicion}}"}, {`sum by (replica) (kvpilot_chooser_stalled > 0) or on () label_replace(vector(0), "replica", "none", "", "")`, "{{replica}} stalled"},
 			}},
 			{title: "Faults by replica", unit: "reqps", text: "Attempts that failed by the fault of their network, replica or rank.", queries: [][2]string{{"sum by (replica) (rate(kvpilot_upstream_replica_faults_total" + rate + "))", "{{replica}}"}}},
-			{title: "Agents' programs", unit: "short", text: "placed: the context has a claim on a rank's memory; waiting: no rank has memory for it.", queries: [][2]string{{"sum by (state) (kvpilot_chooser_programs)", "{{state}}"}}},
+			{title: "Agents' programs", unit: "short", text: "placed: the context has a claim on a rank's memory; paused: it lost that between two calls; waiting: no rank has memory for it. And the replicas that would have memory for all, of pools where some wait.", queries: [][2]string{{"sum by (state) (kvpilot_chooser_programs)", "{{state}}"}, {"sum(kvpilot_chooser_program_replicas_needed)", "replicas needed"}}},
 			{title: "Empty answers", unit: "reqps", text: "Answers without a token, by what another replica gave: retried counts against the replica, agreed is the request's doing, passed could not be compared.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_empty_answers_total" + rate + "))", "{{result}}"}}},
 			{title: "Attempts by outcome", unit: "reqps", text: "Requests sent to replicas, by outcome up to the header of the answer.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_upstream_attempts_total" + rate + "))", "{{outcome}}"}}},
 		}},

@@ -187,9 +187,10 @@ func (r *waitingRoom) drain() {
 		for _, t := range ln.hold.Drain() {
 			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 		}
+		now := r.clock.now()
 		for _, t := range ln.memory.hold.Drain() {
-			if w := t.Owner.(*waiter); w.memory.expire() {
-				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+			if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
+				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second, Memory: &w.memory.first})
 			}
 		}
 	}

@@ -29,8 +29,9 @@ type Rank struct {
 	Held float64
 	// Bend is the context length at which attention has doubled the cost of a token; 0: unknown.
 	Bend float64
-	// Full is set by Admit: the program does not fit there.
+	// Full is set by Admit: the program does not fit there. Free is set with it: the tokens that would fit, 0 where the capacity is unknown.
 	Full bool
+	Free float64
 }
 
 // Call is a session's call.
@@ -40,8 +41,10 @@ type Call struct {
 	Parent Name
 	// Class names the sessions that are alike: the tenant.
 	Class string
-	// Tokens is its prompt with the expected answer.
-	Tokens int
+	// Tenant owns the session, for lists.
+	Tenant string
+	// Tokens is its prompt with the expected answer, Prompt the prompt alone.
+	Tokens, Prompt int
 	// Retry is set when the same call was placed before.
 	Retry bool
 	// Program is what Arrive reported.
@@ -82,6 +85,7 @@ type program struct {
 	running, waiting int
 	ended            time.Duration // when the last call ended
 	record           record
+	history          history
 	judged           bool // the last gap counts already
 	known            bool // a call has ended
 	late             bool // it waits for a place
@@ -107,7 +111,7 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 		if len(l.programs) >= maxPrograms {
 			return false
 		}
-		p = &program{class: l.class(call.Class), parent: l.programs[call.Parent]}
+		p = &program{class: l.class(call.Class), parent: l.programs[call.Parent], history: history{name: call.Name, tenant: call.Tenant}}
 		if q := p.parent; q != nil && len(q.children) < maxChildren {
 			q.children = append(q.children, p)
 		}
@@ -120,7 +124,10 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 	if p.known && !p.busy() && !p.judged && !call.Retry {
 		p.judge(gap < horizon)
 	}
-	p.waiting++
+	if p.waiting++; p.waiting == 1 {
+		p.history.since = now
+	}
+	p.history.wants = float64(call.Tokens)
 	return p.needsPlace(&call)
 }
 
@@ -160,10 +167,6 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		return Free
 	}
 	child := p.isAwaited()
-	if behind && !child {
-		p.late = true
-		return Waits
-	}
 	upTo := admitUpTo
 	switch {
 	case child:
@@ -181,11 +184,12 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 			shared = r.Held
 		}
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
+		r.Free = max(0, upTo*a.capacity-used)
 		if r.Full = !ok; ok && (best == nil || used < least) {
 			best, least, held = a, used, shared
 		}
 	}
-	if p.late = best == nil; p.late {
+	if p.late = best == nil || behind && !child; p.late {
 		return Waits
 	}
 	p.tokens, p.shared = float64(call.Tokens), held
@@ -206,8 +210,8 @@ func (l *Ledger) Awaited(name Name) bool {
 	return p != nil && p.isAwaited()
 }
 
-// Adopt places a call that another ledger has placed on slot, without a look at the rank's memory. It may hold more than the rank has.
-func (l *Ledger) Adopt(call Call, slot replica.Slot, now, horizon time.Duration) *Place {
+// Adopt places a call that another ledger has placed on a rank, without a look at its memory. It may hold more than the rank has.
+func (l *Ledger) Adopt(call Call, rank Rank, now, horizon time.Duration) *Place {
 	l.Arrive(call, now, horizon)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,14 +223,16 @@ func (l *Ledger) Adopt(call Call, slot replica.Slot, now, horizon time.Duration)
 	p.tokens = float64(call.Tokens)
 	p.waiting--
 	p.running++
-	l.at(slot).place(p)
+	p.history.placed(&call, rank.Held)
+	p.history.adopted = true
+	l.at(rank.Slot).place(p)
 	return &Place{ledger: l, name: call.Name, program: p}
 }
 
 // at is the account of a rank. mu is held.
 func (l *Ledger) at(slot replica.Slot) *account {
 	for int(slot) >= len(l.accounts) {
-		l.accounts = append(l.accounts, &account{})
+		l.accounts = append(l.accounts, &account{slot: replica.Slot(len(l.accounts))})
 	}
 	return l.accounts[slot]
 }
@@ -267,6 +273,8 @@ func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
 	}
 	p.waiting--
 	p.running++
+	p.history.placed(&call, rank.Held)
+	p.history.adopted = false
 	a.place(p)
 	l.paused += int64(a.relieve(now))
 	return &Place{ledger: l, name: call.Name, program: p}
@@ -318,7 +326,7 @@ func (l *Ledger) Remove(slot replica.Slot) {
 	for a := l.accounts[slot]; len(a.programs) > 0; {
 		a.programs[0].leave()
 	}
-	l.accounts[slot] = &account{}
+	l.accounts[slot] = &account{slot: slot}
 }
 
 // sweep judges the gaps that have exceeded the horizon, and forgets old sessions. mu is held.
@@ -360,29 +368,4 @@ func (q *gaps) next() gap {
 	q.list[0] = gap{}
 	q.list = q.list[1:]
 	return g
-}
-
-// Stats counts sessions.
-type Stats struct {
-	// Placed are the programs that have a place, Waiting those that wait for one.
-	Placed, Waiting int
-	// Paused counts the places that were taken away so far.
-	Paused int64
-}
-
-// Stats returns the counts.
-func (l *Ledger) Stats() Stats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := Stats{Paused: l.paused}
-	for _, p := range l.programs {
-		switch {
-		case p.likelihood() < likely:
-		case p.account != nil:
-			s.Placed++
-		case p.waiting > 0:
-			s.Waiting++
-		}
-	}
-	return s
 }
