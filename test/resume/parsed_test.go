@@ -17,7 +17,7 @@ import (
 // answer is what a client makes of a stream, without ids and times.
 type answer struct {
 	content, reasoning, finish, usage string
-	probable                          string   // tokens with log probabilities
+	probable                          []string // tokens with log probabilities, of each choice
 	calls                             []string // name and arguments
 	others                            []string // contents and finish reasons of all choices
 	callIDs                           map[string]bool
@@ -117,12 +117,12 @@ func (a *answer) event(t *testing.T, data string) {
 			a.content, a.finish = a.content+c.Delta.Content, a.finish+c.Finish
 		}
 		a.reasoning += c.Delta.Reasoning
-		for c.Index >= len(a.others) {
-			a.others = append(a.others, "")
+		for c.Index >= len(a.others) { // the choices come in any order
+			a.others, a.probable = append(a.others, ""), append(a.probable, "")
 		}
 		a.others[c.Index] += c.Delta.Content + c.Finish
 		for _, p := range c.Logprobs.Content {
-			a.probable += p.Token
+			a.probable[c.Index] += p.Token
 		}
 		if c.IDs != nil {
 			t.Errorf("the client did not ask for ids: %s", data)
@@ -266,6 +266,12 @@ func resumed(t *testing.T, s *stack.Stack) int {
 // results is how many streams of the router ended early with a result.
 func results(t *testing.T, s *stack.Stack, result string) int {
 	t.Helper()
+	return counted(t, s, "kvpilot_router_resumes_total", "result", result)
+}
+
+// counted sums up the series of a counter that have a label.
+func counted(t *testing.T, s *stack.Stack, name, label, value string) int {
+	t.Helper()
 	resp, err := http.Get("http://" + s.Admin + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -273,14 +279,16 @@ func results(t *testing.T, s *stack.Stack, result string) int {
 	defer resp.Body.Close()
 	total := 0
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		labels, value, _ := strings.Cut(strings.TrimPrefix(lines.Text(), "kvpilot_router_resumes_total{"), "} ")
-		if strings.HasPrefix(lines.Text(), "kvpilot_router_resumes_total{") && strings.Contains(labels, fmt.Sprintf("result=%q", result)) {
-			n, err := strconv.Atoi(value)
-			if err != nil {
-				t.Fatalf("%s: %v", lines.Text(), err)
-			}
-			total += n
+		series, ok := strings.CutPrefix(lines.Text(), name+"{")
+		labels, number, _ := strings.Cut(series, "} ")
+		if !ok || !strings.Contains(labels, fmt.Sprintf("%s=%q", label, value)) {
+			continue
 		}
+		n, err := strconv.Atoi(number)
+		if err != nil {
+			t.Fatalf("%s: %v", lines.Text(), err)
+		}
+		total += n
 	}
 	return total
 }

@@ -59,7 +59,11 @@ func rows() []row {
 			{title: "Regret of served choices", unit: "s", text: "How much later the first token was predicted where requests went than at the fastest candidate: what fairness to later requests costs.", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
 			{title: "Faults by cause", unit: "reqps", text: "Attempts that failed, by the party at fault. Only network, replica and rank count against a replica.", queries: [][2]string{{"sum by (cause) (rate(kvpilot_router_faults_total" + rate + "))", "{{cause}}"}}},
 			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by the outcome of the previous attempt.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
-			{title: "Streams resumed elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by outcome.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
+			{title: "Streams resumed elsewhere", unit: "reqps", text: "Streams that lost their replica after their first byte, by outcome; by cause, those that continue elsewhere, and those that were lost: their clients got an error.", queries: [][2]string{
+				{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"},
+				{`sum by (cause) (rate(kvpilot_router_interrupted_total{result="continued"}` + rate + `))`, "continued: {{cause}}"},
+				{`sum by (kind, cause) (rate(kvpilot_router_interrupted_total{result="lost"}` + rate + `)) > 0 or on () label_replace(vector(0), "kind", "none", "", "")`, "lost: {{kind}} {{cause}}"},
+			}},
 		}},
 		{"Replicas and reservations", []panel{
 			{title: "Replicas by state", unit: "short", text: "Only ready replicas get requests.", queries: [][2]string{{"sum by (state) (kvpilot_registry_replicas)", "{{state}}"}}},

@@ -1,5 +1,3 @@
 package resume
 
-var ErrFailed = errFailed
-
 func (f *Follower) Lost() Lost { return f.reason() }

@@ -19,8 +19,8 @@ const (
 	roomy = 16 << 10
 )
 
-// errFailed is an engine's error event in mid-stream. It was not forwarded.
-var errFailed = errors.New("the engine reported a failure in its stream")
+// ErrFailed is an engine's error event in mid-stream. It was not forwarded.
+var ErrFailed = errors.New("the engine reported a failure in its stream")
 
 // ErrAborted is why a stream ended that the engine aborted. The event with its finish reason was not forwarded.
 var ErrAborted = errors.New("the engine aborted the answer: it was paused, put to sleep or asked to abort the request")
@@ -239,7 +239,7 @@ func (f *Follower) event(e []byte) error {
 		return f.asIs(e)
 	}
 	if c.Fault >= 500 && f.lost == NotLost {
-		return errFailed
+		return ErrFailed
 	}
 	if c.Fault > 0 {
 		f.Lose(LostForm)

@@ -85,7 +85,7 @@ func (r *repeat) event(out, e, data []byte) ([]byte, error) {
 	case !p.Read(data):
 		return out, ErrStrange
 	case p.Fault >= 500:
-		return out, errFailed
+		return out, ErrFailed
 	case p.Odd || p.Fault > 0:
 		return out, ErrStrange
 	}

@@ -99,6 +99,9 @@ func (r *replay) point(t *tokens) Point {
 	return Point{IDs: ids, Answer: len(t.ids), Replay: p}
 }
 
+// Parsed reports whether the answer is known to be one that a parser takes apart, and is followed as that.
+func (f *Follower) Parsed() bool { return f.replay != nil && f.replay.on }
+
 // NoParser notes that no parser is at work, where it was not known. What is continued is then the text alone.
 func (f *Follower) NoParser() { f.replay = nil }
 

@@ -55,7 +55,9 @@ type resumer struct {
 	retries  *retries
 	tokens   *tokenizer.Pool
 	results  *counter[string]
-	log      *slog.Logger
+	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.
+	interrupted *interruptions
+	log         *slog.Logger
 }
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
@@ -103,7 +105,9 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		if f.outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
+		why := interruption{kindOf(s.rq, s.follower), causeOf(s.reply.a, f), true}
 		if end, ok := s.ending(ctx); ok {
+			s.interrupted.add(why)
 			return end, nil
 		}
 		if errors.Is(err, resume.ErrDiverged) {
@@ -112,6 +116,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		if f := s.resume(ctx, f); f != nil {
 			return nil, f
 		}
+		s.interrupted.add(why)
 	}
 }
 
@@ -120,7 +125,7 @@ func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
 	s.results.add(resultDiverged)
 	s.attempts.blame.settle(s.rq, s.d, s.reply.a, retry.Canceled)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndFailed)
-	return s.worst(f)
+	return f
 }
 
 // read returns the next bytes of the reply under way, as the client gets them.

@@ -120,8 +120,8 @@ func New(c Config, p Params) (*Router, error) {
 		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
 	}
 	r.answers = &answers{
-		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties,
-		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, log: p.Log},
+		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties, interrupted: &m.broken,
+		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, interrupted: &m.broken, log: p.Log},
 	}
 	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}
