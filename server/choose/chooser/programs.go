@@ -287,6 +287,7 @@ func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.T
 	ln, req := w.line, w.req
 	before := ln.memory.hold.Len()
 	w.memory, w.call = s.program.newMemoryWait(before, ln.memory.pace.expected(before)), s.program.call
+	w.arrived = now.Add(-req.Age)
 	wait := &w.memory.first
 	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
 		a.unreachable.Add(1)
@@ -390,7 +391,8 @@ func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*C
 	if !errors.Is(err, errNoRoom) {
 		return choice, false, err
 	}
-	err = a.holding.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)
+	// The wait for memory is no seniority among those that wait for a rank: a paused program may have to compute its whole context there.
+	err = a.holding.wait(s, w, deadline, 0, now)
 	return nil, err == nil, err
 }
 
@@ -402,8 +404,8 @@ func (a *admission) move(w *waiter, now time.Time) {
 		m.mu.Unlock()
 		return
 	}
-	m.first.Waited = now.Sub(w.ticket.Arrived())
-	s := a.booker.borrow(w.ticket.Arrived())
+	m.first.Waited = now.Sub(w.arrived)
+	s := a.booker.borrow(w.arrived)
 	s.program.resume(w)
 	var choice *Choice
 	var held bool
