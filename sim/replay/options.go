@@ -31,6 +31,8 @@ type Traffic struct {
 	// their contexts take. Programs are such loads by number.
 	Memory   []float64
 	Programs []int
+	// Chats is how many turns of chats per second arrive next to loads by programs at once; 0: none.
+	Chats float64
 	// Answers are what the router sees of answers.
 	Answers Answers
 }

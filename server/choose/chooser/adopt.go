@@ -77,7 +77,7 @@ func (b *booker) adoptProgram(choice *Choice, req *Request, ln *line, hashes []b
 	if horizon == 0 || b.settings.of(req).of(req.Model).policy != decision.PredictedTTFT {
 		return
 	}
-	call := b.memory.sessions.call(ln, req, hashes)
+	call := b.memory.sessions.call(ln, req, hashes, int(choice.Decision.Pick().BlockSize))
 	if call.Name == 0 {
 		return
 	}

@@ -149,11 +149,8 @@ func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time)
 	if !s.held || a.settings.horizon() == 0 || len(s.d.Candidates) == 0 {
 		return
 	}
-	var hashes []blockhash.Hash
-	if req.Session == "" {
-		hashes = req.hashesFor(&s.d.Candidates[0])
-	}
-	call := a.sessions.call(ln, req, hashes)
+	cand := &s.d.Candidates[0]
+	call := a.sessions.call(ln, req, req.hashesFor(cand), int(cand.BlockSize))
 	if call.Name == 0 {
 		return
 	}
@@ -163,8 +160,11 @@ func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time)
 }
 
 // call is a request's call in the ledger: of its session, or else of the program that its prompt continues. A Name of 0 is none.
-func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash) programs.Call {
+func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash, blockSize int) programs.Call {
 	call := programs.Call{Class: req.Tenant, Tenant: req.Tenant, Tokens: req.PromptTokens, Prompt: req.PromptTokens, Retry: req.Attempt > 0}
+	if at := headTokens/max(1, blockSize) - 1; !req.Keyless && at < len(hashes) && len(hashes) > 0 {
+		call.Head = uint64(hashes[max(0, at)])
+	}
 	name := func(session string) programs.Name { return programs.Name(max(1, s.key(ln, req.Tenant, session).name)) }
 	switch {
 	case req.Session != "":
@@ -180,6 +180,9 @@ func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash) program
 	}
 	return call
 }
+
+// headTokens is the length of the beginning by which prompts of one application are alike. Templates begin all prompts of a model alike.
+const headTokens = 256
 
 // prompts marks the class of a tenant's calls without a session: they are not alike to those with one.
 const prompts = "\x00prompts"
@@ -284,6 +287,7 @@ func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.T
 	ln, req := w.line, w.req
 	before := ln.memory.hold.Len()
 	w.memory, w.call = s.program.newMemoryWait(before, ln.memory.pace.expected(before)), s.program.call
+	w.arrived = now.Add(-req.Age)
 	wait := &w.memory.first
 	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
 		a.unreachable.Add(1)
@@ -387,7 +391,8 @@ func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*C
 	if !errors.Is(err, errNoRoom) {
 		return choice, false, err
 	}
-	err = a.holding.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)
+	// The wait for memory is no seniority among those that wait for a rank: a paused program may have to compute its whole context there.
+	err = a.holding.wait(s, w, deadline, 0, now)
 	return nil, err == nil, err
 }
 
@@ -399,8 +404,8 @@ func (a *admission) move(w *waiter, now time.Time) {
 		m.mu.Unlock()
 		return
 	}
-	m.first.Waited = now.Sub(w.ticket.Arrived())
-	s := a.booker.borrow(w.ticket.Arrived())
+	m.first.Waited = now.Sub(w.arrived)
+	s := a.booker.borrow(w.arrived)
 	s.program.resume(w)
 	var choice *Choice
 	var held bool

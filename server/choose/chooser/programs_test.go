@@ -473,3 +473,49 @@ func TestAdoptedProgramsHoldTheirMemory(t *testing.T) {
 		there.serve(original)
 	})
 }
+
+// The time that a program waited for memory is no seniority in the hold queue: its whole context may have to be computed, and chats of the
+// same tenant would wait for that.
+func TestAWaitForMemoryIsNoSeniority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		first := f.choose(f.once("one", 1))
+		first.FirstToken()
+		_, _, program := f.submit(f.session("two", 2, 8000))
+		time.Sleep(2 * time.Minute)
+		busy := f.choose(f.request(3, 9000))
+		chat := f.request(4, 4000)
+		chat.Tenant = "agents"
+		_, _, chatted := f.submit(chat)
+		synctest.Wait()
+		f.serve(first) // now there is memory, and the program waits for the rank
+		time.Sleep(30 * time.Millisecond)
+		select {
+		case <-program:
+			t.Fatal("the program does not wait for the rank")
+		case <-chatted:
+			t.Fatal("the chat does not wait for the rank")
+		default:
+		}
+		busy.FirstToken()
+		synctest.Wait()
+		select {
+		case c := <-chatted:
+			c.FirstToken()
+			defer f.serve(c)
+		default:
+			t.Error("the chat does not go first")
+		}
+		time.Sleep(time.Second)
+		c := <-program
+		if c.Decision.Held < 2*time.Minute || c.Decision.Memory == nil || c.Decision.Waited < 2*time.Minute {
+			t.Errorf("held %s, waited %s, memory %+v: want all of the wait", c.Decision.Held, c.Decision.Waited, c.Decision.Memory)
+		}
+		f.serve(c)
+		f.serve(busy)
+	})
+}

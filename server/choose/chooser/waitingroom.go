@@ -26,6 +26,7 @@ type waiter struct {
 	req     *Request
 	line    *line
 	ticket  *holdqueue.Ticket
+	arrived time.Time            // the wait for memory included
 	answer  chan answer          // of Choose
 	deliver func(*Choice, error) // of Submit
 	// overlaps is the index's answer at the time matched.

@@ -41,6 +41,9 @@ type Call struct {
 	Parent Name
 	// Class names the sessions that are alike: the tenant.
 	Class string
+	// Head names the beginning of its prompt, which sessions of one application have in common; 0: it is not known. It counts at the
+	// first call.
+	Head uint64
 	// Tenant owns the session, for lists.
 	Tenant string
 	// Tokens is its prompt with the expected answer, Prompt the prompt alone.
@@ -69,6 +72,7 @@ type Ledger struct {
 	programs map[Name]*program // guarded by mu
 	accounts []*account        // by slot; guarded by mu
 	classes  map[string]*class // guarded by mu
+	families families          // guarded by mu
 	gaps     gaps              // that have not exceeded the horizon, and some that have ended; guarded by mu
 	late     gaps              // that have; guarded by mu
 	paused   int64             // guarded by mu
@@ -76,7 +80,7 @@ type Ledger struct {
 
 // program is a session.
 type program struct {
-	class   *class
+	kin     kin
 	account *account // of the rank where it has a place; nil: it has none
 	index   int      // in the account's list
 	// tokens is its context, shared the part of that which its rank held before its first call.
@@ -111,15 +115,18 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 		if len(l.programs) >= maxPrograms {
 			return false
 		}
-		p = &program{class: l.class(call.Class), parent: l.programs[call.Parent], history: history{name: call.Name, tenant: call.Tenant}}
+		p = &program{kin: kin{l.class(call.Class), l.families.of(&call)}, parent: l.programs[call.Parent], history: history{name: call.Name, tenant: call.Tenant}}
 		if q := p.parent; q != nil && len(q.children) < maxChildren {
 			q.children = append(q.children, p)
+		}
+		if p.kin.family != nil {
+			p.kin.family.sessions++
 		}
 		l.programs[call.Name] = p
 	}
 	gap := now - p.ended
 	if p.known && !p.busy() && !call.Retry && gap < learnedUpTo*horizon {
-		p.class.learn(gap, horizon)
+		p.kin.learn(gap, horizon)
 	}
 	if p.known && !p.busy() && !p.judged && !call.Retry {
 		p.judge(gap < horizon)
@@ -139,7 +146,7 @@ func (p *program) needsPlace(call *Call) bool {
 func (p *program) judge(quick bool) {
 	p.judged = true
 	p.record.judge(quick)
-	p.class.judge(quick)
+	p.kin.judge(quick)
 }
 
 // class finds a class, or makes one. mu is held.
