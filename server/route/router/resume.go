@@ -301,7 +301,9 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
-		return nil, resultIneligible
+		if point, ok = s.follower.Again(); !ok || moved {
+			return nil, resultIneligible
+		}
 	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
