@@ -215,6 +215,7 @@ func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
 		for name, more := range map[string]string{
 			"a tool that must be called":  `"messages":[{"role":"user","content":"hello"}],"tool_choice":"required",` + weather,
 			"a tool that is named":        `"messages":[{"role":"user","content":"hello"}],"tool_choice":{"type":"function","function":{"name":"get_weather"}},` + weather,
+			"a tool that may be called":   `"messages":[{"role":"user","content":"think first, then use get_weather"}],` + weather,
 			"a schema":                    `"messages":[{"role":"user","content":"hello"}],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{}}}`,
 			"a regular expression":        `"messages":[{"role":"user","content":"hello"}],"structured_outputs":{"regex":"[A-Z].*"}`,
 			"penalties, several choices":  `"messages":[{"role":"user","content":"hello"}],"presence_penalty":0.5,"frequency_penalty":0.5,"n":3`,

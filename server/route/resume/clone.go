@@ -40,7 +40,7 @@ func (f *Follower) Clone() *Follower {
 		r.waiting, r.usage = slices.Clone(r.waiting), bytes.Clone(r.usage)
 		c.replay = &r
 	}
-	c.repeat = f.repeat.clone()
+	c.repeat, c.spare = f.repeat.clone(), f.spare.clone()
 	return &c
 }
 

@@ -62,3 +62,23 @@ func TestACloneLeavesTheStreamAlone(t *testing.T) {
 		t.Error("a long answer is repeated while its client waits")
 	}
 }
+
+// A tool call that begins in an event of which the client has a part keeps its id.
+func TestARepeatedCallKeepsItsID(t *testing.T) {
+	delta := func(members string) string {
+		return `data: {"id":"two","object":"chat.completion.chunk","created":7,"model":"m","choices":[{"index":0,"delta":{` + members + `},"finish_reason":null}]}` + "\n\n"
+	}
+	f := resume.New(resume.Params{API: prompt.APIChat, Repeated: 1})
+	fed(t, f, said("one", "Let me"))
+	f.Repeat()
+	out := fed(t, f, delta(`"content":"Let me see","tool_calls":[{"index":0,"id":"call-7","type":"function","function":{"name":"look","arguments":""}}]`)) +
+		fed(t, f, delta(`"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]`))
+	for _, want := range []string{`"content":" see"`, `"index":0,"id":"call-7","type":"function","function":{"name":"look"}`, `"arguments":"{}"`} {
+		if strings.Count(out, want) != 1 {
+			t.Errorf("the client gets\n%s\nwant %s once", out, want)
+		}
+	}
+	if strings.Contains(out, "Let me") {
+		t.Errorf("the client gets the beginning once more:\n%s", out)
+	}
+}

@@ -58,7 +58,8 @@ type Params struct {
 	Logprobs bool
 	// Parser says whether the answer may be one that an engine's parser takes apart.
 	Parser Parser
-	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other.
+	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other. With HasParser that is
+	// the second way, for a stream that cannot be continued by token ids.
 	Repeated int
 }
 
@@ -92,6 +93,7 @@ type Follower struct {
 	continuation
 	replay *replay // nil unless a parser may be at work
 	repeat *repeat // nil unless the answer is to be written again
+	spare  *repeat // nil unless that is the second way
 	p      Params
 	chunk  openai.Chunk // the event being parsed
 }
@@ -109,7 +111,9 @@ type continuation struct {
 // New makes a Follower.
 func New(p Params) *Follower {
 	f := &Follower{p: p, tokens: tokens{sure: true}, client: client{api: p.API, counted: p.Usage}, stops: newStops(&p)}
-	if p.Repeated > 0 {
+	if p.Repeated > 0 && p.Parser == HasParser {
+		f.spare = newRepeat(p.Repeated)
+	} else if p.Repeated > 0 {
 		f.repeat, f.stops = newRepeat(p.Repeated), nil
 		return f
 	}
@@ -177,7 +181,7 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 // thousands of streams nothing stays in the processor's cache that each has of its own. It returns nil, and has done nothing, for any other piece.
 func (f *Follower) usual(piece []byte) []byte {
 	const begin, end, null = "data: ", "\n\n", "null"
-	if f.prompt == nil || f.lost != NotLost || f.resumed || f.done || len(f.held) > 0 || len(piece) < len(begin)+len(end) || string(piece[:len(begin)]) != begin {
+	if f.prompt == nil || f.lost != NotLost || f.resumed || f.done || f.spare != nil || len(f.held) > 0 || len(piece) < len(begin)+len(end) || string(piece[:len(begin)]) != begin {
 		return nil
 	}
 	if bytes.Index(piece, []byte(end)) != len(piece)-len(end) {
@@ -212,7 +216,7 @@ func (f *Follower) passThrough(data []byte) ([]byte, error) {
 		return nil, ErrStrange
 	}
 	f.Lose(LostForm)
-	f.raw, f.held = true, nil
+	f.raw, f.held, f.spare = true, nil, nil
 	return data, nil
 }
 
@@ -259,7 +263,12 @@ func (f *Follower) event(e []byte) error {
 	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil {
 		return nil // it is there for the ids alone
 	}
-	f.out = append(c.Without(append(f.out, "data: "...)), "\n\n"...)
+	from := len(f.out) + len("data: ")
+	f.out = c.Without(append(f.out, "data: "...))
+	if f.spare != nil && f.spare.note(f.out[from:]) != nil {
+		f.spare = nil
+	}
+	f.out = append(f.out, "\n\n"...)
 	return nil
 }
 
@@ -296,6 +305,7 @@ func (f *Follower) asIs(e []byte) error {
 	if f.resumed {
 		return ErrStrange
 	}
+	f.spare = nil
 	f.out = append(f.out, e...)
 	return nil
 }

@@ -69,7 +69,7 @@ func (f *Follower) Point() (Point, bool) {
 		return Point{Again: true, Sure: true}, !f.done
 	}
 	if f.reason() != NotLost || f.finished || f.done {
-		return Point{}, false
+		return f.Again()
 	}
 	if f.replay != nil && (f.replay.on || f.safe == 0) {
 		return f.replay.point(&f.tokens), true
@@ -84,6 +84,14 @@ func (f *Follower) Point() (Point, bool) {
 		p.Sure, p.torn = false, true
 	}
 	return p, true
+}
+
+// Again is the Point of a stream that another engine may write again, where it cannot be continued otherwise. It is false for any other.
+func (f *Follower) Again() (Point, bool) {
+	if f.spare == nil || f.resumed || f.done {
+		return Point{}, false
+	}
+	return Point{Again: true, Sure: true}, true
 }
 
 // Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.

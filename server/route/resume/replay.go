@@ -159,6 +159,7 @@ func (f *Follower) ResumeParsed(parse Parse) {
 	f.continuation = continuation{resumed: true, base: len(f.ids)}
 	f.held = f.held[:0]
 	f.answered = len(f.ids)
+	f.spare = nil
 	f.replay.begin(parse)
 }
 

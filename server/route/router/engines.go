@@ -109,6 +109,9 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 		return nil
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Parser: parser}
+	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
+		p.Repeated = rq.parsed.N
+	}
 	p.Stops, _ = rq.parsed.Stops()
 	p.Logprobs = rq.parsed.Logprobs()
 	if rq.enc.Exact && !rq.enc.Partial {

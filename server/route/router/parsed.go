@@ -44,6 +44,23 @@ func hasTokenRoutes(r *replica.Replica) bool {
 	return err == nil && n >= 33
 }
 
+// otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.
+type otherRoutes struct{ known, yes bool }
+
+// exist reports whether there is another one, as of the first call.
+func (o *otherRoutes) exist(rq *request) bool {
+	if !o.known {
+		n := 0
+		for _, r := range rq.pool.Replicas {
+			if hasTokenRoutes(r) {
+				n++
+			}
+		}
+		o.known, o.yes = true, n > 1
+	}
+	return o.yes
+}
+
 // mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
 func (rq *request) mayFollow() bool {
 	switch rq.way() {

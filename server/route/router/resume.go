@@ -86,6 +86,7 @@ type resumed struct {
 	first   *failure
 	resumes int
 	dead    []replica.ID
+	others  otherRoutes
 	// ahead is what the client gets next, of a stream that has moved.
 	ahead []byte
 	relocation
@@ -149,7 +150,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			continue
 		}
 		// Only while nothing but the replica is waited for may another one be asked instead.
-		waits := s.resumes < s.rq.set.ResumeStreams && s.follower.Resumable()
+		waits := s.resumes < s.rq.set.ResumeStreams && s.couldLeave()
 		if waits {
 			a.choice.SetResumable(true)
 		}
@@ -170,6 +171,17 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			return piece, nil
 		}
 	}
+}
+
+// couldLeave reports whether another replica probably continues the stream, so that its own may be given up while it is silent.
+func (s *resumed) couldLeave() bool {
+	switch {
+	case s.follower.Resumable():
+		return true
+	case s.follower.Parsed():
+		return s.follower.Movable() && s.others.exist(s.rq)
+	}
+	return s.follower.Movable()
 }
 
 // moves reports whether another replica is to resume the stream now, because its own is left: from a moment at which it is known what
@@ -289,7 +301,9 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
-		return nil, resultIneligible
+		if point, ok = s.follower.Again(); !ok || moved {
+			return nil, resultIneligible
+		}
 	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
