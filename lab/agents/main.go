@@ -84,7 +84,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return ctx.Err()
 }
 
-// measure starts everything anew and has n agents call.
+// measure starts replicas and a router, and has n agents call.
 func (o *options) measure(ctx context.Context, n int) (*result, error) {
 	dir, err := os.MkdirTemp("", "kvpilot-agents-")
 	if err != nil {

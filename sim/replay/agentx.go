@@ -107,8 +107,8 @@ func (x *agentX) subagents(after int, context []uint64) (last []int) {
 	return last
 }
 
-// Shape are figures of a closed loop's trace.
-type Shape struct {
+// shape is figures of a closed loop's trace.
+type shape struct {
 	// Programs and Spawning are the programs and the share of them with subagents.
 	Programs int
 	Spawning float64
@@ -118,8 +118,8 @@ type Shape struct {
 	Hits, Quick float64
 }
 
-// Shape reads the trace.
-func (t *Trace) Shape() Shape {
+// shape reads the trace.
+func (t *Trace) shape() shape {
 	var ins, outs, turns []float64
 	var in, hit, gaps, quick float64
 	own, spawning := map[int]float64{}, map[int]bool{}
@@ -153,7 +153,7 @@ func (t *Trace) Shape() Shape {
 		turns = append(turns, n)
 	}
 	median := func(list []float64) float64 { slices.Sort(list); return quantile(list, 0.5) }
-	return Shape{
+	return shape{
 		Programs: len(own), Spawning: float64(len(spawning)) / math.Max(1, float64(len(own))), Turns: median(turns), In: median(ins), Out: median(outs),
 		Hits: hit / in, Quick: quick / math.Max(1, gaps),
 	}

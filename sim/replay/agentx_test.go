@@ -8,7 +8,7 @@ import (
 // The generator keeps the shape of the recorded sessions: medians within a tenth, shares within a few points.
 func TestAgentXHasTheShapeOfRecordedSessions(t *testing.T) {
 	trace := generated(t, "agentx", 20_000)
-	s := trace.Shape()
+	s := trace.shape()
 	t.Logf("%+v, %.0f tokens per program", s, trace.resident())
 	for name, v := range map[string][3]float64{
 		"median turns": {s.Turns, 39, 48}, "median prompt": {s.In, 128e3, 156e3}, "median answer": {s.Out, 400, 490},

@@ -149,8 +149,8 @@ func (o *Options) check() error {
 		}
 	}
 	for _, p := range o.Policies {
-		if !p.Known() && !slices.Contains(OtherRules(), p) {
-			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), OtherRules()))
+		if !p.Known() && !slices.Contains(otherRules(), p) {
+			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), otherRules()))
 		}
 	}
 	return errors.Join(errs...)
