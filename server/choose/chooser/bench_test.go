@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -29,7 +30,7 @@ type bed struct {
 // bedPrompt is the length of the prompts in tokens.
 const bedPrompt = 2048
 
-func newBed(b *testing.B, ranks int, policy decision.Policy) *bed {
+func newBed(b *testing.B, ranks int, policy decision.Policy, with ...func(*chooser.Config)) *bed {
 	b.Helper()
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxRanks = max(icfg.MaxRanks, ranks)
@@ -37,6 +38,9 @@ func newBed(b *testing.B, ranks int, policy decision.Policy) *bed {
 	book := load.New(load.DefaultConfig(), load.Params{})
 	cfg := chooser.DefaultConfig()
 	cfg.Policy = policy
+	for _, change := range with {
+		change(&cfg)
+	}
 	x := &bed{flight: make([]*chooser.Choice, 4*ranks)}
 	reports := make([]chooser.Report, ranks)
 	x.chooser = chooser.New(cfg, chooser.Params{
@@ -179,4 +183,54 @@ func BenchmarkChoose(b *testing.B) {
 			})
 		}
 	}
+}
+
+// The calls of programs, of which each rank has about 15, cost no more than a tenth more than without programs.
+func BenchmarkChoosePrograms(b *testing.B) {
+	for _, horizon := range []time.Duration{0, chooser.DefaultConfig().ProgramHorizon} {
+		b.Run(fmt.Sprintf("horizon=%s", horizon), func(b *testing.B) {
+			x := newBed(b, 64, decision.PredictedTTFT, func(c *chooser.Config) { c.ProgramHorizon = horizon })
+			times := make([]time.Duration, 0, 1<<16)
+			b.ReportAllocs()
+			for b.Loop() {
+				if took := x.call(b); len(times) < cap(times) {
+					times = append(times, took)
+				}
+			}
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2])/1e3, "µs/choice-p50")
+			placed := 0
+			for _, m := range x.chooser.Programs(func(string) (programs.Filter, bool) { return programs.Filter{}, true }, 1) {
+				placed += m.Stats.Placed
+			}
+			b.ReportMetric(float64(placed), "programs")
+		})
+	}
+}
+
+// call is choose for a call that may wait, of one of a thousand programs in turn; each has its first token at once.
+func (x *bed) call(b *testing.B) time.Duration {
+	n := x.asked
+	x.asked++
+	hashes := x.prompts[n%len(x.prompts)]
+	req := chooser.Request{
+		Request: decision.Request{ID: strconv.Itoa(n), Model: "m"},
+		Pool:    chooser.Pool{Replicas: x.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: bedPrompt, Hashes: func(int) []blockhash.Hash { return hashes }},
+		Caller:  chooser.Caller{Session: "p" + strconv.Itoa(n%1000)},
+		Reply:   chooser.Reply{ExpectedOutput: 256},
+	}
+	began := time.Now()
+	choice, err := x.chooser.Choose(b.Context(), &req)
+	took := time.Since(began)
+	if err != nil {
+		b.Fatal(err)
+	}
+	choice.FirstToken()
+	at := &x.flight[n%len(x.flight)]
+	if *at != nil {
+		(*at).Release(done(decision.EndCompleted))
+	}
+	*at = choice
+	return took
 }

@@ -102,6 +102,17 @@ func TestAResultSurvivesTheWire(t *testing.T) {
 	}
 }
 
+// The router that asked shows why the decider had a program wait.
+func TestAWaitForMemorySurvivesTheWire(t *testing.T) {
+	for _, want := range []*decision.MemoryWait{nil, {Program: 7, Tokens: 9100, Free: 800, Before: 3, Expected: 40 * time.Second, Waited: 41 * time.Second}} {
+		here := &decision.Decision{Memory: want, Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}}}}}
+		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
+		if got := there.Memory; (got == nil) != (want == nil) || got != nil && *got != *want {
+			t.Errorf("after the wire: %+v, want %+v", got, want)
+		}
+	}
+}
+
 func TestErrorsSurviveTheWire(t *testing.T) {
 	refused := &chooser.Refused{Cause: "queue_full", RetryAfter: time.Second}
 	if got, ok := errorOf(refusalOf(1, refused)).(*chooser.Refused); !ok || *got != *refused {
