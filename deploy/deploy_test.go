@@ -196,7 +196,7 @@ func check(t *testing.T, docs []object, c config.Config) {
 		}
 	}
 	rules := at(t, byKind(t, docs, "Role"), "rules")
-	if fmt.Sprint(rules) != "[map[apiGroups:[discovery.k8s.io] resources:[endpointslices] verbs:[list watch]] map[apiGroups:[] resources:[pods] verbs:[list watch]] map[apiGroups:[inference.networking.k8s.io] resources:[inferencepools] verbs:[list watch]] map[apiGroups:[llm-d.ai inference.networking.x-k8s.io] resources:[inferenceobjectives] verbs:[list watch]]]" {
+	if fmt.Sprint(rules) != "[map[apiGroups:[discovery.k8s.io] resources:[endpointslices] verbs:[list watch]] map[apiGroups:[] resources:[pods] verbs:[list watch]] map[apiGroups:[inference.networking.k8s.io] resources:[inferencepools] verbs:[list watch]] map[apiGroups:[llm-d.ai inference.networking.x-k8s.io] resources:[inferenceobjectives inferencemodelrewrites] verbs:[list watch]]]" {
 		t.Errorf("rights %v, want to list and watch EndpointSlices and Pods", rules)
 	}
 	account := at(t, pod, "spec", "serviceAccountName")

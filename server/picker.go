@@ -28,6 +28,7 @@ type picker struct {
 	server     *extproc.Server
 	guard      *guard.Guard
 	objectives *registry.Objectives
+	rewrites   *registry.Rewrites
 	// grpc serves gateways, health the probes at an address of their own.
 	grpc, health *grpc.Server
 }
@@ -40,10 +41,10 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 	if c.EPP.Listen == "" && !given {
 		return nil
 	}
-	objectives := registry.NewObjectives(c.Registry, p.part("epp"))
+	objectives, rewrites := registry.NewObjectives(c.Registry, p.part("epp")), registry.NewRewrites(c.Registry, p.part("epp"))
 	server := extproc.New(c.EPP, extproc.Params{
 		Router: p.router, Senders: s.api, Fleet: p.ranks.Registry, Ledger: s.ledger, TenantHeader: c.API.TenantHeader,
-		MaxBodyBytes: int64(c.Gateway.MaxBodyBytes), Times: s.gateway, Objectives: objectives,
+		MaxBodyBytes: int64(c.Gateway.MaxBodyBytes), Times: s.gateway, Objectives: objectives, Rewrites: rewrites,
 		Log: p.part("epp"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
 	})
 	g := guard.New(guard.Limits{
@@ -60,7 +61,7 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 	if secure != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(secure)))
 	}
-	s.picker = &picker{server: server, guard: g, objectives: objectives, grpc: grpc.NewServer(options...), health: grpc.NewServer(g.Options()...)}
+	s.picker = &picker{server: server, guard: g, objectives: objectives, rewrites: rewrites, grpc: grpc.NewServer(options...), health: grpc.NewServer(g.Options()...)}
 	guarded := g.Registrar(s.picker.grpc)
 	extprocv3.RegisterExternalProcessorServer(guarded, server)
 	healthpb.RegisterHealthServer(guarded, s.health)

@@ -234,7 +234,7 @@ func (s *Server) limit(ctx context.Context, m *question, call *router.Call) erro
 
 // choose has a replica chosen and names it to the gateway.
 func (x *exchange) choose(ctx context.Context, answer func(naming) error) error {
-	x.request.call.Body, x.request.call.Sidecars = x.body.data, x.server.config.Prefiller
+	x.request.call.Body, x.request.call.Sidecars, x.request.call.Rewrites = x.body.data, x.server.config.Prefiller, x.server.params.Rewrites
 	h, err := x.server.params.Router.HandOff(ctx, &x.request.call, x.sight)
 	if err != nil {
 		return err

@@ -74,6 +74,8 @@ type Params struct {
 	Times Times
 	// Objectives are those that the settings do not name; nil has none.
 	Objectives Objectives
+	// Rewrites give requests other models; nil gives none.
+	Rewrites router.Rewrites
 
 	Log        *slog.Logger
 	Meter      metric.MeterProvider

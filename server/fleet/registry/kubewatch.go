@@ -42,6 +42,8 @@ type objectMeta struct {
 	Continue        string            `json:"continue"`
 	Labels          map[string]string `json:"labels"`
 	Annotations     map[string]string `json:"annotations"`
+	// Created is when the object was made, in a form that sorts by time.
+	Created string `json:"creationTimestamp"`
 	// DeletionTimestamp is set while the object is being deleted.
 	DeletionTimestamp *string `json:"deletionTimestamp"`
 }
