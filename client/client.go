@@ -66,6 +66,7 @@ const retries = `{
    {"service": "kvpilot.v1.RoutingService", "method": "ListDecisions"},
    {"service": "kvpilot.v1.RoutingService", "method": "ScoreOverlap"},
    {"service": "kvpilot.v1.RoutingService", "method": "GetLoads"},
+   {"service": "kvpilot.v1.RoutingService", "method": "ListPrograms"},
    {"service": "kvpilot.v1.RoutingService", "method": "ListPolicies"},
    {"service": "kvpilot.v1.ReplicaService", "method": "List"},
    {"service": "kvpilot.v1.ReplicaService", "method": "Get"},

@@ -162,6 +162,24 @@ func latency(d time.Duration) string {
 	return fmt.Sprintf("%.2f ms", ms)
 }
 
+// memoryWait says why a program's call waited for memory.
+func memoryWait(w *kvpilotv1.MemoryWait) string {
+	text := fmt.Sprintf("waited %s for memory (its %d tokens", latency(w.GetWaited().AsDuration()), w.GetNeededTokens())
+	switch free := w.GetFreeTokens(); {
+	case free >= w.GetNeededTokens():
+		text += " fitted and others went first"
+	case free > 0:
+		text += fmt.Sprintf(" did not fit into the %d that were free", free)
+	default:
+		text += " did not fit"
+	}
+	text += fmt.Sprintf("; %d programs before it", w.GetProgramsBefore())
+	if d := w.GetExpected().AsDuration(); d > 0 {
+		text += "; expected about " + latency(d)
+	}
+	return text + "; program " + plain(w.GetProgramId()) + ")"
+}
+
 // ways says how a request that could be split is served, and for what price the other way was left.
 func ways(d *kvpilotv1.Decision) []string {
 	list := d.GetWays()
@@ -193,6 +211,9 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	facts := []string{fmt.Sprintf("%d prompt tokens", d.GetPromptTokens()), fmt.Sprintf("margin %.4g", d.GetMargin()), fmt.Sprintf("fleet load %.2f", d.GetLoad())}
 	if held := d.GetHeld().AsDuration(); held > 0 {
 		facts = append(facts, "held "+latency(held))
+	}
+	if w := d.GetMemoryWait(); w != nil {
+		facts = append(facts, memoryWait(w))
 	}
 	switch by, from := d.GetDecidedBy(), d.GetAskedBy(); {
 	case by != "" && from != "":

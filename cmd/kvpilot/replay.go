@@ -93,6 +93,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Float64SliceVar(&f.Rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
 	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by programs at once instead: by how many times the fleet's memory their contexts take, separated by commas")
 	flags.IntSliceVar(&f.Programs, "programs", nil, "loads of closed loops by this many programs at once instead, separated by commas")
+	flags.Float64Var(&f.Chats, "chats", 0, "turns of chats per second, in the shape of conv, next to the programs of --memory or --programs; they are reported apart")
 	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v",
 		replay.Rivals(), replay.ProgramRules()))

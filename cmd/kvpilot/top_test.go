@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
@@ -89,6 +92,60 @@ func TestTopShowsTheRouters(t *testing.T) {
 	v.routers = v.routers[:1]
 	if text := strings.Join(v.lines(0, 0), "\n"); strings.Contains(text, "outer") && strings.Contains(text, "ROUTER") {
 		t.Errorf("a router alone shows:\n%s", text)
+	}
+}
+
+func TestTopShowsThePrograms(t *testing.T) {
+	v := large()
+	v.programs = &kvpilotv1.ListProgramsResponse{
+		Pressure: []*kvpilotv1.ProgramPressure{
+			{Model: "m", Placed: 31, Paused: 2, Waiting: 11, Replicas: 8, ReplicasNeeded: 12}, {Model: "quiet", Placed: 3, Replicas: 2, ReplicasNeeded: 2},
+		},
+	}
+	for i := range 44 {
+		p := &kvpilotv1.Program{ProgramId: fmt.Sprintf("%016x", i), Model: "m", State: kvpilotv1.ProgramState_PROGRAM_STATE_GAP, ReplicaId: "r0", ResidentTokens: 1000, PromptTokens: 200, CachedTokens: 150, Idle: durationpb.New(time.Second)}
+		if i >= 33 {
+			p.State, p.ReplicaId, p.Wait, p.Idle = kvpilotv1.ProgramState_PROGRAM_STATE_WAITING, "", durationpb.New(time.Duration(i)*time.Second), nil
+		}
+		v.programs.Programs = append(v.programs.Programs, p)
+	}
+	for _, size := range [][2]int{{200, 60}, {120, 40}, {80, 23}, {40, 10}, {1, 1}} {
+		list := v.lines(size[0], size[1])
+		if len(list) > size[1] {
+			t.Errorf("%v: %d lines", size, len(list))
+		}
+		text := strings.Join(list, "\n")
+		if shown, room := strings.Contains(text, "PROGRAM"), size[1] >= 40; shown != room {
+			t.Errorf("%v: the programs are shown: %v\n%s", size, shown, text)
+		}
+	}
+	screen := strings.Join(v.lines(200, 60), "\n")
+	for _, want := range []string{"Programs of m: 31 have memory, 44 want it (11 wait, 2 paused); 12 replicas would do, there are 8", "Programs of quiet: 3 have memory\n", "43.0 s", "… and 39 more; those that wait come first"} {
+		if !strings.Contains(screen, want) {
+			t.Errorf("%q is not in:\n%s", want, screen)
+		}
+	}
+	if whole := strings.Join(v.lines(0, 0), "\n"); strings.Count(whole, " gap ") != 33 || !strings.Contains(whole, "75 %") {
+		t.Errorf("a file gets:\n%s", whole)
+	}
+	var out bytes.Buffer
+	if err := (&remote{out: &out}).jsonLine(v); err != nil || strings.Count(out.String(), `"program_id"`) != 44 || !strings.Contains(out.String(), `"replicas_needed":12`) {
+		t.Errorf("as JSON: %v, %s", err, out.String())
+	}
+}
+
+func TestExplainNamesTheWaitForMemory(t *testing.T) {
+	for want, w := range map[string]*kvpilotv1.MemoryWait{
+		"waited 41.0 s for memory (its 9100 tokens did not fit into the 800 that were free; 3 programs before it; expected about 40.0 s; program 00000000000000ff)": {
+			ProgramId: "00000000000000ff", NeededTokens: 9100, FreeTokens: 800, ProgramsBefore: 3, Expected: durationpb.New(40 * time.Second), Waited: durationpb.New(41 * time.Second),
+		},
+		"waited 500 ms for memory (its 9100 tokens did not fit; 0 programs before it; program a)":                {ProgramId: "a", NeededTokens: 9100, Waited: durationpb.New(time.Second / 2)},
+		"waited 500 ms for memory (its 91 tokens fitted and others went first; 2 programs before it; program a)": {ProgramId: "a", NeededTokens: 91, FreeTokens: 92, ProgramsBefore: 2, Waited: durationpb.New(time.Second / 2)},
+	} {
+		var out bytes.Buffer
+		if err := printDecision(&out, &kvpilotv1.Decision{MemoryWait: w}); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%v: %q is not in\n%s", err, want, out.String())
+		}
 	}
 }
 

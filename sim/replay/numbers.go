@@ -48,6 +48,8 @@ type Numbers struct {
 	DecidedAlone float64 `json:"decided_alone,omitempty"`
 	// Programs are the figures of a closed loop's sessions.
 	Programs *Programs `json:"programs,omitempty"`
+	// Chats are the figures of chats next to them.
+	Chats *Chats `json:"chats,omitempty"`
 	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
@@ -133,7 +135,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
-	n.Programs = s.programs()
+	n.Programs, n.Chats = s.programs(), s.chats()
 	for _, e := range s.engines {
 		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
 	}
@@ -220,6 +222,12 @@ func (n *Numbers) add(other Numbers, share float64) {
 			n.Programs = &Programs{}
 		}
 		n.Programs.add(other.Programs, share)
+	}
+	if other.Chats != nil {
+		if n.Chats == nil {
+			n.Chats = &Chats{}
+		}
+		n.Chats.add(other.Chats, share)
 	}
 	if n.Work == nil {
 		n.Work = make([]Work, len(other.Work))

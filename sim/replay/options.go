@@ -31,6 +31,8 @@ type Traffic struct {
 	// their contexts take. Programs are such loads by number.
 	Memory   []float64
 	Programs []int
+	// Chats is how many turns of chats per second arrive next to loads by programs at once; 0: none.
+	Chats float64
 	// Answers are what the router sees of answers.
 	Answers Answers
 }
@@ -147,8 +149,8 @@ func (o *Options) check() error {
 		}
 	}
 	for _, p := range o.Policies {
-		if !p.Known() && !slices.Contains(OtherRules(), p) {
-			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), OtherRules()))
+		if !p.Known() && !slices.Contains(otherRules(), p) {
+			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), otherRules()))
 		}
 	}
 	return errors.Join(errs...)

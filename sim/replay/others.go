@@ -18,8 +18,8 @@ const (
 // ProgramRules lists them.
 func ProgramRules() []decision.Policy { return []decision.Policy{ThunderAgent, ProgressTTL} }
 
-// OtherRules are all rules of other routers.
-func OtherRules() []decision.Policy { return append(Rivals(), ProgramRules()...) }
+// otherRules are all rules of other routers.
+func otherRules() []decision.Policy { return append(Rivals(), ProgramRules()...) }
 
 // other returns the dispatcher of a rule.
 func (j *job) other(s *sim) dispatcher {

@@ -70,7 +70,7 @@ func (j *job) play() (Numbers, error) {
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
 	}
-	if slices.Contains(OtherRules(), j.policy) {
+	if slices.Contains(otherRules(), j.policy) {
 		return j.playOther(s)
 	}
 	cfg := chooser.DefaultConfig()

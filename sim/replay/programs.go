@@ -29,26 +29,43 @@ type atOnce struct {
 	first []int
 	// left are the calls of each program that have not ended.
 	left map[int]int
+	// open are the programs that have not ended.
+	open int
+	// full is when as many run as the load says, drains when the last one of the trace has started.
+	full, drains float64
 }
+
+// over reports whether all programs have ended.
+func (a *atOnce) over() bool { return a != nil && a.open == 0 }
 
 // ended notes that a call of the program has ended, and reports whether it was the last one.
 func (a *atOnce) ended(program int) bool {
-	if a == nil {
+	if a == nil || program < 0 {
 		return false
 	}
 	a.left[program]--
-	return a.left[program] == 0
+	if a.left[program] == 0 {
+		a.open--
+		return true
+	}
+	return false
 }
 
 // limit replaces the arrivals of the programs by a load of n programs at once.
 func (s *sim) limit(n int) {
-	s.events, s.atOnce = nil, &atOnce{left: map[int]int{}}
+	a := &atOnce{left: map[int]int{}, full: float64(n-1) * ramp, drains: math.Inf(1)}
+	s.events, s.atOnce = nil, a
 	for i := range s.trace.Calls {
+		if s.trace.isChat(i) {
+			s.schedule(event{at: s.trace.Calls[i].At, kind: eventArrival, n: i})
+			continue
+		}
 		s.atOnce.left[s.trace.program(i)]++
 		if s.trace.Calls[i].Prev < 0 {
 			s.atOnce.first = append(s.atOnce.first, i)
 		}
 	}
+	a.open = len(a.first)
 	for i := range min(n, len(s.atOnce.first)) {
 		s.startProgram(float64(i) * ramp)
 	}
@@ -58,7 +75,9 @@ func (s *sim) limit(n int) {
 func (s *sim) startProgram(at float64) {
 	if a := s.atOnce; a != nil && len(a.first) > 0 {
 		s.schedule(event{at: at, kind: eventArrival, n: a.first[0]})
-		a.first = a.first[1:]
+		if a.first = a.first[1:]; len(a.first) == 0 {
+			a.drains = at
+		}
 	}
 }
 
@@ -66,16 +85,16 @@ func (s *sim) startProgram(at float64) {
 // call of a subagent the part of the caller's context that it does not share.
 func (t *Trace) resident() float64 {
 	var sum float64
-	callers := t.callers()
-	for i := range t.Calls {
-		c := &t.Calls[i]
+	callers, own := t.callers(), t.own()
+	for i := range own {
+		c := &own[i]
 		sum += float64(c.In + c.Out)
 		if by := callers[i]; by >= 0 {
 			caller := &t.Calls[by]
 			sum += float64(caller.In + caller.Out - t.Chunk*common(caller.IDs, c.IDs))
 		}
 	}
-	return sum / float64(max(1, len(t.Calls)))
+	return sum / float64(max(1, len(own)))
 }
 
 // callers gives each call of a subagent the call that started the subagent, -1 for any other call.
@@ -122,7 +141,7 @@ func (s *sim) programs() *Programs {
 	}
 	p := &Programs{}
 	runs := map[int]*programRun{}
-	for i := range s.trace.Calls {
+	for i := range s.trace.own() {
 		run := runs[s.trace.program(i)]
 		if run == nil {
 			run = &programRun{}

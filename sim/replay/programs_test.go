@@ -131,3 +131,41 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 		t.Errorf("programs take %.0f s, want at most two thirds of %.0f", with.Programs.Mean, without.Programs.Mean)
 	}
 }
+
+// Chats arrive next to programs at their own rate, as long as programs run, and do not wait for the programs' memory.
+func TestChatsNextToPrograms(t *testing.T) {
+	trace := generated(t, "agent", 900)
+	o := Options{
+		Traffic: Traffic{Trace: trace, Memory: []float64{1.5}, Chats: 0.1}, Engines: Engines{Replicas: 1, Profile: Profiles()[0], Block: 512, Delays: LocalDelays()},
+		Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1},
+	}
+	reports, err := PlayLoads(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := reports[0]
+	p := r.Policies[decision.PredictedTTFT]
+	if want := 1.5 * float64(o.Profile.CacheTokens) / trace.resident(); math.Abs(float64(r.AtOnce)-want) > 0.5+1e-9 {
+		t.Errorf("%d programs at once, want %.1f: chats are no programs", r.AtOnce, want)
+	}
+	programs := 0
+	for i := range trace.Calls {
+		programs = max(programs, trace.Calls[i].Session+1)
+	}
+	if got := p.Programs.PerHour * p.Programs.Makespan / 3600; math.Abs(got-float64(programs)) > 0.01 {
+		t.Errorf("%.2f programs end, want %d", got, programs)
+	}
+	if p.Chats == nil || p.Chats.Calls < 20 || p.Chats.Calls > 0.15*p.Programs.Makespan {
+		t.Fatalf("chats %+v in %.0f s, want about 0.1 per second", p.Chats, p.Programs.Makespan)
+	}
+	if p.Chats.Mean <= 0 || p.Chats.P99 < p.Chats.P50 || p.Chats.AnswerMean < p.Chats.Mean || p.Chats.HitRate < 0 || p.Chats.HitRate > 1 {
+		t.Errorf("chats %+v", p.Chats)
+	}
+	if p.Chats.Mean > p.Programs.Waited/4 {
+		t.Errorf("chats have their first token after %.1f s, while programs wait %.1f s for memory: they wait like programs", p.Chats.Mean, p.Programs.Waited)
+	}
+	o.Memory = nil
+	if _, err := PlayLoads(o, 0.5); err == nil {
+		t.Error("chats next to a load by rate are played")
+	}
+}

@@ -55,6 +55,9 @@ func (r *Report) Table(w io.Writer) error {
 	if err := r.programs(w); err != nil {
 		return err
 	}
+	if err := r.chats(w); err != nil {
+		return err
+	}
 	for _, name := range append(slices.Clone(r.order), "") {
 		p := r.Policies[name]
 		if name == "" {

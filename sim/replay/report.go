@@ -97,6 +97,15 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	if o.Goal == (Goal{}) {
 		o.Goal = DefaultGoal()
 	}
+	if o.Chats > 0 {
+		if len(o.Memory)+len(o.Programs) == 0 {
+			return nil, fmt.Errorf("%v chats per second: there must be a load by programs at once", o.Chats)
+		}
+		var err error
+		if o.Trace, err = o.Trace.withChats(o.Chats, 1); err != nil {
+			return nil, err
+		}
+	}
 	o.Trace = o.enough()
 	w := newWorkload(o.Trace, o.Block)
 	p := player{options: o, work: w}

@@ -200,6 +200,9 @@ func (s *sim) run(most float64) bool {
 		s.now = ev.at
 		switch ev.kind {
 		case eventArrival:
+			if s.trace.isChat(ev.n) && s.atOnce.over() {
+				continue
+			}
 			s.arrived[ev.n] = s.now
 			s.waits.begin(s.now)
 			s.router.arrive(ev.n)

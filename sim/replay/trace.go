@@ -49,10 +49,16 @@ type Trace struct {
 	After []int
 	// Programs numbers the program of each call, the tree of an agent's session and those of its subagents. Nil: each session is one.
 	Programs []int
+	// Chats is the number of the first call that belongs to no program: chats that arrive at their own times next to a load by programs
+	// at once. 0: there are none.
+	Chats int
 }
 
-// program is the number of the call's program.
+// program is the number of the call's program, -1 for a chat.
 func (t *Trace) program(call int) int {
+	if t.isChat(call) {
+		return -1
+	}
 	if t.Programs != nil {
 		return t.Programs[call]
 	}

@@ -30,6 +30,7 @@ type scene struct {
 	steps    []obj  // guarded by mu
 	hour     []obj  // guarded by mu
 	routers  []obj  // guarded by mu
+	programs obj    // guarded by mu
 	full     obj    // guarded by mu
 	change   func() // guarded by mu: called before each look
 	refusal  string // guarded by mu: what everything is refused with
@@ -56,6 +57,10 @@ func (s *scene) answer(r *http.Request) any {
 		return obj{"replicas": s.replicas}
 	case path == "routers":
 		return obj{"routers": append([]obj{}, s.routers...)}
+	case path == "programs":
+		out := obj{"programs": []obj{}, "pressure": []obj{}}
+		maps.Copy(out, s.programs)
+		return out
 	case path == "loads":
 		return obj{"ranks": s.loads}
 	case path == "decisions":
@@ -223,7 +228,18 @@ func TestALargeFleet(t *testing.T) {
 		s.hour = append(s.hour, step((time.Now().Unix()-int64(back))/15*15, 15))
 	}
 	s.routers = []obj{routerOf(0, obj{"self": true, "decides": []string{"demo-70b"}}), routerOf(1, obj{"report": nil}), routerOf(2, obj{"state": "ROUTER_STATE_DEAD"})}
+	var programs []obj
+	for i := range 12 {
+		p := obj{"program_id": fmt.Sprintf("%016x", i), "model": "demo-70b", "tenant": "team", "state": "PROGRAM_STATE_GAP", "replica_id": "vllm-70b-1", "rank": 0, "resident_tokens": fmt.Sprint(1000 * i), "needed_tokens": "20000", "calls": "7", "prompt_tokens": "100", "cached_tokens": "90"}
+		if i == 3 {
+			p["state"], p["wait"], p["replica_id"] = "PROGRAM_STATE_WAITING", "41s", ""
+		}
+		programs = append(programs, p)
+	}
+	s.programs = obj{"programs": programs, "pressure": []obj{{"model": "demo-70b", "placed": 31, "paused": 2, "waiting": 11, "replicas": 64, "replicas_needed": 91}}}
 	b := s.begin(t)
+	b.until("the program that waits is the first of eight", `(() => { const rows = [...document.querySelectorAll('#program-table tbody tr')]; return rows.length === 8 && rows[0].innerText.includes('waiting') && rows[0].innerText.includes('41') && rows[1].innerText.includes('11'); })()`)
+	b.until("the pressure is named", `document.getElementById('pressure').innerText.includes('memory for 31 programs, 44 want it') && document.getElementById('pressure').innerText.includes('91 replicas would do') && document.getElementById('more-programs').innerText.includes('4 more')`)
 	b.until("the routers are listed, each with its state", `[...document.querySelectorAll('#router-table tbody tr')].map((r) => r.cells[1].innerText.trim()).join() === 'alive,silent,dead'`)
 	b.until("the page says what is of this router alone", `document.querySelectorAll('.of-one:not([hidden])').length === 2 && document.getElementById('fleet').innerText.includes('history and traces are of this router alone')`)
 	b.until("few replicas are listed, the troubled ones first", `(() => { const rows = [...document.querySelectorAll('#replica-table tbody tr:not(.why)')]; return rows.length === 12 && rows[0].innerText.includes('vllm-70b-40'); })()`)

@@ -32,6 +32,7 @@ const repeatable = new Set([
   "ListDecisions",
   "ScoreOverlap",
   "GetLoads",
+  "ListPrograms",
   "ListPolicies",
   "List",
   "Get",

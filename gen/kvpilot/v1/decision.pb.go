@@ -532,6 +532,8 @@ const (
 	End_END_UNSERVED End = 9
 	// The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
 	End_END_HANDED_OVER End = 10
+	// Two replicas stopped at the same token of the stream, or both before its first one: the request is not tried on a third.
+	End_END_POISONED End = 11
 )
 
 // Enum value maps for End.
@@ -548,6 +550,7 @@ var (
 		8:  "END_RESUMED",
 		9:  "END_UNSERVED",
 		10: "END_HANDED_OVER",
+		11: "END_POISONED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -561,6 +564,7 @@ var (
 		"END_RESUMED":     8,
 		"END_UNSERVED":    9,
 		"END_HANDED_OVER": 10,
+		"END_POISONED":    11,
 	}
 )
 
@@ -751,7 +755,9 @@ type Decision struct {
 	Returning float64 `protobuf:"fixed64,44,opt,name=returning,proto3" json:"returning,omitempty"`
 	// The ways to serve the request with their prices, the one that was taken first. Empty where no replica may compute the prompt for
 	// another one.
-	Ways          []*Way `protobuf:"bytes,45,rep,name=ways,proto3" json:"ways,omitempty"`
+	Ways []*Way `protobuf:"bytes,45,rep,name=ways,proto3" json:"ways,omitempty"`
+	// The wait of a program's call for memory before this choice. Absent: it did not wait for any.
+	MemoryWait    *MemoryWait `protobuf:"bytes,46,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1101,6 +1107,105 @@ func (x *Decision) GetWays() []*Way {
 	return nil
 }
 
+func (x *Decision) GetMemoryWait() *MemoryWait {
+	if x != nil {
+		return x.MemoryWait
+	}
+	return nil
+}
+
+// MemoryWait is the wait of a program's call while no rank has memory for the program's context. Tokens and programs are those at
+// its beginning.
+type MemoryWait struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The program's id, as in ListPrograms.
+	ProgramId string `protobuf:"bytes,1,opt,name=program_id,json=programId,proto3" json:"program_id,omitempty"`
+	// Tokens of memory that the call needs: its prompt with the expected answer.
+	NeededTokens uint64 `protobuf:"varint,2,opt,name=needed_tokens,json=neededTokens,proto3" json:"needed_tokens,omitempty"`
+	// Tokens of memory that were free for it on the rank with most of them; 0 where the memory of no rank is known.
+	FreeTokens uint64 `protobuf:"varint,3,opt,name=free_tokens,json=freeTokens,proto3" json:"free_tokens,omitempty"`
+	// Programs that waited before it.
+	ProgramsBefore uint32 `protobuf:"varint,4,opt,name=programs_before,json=programsBefore,proto3" json:"programs_before,omitempty"`
+	// The expected wait. Absent: the pace of admissions was not known yet.
+	Expected *durationpb.Duration `protobuf:"bytes,5,opt,name=expected,proto3" json:"expected,omitempty"`
+	// The time that it waited.
+	Waited        *durationpb.Duration `protobuf:"bytes,6,opt,name=waited,proto3" json:"waited,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryWait) Reset() {
+	*x = MemoryWait{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryWait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryWait) ProtoMessage() {}
+
+func (x *MemoryWait) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
+func (*MemoryWait) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *MemoryWait) GetProgramId() string {
+	if x != nil {
+		return x.ProgramId
+	}
+	return ""
+}
+
+func (x *MemoryWait) GetNeededTokens() uint64 {
+	if x != nil {
+		return x.NeededTokens
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetFreeTokens() uint64 {
+	if x != nil {
+		return x.FreeTokens
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetProgramsBefore() uint32 {
+	if x != nil {
+		return x.ProgramsBefore
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetExpected() *durationpb.Duration {
+	if x != nil {
+		return x.Expected
+	}
+	return nil
+}
+
+func (x *MemoryWait) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
 // Way is one way to serve a request. Times of zero are absent.
 type Way struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1134,7 +1239,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1251,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1264,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Way) GetKind() string {
@@ -1327,7 +1432,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1444,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1457,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Candidate) GetReplicaId() string {
@@ -1626,7 +1731,7 @@ type RankConduct struct {
 
 func (x *RankConduct) Reset() {
 	*x = RankConduct{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1638,7 +1743,7 @@ func (x *RankConduct) String() string {
 func (*RankConduct) ProtoMessage() {}
 
 func (x *RankConduct) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1651,7 +1756,7 @@ func (x *RankConduct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankConduct.ProtoReflect.Descriptor instead.
 func (*RankConduct) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RankConduct) GetSuspicions() []Suspicion {
@@ -1716,7 +1821,7 @@ type RankSpeed struct {
 
 func (x *RankSpeed) Reset() {
 	*x = RankSpeed{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1833,7 @@ func (x *RankSpeed) String() string {
 func (*RankSpeed) ProtoMessage() {}
 
 func (x *RankSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1846,7 @@ func (x *RankSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
 func (*RankSpeed) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RankSpeed) GetTokensPerSecond() float64 {
@@ -1826,7 +1931,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1943,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1956,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -1920,7 +2025,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2037,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2050,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -2037,7 +2142,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xee\f\n" +
+	"diskTokens\"\xa7\r\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -2092,10 +2197,22 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x06others\x18* \x01(\rR\x06others\x12#\n" +
 	"\rvetoed_others\x18+ \x01(\rR\fvetoedOthers\x12\x1c\n" +
 	"\treturning\x18, \x01(\x01R\treturning\x12#\n" +
-	"\x04ways\x18- \x03(\v2\x0f.kvpilot.v1.WayR\x04ways\x1a9\n" +
+	"\x04ways\x18- \x03(\v2\x0f.kvpilot.v1.WayR\x04ways\x127\n" +
+	"\vmemory_wait\x18. \x01(\v2\x16.kvpilot.v1.MemoryWaitR\n" +
+	"memoryWait\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xdb\x03\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x84\x02\n" +
+	"\n" +
+	"MemoryWait\x12\x1d\n" +
+	"\n" +
+	"program_id\x18\x01 \x01(\tR\tprogramId\x12#\n" +
+	"\rneeded_tokens\x18\x02 \x01(\x04R\fneededTokens\x12\x1f\n" +
+	"\vfree_tokens\x18\x03 \x01(\x04R\n" +
+	"freeTokens\x12'\n" +
+	"\x0fprograms_before\x18\x04 \x01(\rR\x0eprogramsBefore\x125\n" +
+	"\bexpected\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bexpected\x121\n" +
+	"\x06waited\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06waited\"\xdb\x03\n" +
 	"\x03Way\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12,\n" +
 	"\x12prefill_replica_id\x18\x02 \x01(\tR\x10prefillReplicaId\x12!\n" +
@@ -2260,7 +2377,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\fALONE_SILENT\x10\x01\x12\x16\n" +
 	"\x12ALONE_UNKNOWN_RANK\x10\x02\x12\x14\n" +
 	"\x10ALONE_NO_REPLICA\x10\x03\x12\x0f\n" +
-	"\vALONE_MOVED\x10\x04*\xca\x01\n" +
+	"\vALONE_MOVED\x10\x04*\xdc\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -2274,7 +2391,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\vEND_RESUMED\x10\b\x12\x10\n" +
 	"\fEND_UNSERVED\x10\t\x12\x13\n" +
 	"\x0fEND_HANDED_OVER\x10\n" +
-	"B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x12\x10\n" +
+	"\fEND_POISONED\x10\vB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once
@@ -2289,7 +2407,7 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(ChoiceReason)(0),             // 1: kvpilot.v1.ChoiceReason
@@ -2301,68 +2419,72 @@ var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(End)(0),                      // 7: kvpilot.v1.End
 	(*Overlap)(nil),               // 8: kvpilot.v1.Overlap
 	(*Decision)(nil),              // 9: kvpilot.v1.Decision
-	(*Way)(nil),                   // 10: kvpilot.v1.Way
-	(*Candidate)(nil),             // 11: kvpilot.v1.Candidate
-	(*RankConduct)(nil),           // 12: kvpilot.v1.RankConduct
-	(*RankSpeed)(nil),             // 13: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 14: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 15: kvpilot.v1.Outcome
-	nil,                           // 16: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(*MemoryWait)(nil),            // 10: kvpilot.v1.MemoryWait
+	(*Way)(nil),                   // 11: kvpilot.v1.Way
+	(*Candidate)(nil),             // 12: kvpilot.v1.Candidate
+	(*RankConduct)(nil),           // 13: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 14: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 15: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 16: kvpilot.v1.Outcome
+	nil,                           // 17: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	17, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	18, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: kvpilot.v1.Decision.reason:type_name -> kvpilot.v1.ChoiceReason
-	16, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	18, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	18, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
-	11, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	15, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	14, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	17, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	19, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	19, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	12, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
+	16, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	15, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
 	3,  // 8: kvpilot.v1.Decision.objective:type_name -> kvpilot.v1.Objective
-	18, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	18, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	18, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	18, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	19, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	19, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	19, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	19, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	6,  // 13: kvpilot.v1.Decision.alone:type_name -> kvpilot.v1.Alone
-	10, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
-	18, // 15: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
-	18, // 16: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
-	18, // 17: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
-	18, // 18: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
-	2,  // 19: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
-	8,  // 20: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
-	0,  // 21: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	18, // 22: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
-	18, // 23: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
-	18, // 24: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
-	18, // 25: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
-	13, // 26: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	18, // 27: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
-	18, // 28: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
-	18, // 29: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
-	18, // 30: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
-	18, // 31: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
-	18, // 32: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
-	18, // 33: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
-	18, // 34: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
-	12, // 35: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	4,  // 36: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
-	18, // 37: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	18, // 38: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	18, // 39: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	5,  // 40: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
-	18, // 41: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	7,  // 42: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	18, // 43: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	18, // 44: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	18, // 45: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	46, // [46:46] is the sub-list for method output_type
-	46, // [46:46] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	11, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
+	10, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
+	19, // 16: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	19, // 17: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	19, // 18: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
+	19, // 19: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
+	19, // 20: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
+	19, // 21: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
+	2,  // 22: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
+	8,  // 23: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	0,  // 24: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
+	19, // 25: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	19, // 26: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	19, // 27: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	19, // 28: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	14, // 29: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	19, // 30: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	19, // 31: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	19, // 32: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	19, // 33: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	19, // 34: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	19, // 35: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	19, // 36: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	19, // 37: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	13, // 38: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	4,  // 39: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	19, // 40: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	19, // 41: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	19, // 42: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 43: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	19, // 44: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	7,  // 45: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	19, // 46: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	19, // 47: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	19, // 48: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	49, // [49:49] is the sub-list for method output_type
+	49, // [49:49] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -2370,15 +2492,15 @@ func file_kvpilot_v1_decision_proto_init() {
 	if File_kvpilot_v1_decision_proto != nil {
 		return
 	}
-	file_kvpilot_v1_decision_proto_msgTypes[3].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[7].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[4].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

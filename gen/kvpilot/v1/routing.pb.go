@@ -135,6 +135,67 @@ func (Booking) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{1}
 }
 
+// ProgramState is how a program stands with the memory of the ranks.
+type ProgramState int32
+
+const (
+	// Not specified.
+	ProgramState_PROGRAM_STATE_UNSPECIFIED ProgramState = 0
+	// A call of it is in flight, or waits for room on a rank.
+	ProgramState_PROGRAM_STATE_RUNNING ProgramState = 1
+	// It is between two calls and has a place: its context has a claim on the memory of its rank.
+	ProgramState_PROGRAM_STATE_GAP ProgramState = 2
+	// It is between two calls and has lost its place, because the contexts of its rank had outgrown the memory.
+	ProgramState_PROGRAM_STATE_PAUSED ProgramState = 3
+	// A call of it waits for memory.
+	ProgramState_PROGRAM_STATE_WAITING ProgramState = 4
+)
+
+// Enum value maps for ProgramState.
+var (
+	ProgramState_name = map[int32]string{
+		0: "PROGRAM_STATE_UNSPECIFIED",
+		1: "PROGRAM_STATE_RUNNING",
+		2: "PROGRAM_STATE_GAP",
+		3: "PROGRAM_STATE_PAUSED",
+		4: "PROGRAM_STATE_WAITING",
+	}
+	ProgramState_value = map[string]int32{
+		"PROGRAM_STATE_UNSPECIFIED": 0,
+		"PROGRAM_STATE_RUNNING":     1,
+		"PROGRAM_STATE_GAP":         2,
+		"PROGRAM_STATE_PAUSED":      3,
+		"PROGRAM_STATE_WAITING":     4,
+	}
+)
+
+func (x ProgramState) Enum() *ProgramState {
+	p := new(ProgramState)
+	*p = x
+	return p
+}
+
+func (x ProgramState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProgramState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_routing_proto_enumTypes[2].Descriptor()
+}
+
+func (ProgramState) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_routing_proto_enumTypes[2]
+}
+
+func (x ProgramState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ProgramState.Descriptor instead.
+func (ProgramState) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{2}
+}
+
 // Candidates narrows the choice. An empty message allows every replica of the pool.
 type Candidates struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1773,6 +1834,425 @@ func (x *RankLoad) GetConduct() *RankConduct {
 	return nil
 }
 
+// ListProgramsRequest filters programs.
+type ListProgramsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only of this model; empty means all.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// Only those with a place on this replica; empty means all.
+	ReplicaId string `protobuf:"bytes,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// Only of this tenant; empty means all that the caller may see.
+	Tenant string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Only those in one of these states; empty means all.
+	States []ProgramState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=kvpilot.v1.ProgramState" json:"states,omitempty"`
+	// The largest number of programs in one answer. 0, and more than 500, mean 500.
+	PageSize uint32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The next_page_token of the answer before, with the same filters; empty for the first programs.
+	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProgramsRequest) Reset() {
+	*x = ListProgramsRequest{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProgramsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProgramsRequest) ProtoMessage() {}
+
+func (x *ListProgramsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProgramsRequest.ProtoReflect.Descriptor instead.
+func (*ListProgramsRequest) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListProgramsRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ListProgramsRequest) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *ListProgramsRequest) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ListProgramsRequest) GetStates() []ProgramState {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *ListProgramsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListProgramsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListProgramsResponse has programs.
+type ListProgramsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The programs, in the order of models and ids.
+	Programs []*Program `protobuf:"bytes,1,rep,name=programs,proto3" json:"programs,omitempty"`
+	// How the programs of each model stand with the memory, whatever the filters besides the model. Empty for a caller without the role observe.
+	Pressure []*ProgramPressure `protobuf:"bytes,2,rep,name=pressure,proto3" json:"pressure,omitempty"`
+	// The names of the fleet's routers that decide for a pool and did not answer in time: the programs of their pools are those that
+	// this router knows.
+	Unanswered []string `protobuf:"bytes,3,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	// The page_token of the next programs; empty when there are none.
+	NextPageToken string `protobuf:"bytes,4,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProgramsResponse) Reset() {
+	*x = ListProgramsResponse{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProgramsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProgramsResponse) ProtoMessage() {}
+
+func (x *ListProgramsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProgramsResponse.ProtoReflect.Descriptor instead.
+func (*ListProgramsResponse) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListProgramsResponse) GetPrograms() []*Program {
+	if x != nil {
+		return x.Programs
+	}
+	return nil
+}
+
+func (x *ListProgramsResponse) GetPressure() []*ProgramPressure {
+	if x != nil {
+		return x.Pressure
+	}
+	return nil
+}
+
+func (x *ListProgramsResponse) GetUnanswered() []string {
+	if x != nil {
+		return x.Unanswered
+	}
+	return nil
+}
+
+func (x *ListProgramsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Program is a session that returns soon after each call, such as an agent.
+type Program struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id: 16 hexadecimal digits. It is made by the router that decides, and is another one after another router decides.
+	ProgramId string `protobuf:"bytes,1,opt,name=program_id,json=programId,proto3" json:"program_id,omitempty"`
+	// The model as its calls name it.
+	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`
+	// Its tenant; empty when callers need no key.
+	Tenant string `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// How it stands.
+	State ProgramState `protobuf:"varint,4,opt,name=state,proto3,enum=kvpilot.v1.ProgramState" json:"state,omitempty"`
+	// The replica where it has a place; empty without one.
+	ReplicaId string `protobuf:"bytes,5,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// The data-parallel rank there.
+	Rank uint32 `protobuf:"varint,6,opt,name=rank,proto3" json:"rank,omitempty"`
+	// Tokens of its context that count in the memory of its rank; 0 without a place.
+	ResidentTokens uint64 `protobuf:"varint,7,opt,name=resident_tokens,json=residentTokens,proto3" json:"resident_tokens,omitempty"`
+	// Tokens that it needs: of the call that is in flight or waits, with the expected answer, otherwise of the next one by its growth.
+	NeededTokens uint64 `protobuf:"varint,8,opt,name=needed_tokens,json=neededTokens,proto3" json:"needed_tokens,omitempty"`
+	// Calls that were sent to ranks.
+	Calls uint64 `protobuf:"varint,9,opt,name=calls,proto3" json:"calls,omitempty"`
+	// Prompt tokens of these calls.
+	PromptTokens uint64 `protobuf:"varint,10,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	// Those of them that the chosen ranks were known to hold.
+	CachedTokens uint64 `protobuf:"varint,11,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// The time since its call waits for memory. Absent: none does.
+	Wait *durationpb.Duration `protobuf:"bytes,12,opt,name=wait,proto3" json:"wait,omitempty"`
+	// The time since its last call ended. Absent while one is in flight or waits.
+	Idle *durationpb.Duration `protobuf:"bytes,13,opt,name=idle,proto3" json:"idle,omitempty"`
+	// The id of the program that started it, as an agent starts a subagent; empty for none.
+	ParentId      string `protobuf:"bytes,14,opt,name=parent_id,json=parentId,proto3" json:"parent_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Program) Reset() {
+	*x = Program{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Program) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Program) ProtoMessage() {}
+
+func (x *Program) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Program.ProtoReflect.Descriptor instead.
+func (*Program) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Program) GetProgramId() string {
+	if x != nil {
+		return x.ProgramId
+	}
+	return ""
+}
+
+func (x *Program) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Program) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Program) GetState() ProgramState {
+	if x != nil {
+		return x.State
+	}
+	return ProgramState_PROGRAM_STATE_UNSPECIFIED
+}
+
+func (x *Program) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *Program) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *Program) GetResidentTokens() uint64 {
+	if x != nil {
+		return x.ResidentTokens
+	}
+	return 0
+}
+
+func (x *Program) GetNeededTokens() uint64 {
+	if x != nil {
+		return x.NeededTokens
+	}
+	return 0
+}
+
+func (x *Program) GetCalls() uint64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *Program) GetPromptTokens() uint64 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *Program) GetCachedTokens() uint64 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *Program) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *Program) GetIdle() *durationpb.Duration {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
+func (x *Program) GetParentId() string {
+	if x != nil {
+		return x.ParentId
+	}
+	return ""
+}
+
+// ProgramPressure is how the programs of a model stand with the memory of its ranks.
+type ProgramPressure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The model as calls name it.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// Programs with a place.
+	Placed uint32 `protobuf:"varint,2,opt,name=placed,proto3" json:"placed,omitempty"`
+	// Programs between two calls that have lost their place.
+	Paused uint32 `protobuf:"varint,3,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Programs with a call that waits for memory.
+	Waiting uint32 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Replicas of the pool.
+	Replicas uint32 `protobuf:"varint,5,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	// Replicas that would have memory for all of these programs.
+	ReplicasNeeded uint32 `protobuf:"varint,6,opt,name=replicas_needed,json=replicasNeeded,proto3" json:"replicas_needed,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ProgramPressure) Reset() {
+	*x = ProgramPressure{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProgramPressure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProgramPressure) ProtoMessage() {}
+
+func (x *ProgramPressure) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProgramPressure.ProtoReflect.Descriptor instead.
+func (*ProgramPressure) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ProgramPressure) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ProgramPressure) GetPlaced() uint32 {
+	if x != nil {
+		return x.Placed
+	}
+	return 0
+}
+
+func (x *ProgramPressure) GetPaused() uint32 {
+	if x != nil {
+		return x.Paused
+	}
+	return 0
+}
+
+func (x *ProgramPressure) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *ProgramPressure) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *ProgramPressure) GetReplicasNeeded() uint32 {
+	if x != nil {
+		return x.ReplicasNeeded
+	}
+	return 0
+}
+
 // ListPoliciesRequest has no filters.
 type ListPoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1782,7 +2262,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[16]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +2274,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[16]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +2287,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{16}
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{20}
 }
 
 // ListPoliciesResponse has every policy.
@@ -1821,7 +2301,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[17]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1833,7 +2313,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[17]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1846,7 +2326,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{17}
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -1873,7 +2353,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[18]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2365,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[18]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2378,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{18}
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Policy) GetName() string {
@@ -2104,7 +2584,48 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\aconduct\x18\x0e \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
 	"\x0f_engine_runningB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usage\"\x15\n" +
+	"\t_kv_usage\"\x8b\x02\n" +
+	"\x13ListProgramsRequest\x12\x1e\n" +
+	"\x05model\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05model\x12'\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\treplicaId\x12 \n" +
+	"\x06tenant\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x06tenant\x12C\n" +
+	"\x06states\x18\x04 \x03(\x0e2\x18.kvpilot.v1.ProgramStateB\x11\xbaH\x0e\x92\x01\v\x10\x04\"\a\x82\x01\x04\x10\x01 \x00R\x06states\x12\x1b\n" +
+	"\tpage_size\x18\x05 \x01(\rR\bpageSize\x12'\n" +
+	"\n" +
+	"page_token\x18\x06 \x01(\tB\b\xbaH\x05r\x03\x18\x80 R\tpageToken\"\xc8\x01\n" +
+	"\x14ListProgramsResponse\x12/\n" +
+	"\bprograms\x18\x01 \x03(\v2\x13.kvpilot.v1.ProgramR\bprograms\x127\n" +
+	"\bpressure\x18\x02 \x03(\v2\x1b.kvpilot.v1.ProgramPressureR\bpressure\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\x03 \x03(\tR\n" +
+	"unanswered\x12&\n" +
+	"\x0fnext_page_token\x18\x04 \x01(\tR\rnextPageToken\"\xe2\x03\n" +
+	"\aProgram\x12\x1d\n" +
+	"\n" +
+	"program_id\x18\x01 \x01(\tR\tprogramId\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12.\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x18.kvpilot.v1.ProgramStateR\x05state\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x05 \x01(\tR\treplicaId\x12\x12\n" +
+	"\x04rank\x18\x06 \x01(\rR\x04rank\x12'\n" +
+	"\x0fresident_tokens\x18\a \x01(\x04R\x0eresidentTokens\x12#\n" +
+	"\rneeded_tokens\x18\b \x01(\x04R\fneededTokens\x12\x14\n" +
+	"\x05calls\x18\t \x01(\x04R\x05calls\x12#\n" +
+	"\rprompt_tokens\x18\n" +
+	" \x01(\x04R\fpromptTokens\x12#\n" +
+	"\rcached_tokens\x18\v \x01(\x04R\fcachedTokens\x12-\n" +
+	"\x04wait\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12-\n" +
+	"\x04idle\x18\r \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12\x1b\n" +
+	"\tparent_id\x18\x0e \x01(\tR\bparentId\"\xb6\x01\n" +
+	"\x0fProgramPressure\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x16\n" +
+	"\x06placed\x18\x02 \x01(\rR\x06placed\x12\x16\n" +
+	"\x06paused\x18\x03 \x01(\rR\x06paused\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x1a\n" +
+	"\breplicas\x18\x05 \x01(\rR\breplicas\x12'\n" +
+	"\x0freplicas_needed\x18\x06 \x01(\rR\x0ereplicasNeeded\"\x15\n" +
 	"\x13ListPoliciesRequest\"F\n" +
 	"\x14ListPoliciesResponse\x12.\n" +
 	"\bpolicies\x18\x01 \x03(\v2\x12.kvpilot.v1.PolicyR\bpolicies\"\xcb\x01\n" +
@@ -2124,7 +2645,13 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x13BOOKING_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fBOOKING_RESERVE\x10\x01\x12\x10\n" +
 	"\fBOOKING_NONE\x10\x02\x12\x13\n" +
-	"\x0fBOOKING_DRY_RUN\x10\x032\xdf\v\n" +
+	"\x0fBOOKING_DRY_RUN\x10\x03*\x94\x01\n" +
+	"\fProgramState\x12\x1d\n" +
+	"\x19PROGRAM_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15PROGRAM_STATE_RUNNING\x10\x01\x12\x15\n" +
+	"\x11PROGRAM_STATE_GAP\x10\x02\x12\x18\n" +
+	"\x14PROGRAM_STATE_PAUSED\x10\x03\x12\x19\n" +
+	"\x15PROGRAM_STATE_WAITING\x10\x042\xd0\f\n" +
 	"\x0eRoutingService\x12f\n" +
 	"\bTokenize\x12\x1b.kvpilot.v1.TokenizeRequest\x1a\x1c.kvpilot.v1.TokenizeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/tokenize\x12n\n" +
 	"\n" +
@@ -2138,6 +2665,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x0eWatchDecisions\x12!.kvpilot.v1.WatchDecisionsRequest\x1a\".kvpilot.v1.WatchDecisionsResponse\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/kvpilot/v1/decisions:watch0\x01\x12q\n" +
 	"\fScoreOverlap\x12\x1f.kvpilot.v1.ScoreOverlapRequest\x1a .kvpilot.v1.ScoreOverlapResponse\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/kvpilot/v1/overlap\x12`\n" +
 	"\bGetLoads\x12\x1b.kvpilot.v1.GetLoadsRequest\x1a\x1c.kvpilot.v1.GetLoadsResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/kvpilot/v1/loads\x12o\n" +
+	"\fListPrograms\x12\x1f.kvpilot.v1.ListProgramsRequest\x1a .kvpilot.v1.ListProgramsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/kvpilot/v1/programs\x12o\n" +
 	"\fListPolicies\x12\x1f.kvpilot.v1.ListPoliciesRequest\x1a .kvpilot.v1.ListPoliciesResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/kvpilot/v1/policiesB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
@@ -2152,118 +2680,131 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_routing_proto_rawDescData
 }
 
-var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(Reports)(0),                     // 0: kvpilot.v1.Reports
 	(Booking)(0),                     // 1: kvpilot.v1.Booking
-	(*Candidates)(nil),               // 2: kvpilot.v1.Candidates
-	(*PolicyOverride)(nil),           // 3: kvpilot.v1.PolicyOverride
-	(*ChooseReplicaRequest)(nil),     // 4: kvpilot.v1.ChooseReplicaRequest
-	(*ChooseReplicaResponse)(nil),    // 5: kvpilot.v1.ChooseReplicaResponse
-	(*ExplainDecisionRequest)(nil),   // 6: kvpilot.v1.ExplainDecisionRequest
-	(*ExplainDecisionResponse)(nil),  // 7: kvpilot.v1.ExplainDecisionResponse
-	(*ListDecisionsRequest)(nil),     // 8: kvpilot.v1.ListDecisionsRequest
-	(*ListDecisionsResponse)(nil),    // 9: kvpilot.v1.ListDecisionsResponse
-	(*WatchDecisionsRequest)(nil),    // 10: kvpilot.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),   // 11: kvpilot.v1.WatchDecisionsResponse
-	(*ScoreOverlapRequest)(nil),      // 12: kvpilot.v1.ScoreOverlapRequest
-	(*ScoreOverlapResponse)(nil),     // 13: kvpilot.v1.ScoreOverlapResponse
-	(*RankOverlap)(nil),              // 14: kvpilot.v1.RankOverlap
-	(*GetLoadsRequest)(nil),          // 15: kvpilot.v1.GetLoadsRequest
-	(*GetLoadsResponse)(nil),         // 16: kvpilot.v1.GetLoadsResponse
-	(*RankLoad)(nil),                 // 17: kvpilot.v1.RankLoad
-	(*ListPoliciesRequest)(nil),      // 18: kvpilot.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),     // 19: kvpilot.v1.ListPoliciesResponse
-	(*Policy)(nil),                   // 20: kvpilot.v1.Policy
-	nil,                              // 21: kvpilot.v1.PolicyOverride.ParamsEntry
-	nil,                              // 22: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                              // 23: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	nil,                              // 24: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                 // 25: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),              // 26: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),      // 27: google.protobuf.Duration
-	(ChoiceReason)(0),                // 28: kvpilot.v1.ChoiceReason
-	(*Decision)(nil),                 // 29: kvpilot.v1.Decision
-	(Effect)(0),                      // 30: kvpilot.v1.Effect
-	(End)(0),                         // 31: kvpilot.v1.End
-	(*Overlap)(nil),                  // 32: kvpilot.v1.Overlap
-	(FeedState)(0),                   // 33: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                // 34: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),              // 35: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),          // 36: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),        // 37: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),        // 38: google.api.HttpBody
-	(*ReservationReport)(nil),        // 39: kvpilot.v1.ReservationReport
-	(*TokenizeResponse)(nil),         // 40: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),       // 41: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),              // 42: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil), // 43: kvpilot.v1.TrackReservationResponse
+	(ProgramState)(0),                // 2: kvpilot.v1.ProgramState
+	(*Candidates)(nil),               // 3: kvpilot.v1.Candidates
+	(*PolicyOverride)(nil),           // 4: kvpilot.v1.PolicyOverride
+	(*ChooseReplicaRequest)(nil),     // 5: kvpilot.v1.ChooseReplicaRequest
+	(*ChooseReplicaResponse)(nil),    // 6: kvpilot.v1.ChooseReplicaResponse
+	(*ExplainDecisionRequest)(nil),   // 7: kvpilot.v1.ExplainDecisionRequest
+	(*ExplainDecisionResponse)(nil),  // 8: kvpilot.v1.ExplainDecisionResponse
+	(*ListDecisionsRequest)(nil),     // 9: kvpilot.v1.ListDecisionsRequest
+	(*ListDecisionsResponse)(nil),    // 10: kvpilot.v1.ListDecisionsResponse
+	(*WatchDecisionsRequest)(nil),    // 11: kvpilot.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),   // 12: kvpilot.v1.WatchDecisionsResponse
+	(*ScoreOverlapRequest)(nil),      // 13: kvpilot.v1.ScoreOverlapRequest
+	(*ScoreOverlapResponse)(nil),     // 14: kvpilot.v1.ScoreOverlapResponse
+	(*RankOverlap)(nil),              // 15: kvpilot.v1.RankOverlap
+	(*GetLoadsRequest)(nil),          // 16: kvpilot.v1.GetLoadsRequest
+	(*GetLoadsResponse)(nil),         // 17: kvpilot.v1.GetLoadsResponse
+	(*RankLoad)(nil),                 // 18: kvpilot.v1.RankLoad
+	(*ListProgramsRequest)(nil),      // 19: kvpilot.v1.ListProgramsRequest
+	(*ListProgramsResponse)(nil),     // 20: kvpilot.v1.ListProgramsResponse
+	(*Program)(nil),                  // 21: kvpilot.v1.Program
+	(*ProgramPressure)(nil),          // 22: kvpilot.v1.ProgramPressure
+	(*ListPoliciesRequest)(nil),      // 23: kvpilot.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),     // 24: kvpilot.v1.ListPoliciesResponse
+	(*Policy)(nil),                   // 25: kvpilot.v1.Policy
+	nil,                              // 26: kvpilot.v1.PolicyOverride.ParamsEntry
+	nil,                              // 27: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	nil,                              // 28: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	nil,                              // 29: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                 // 30: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),              // 31: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),      // 32: google.protobuf.Duration
+	(ChoiceReason)(0),                // 33: kvpilot.v1.ChoiceReason
+	(*Decision)(nil),                 // 34: kvpilot.v1.Decision
+	(Effect)(0),                      // 35: kvpilot.v1.Effect
+	(End)(0),                         // 36: kvpilot.v1.End
+	(*Overlap)(nil),                  // 37: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 38: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 39: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 40: kvpilot.v1.RankConduct
+	(*TokenizeRequest)(nil),          // 41: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 42: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 43: google.api.HttpBody
+	(*ReservationReport)(nil),        // 44: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 45: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 46: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 47: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 48: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
-	21, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	25, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	26, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
-	2,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
-	3,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	27, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	26, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
+	30, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	31, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	3,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
+	4,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
+	32, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
 	1,  // 6: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
-	27, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	32, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
 	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
-	27, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
-	28, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
-	27, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
-	22, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	29, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	23, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	30, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	29, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	31, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	27, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	29, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	29, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	25, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	26, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	14, // 24: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	32, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	33, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	17, // 27: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	27, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	27, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
-	34, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	35, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	20, // 32: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	24, // 33: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	36, // 34: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	37, // 35: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	4,  // 36: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	38, // 37: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	39, // 38: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	39, // 39: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	6,  // 40: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	8,  // 41: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	10, // 42: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	12, // 43: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	15, // 44: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	18, // 45: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	40, // 46: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	41, // 47: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	5,  // 48: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	5,  // 49: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	42, // 50: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	43, // 51: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	7,  // 52: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	9,  // 53: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	11, // 54: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	13, // 55: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	16, // 56: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	19, // 57: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	46, // [46:58] is the sub-list for method output_type
-	34, // [34:46] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	32, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
+	33, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
+	32, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	27, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	34, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	30, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	28, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	35, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	34, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	36, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	32, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	34, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	34, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	30, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	31, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	15, // 24: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	37, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	38, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	18, // 27: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	32, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	32, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	39, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	40, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	2,  // 32: kvpilot.v1.ListProgramsRequest.states:type_name -> kvpilot.v1.ProgramState
+	21, // 33: kvpilot.v1.ListProgramsResponse.programs:type_name -> kvpilot.v1.Program
+	22, // 34: kvpilot.v1.ListProgramsResponse.pressure:type_name -> kvpilot.v1.ProgramPressure
+	2,  // 35: kvpilot.v1.Program.state:type_name -> kvpilot.v1.ProgramState
+	32, // 36: kvpilot.v1.Program.wait:type_name -> google.protobuf.Duration
+	32, // 37: kvpilot.v1.Program.idle:type_name -> google.protobuf.Duration
+	25, // 38: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	29, // 39: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	41, // 40: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	42, // 41: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	5,  // 42: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	43, // 43: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	44, // 44: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	44, // 45: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	7,  // 46: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	9,  // 47: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	11, // 48: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	13, // 49: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	16, // 50: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	19, // 51: kvpilot.v1.RoutingService.ListPrograms:input_type -> kvpilot.v1.ListProgramsRequest
+	23, // 52: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	45, // 53: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	46, // 54: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	6,  // 55: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	6,  // 56: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	47, // 57: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	48, // 58: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	8,  // 59: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	10, // 60: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	12, // 61: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	14, // 62: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	17, // 63: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	20, // 64: kvpilot.v1.RoutingService.ListPrograms:output_type -> kvpilot.v1.ListProgramsResponse
+	24, // 65: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	53, // [53:66] is the sub-list for method output_type
+	40, // [40:53] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
@@ -2296,8 +2837,8 @@ func file_kvpilot_v1_routing_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_routing_proto_rawDesc), len(file_kvpilot_v1_routing_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   23,
+			NumEnums:      3,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -510,6 +510,41 @@ func local_request_RoutingService_GetLoads_0(ctx context.Context, marshaler runt
 	return msg, metadata, err
 }
 
+var filter_RoutingService_ListPrograms_0 = &utilities.DoubleArray{Encoding: map[string]int{}, Base: []int(nil), Check: []int(nil)}
+
+func request_RoutingService_ListPrograms_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+	var (
+		protoReq ListProgramsRequest
+		metadata runtime.ServerMetadata
+	)
+	if err := req.ParseForm(); err != nil {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if err := runtime.PopulateQueryParameters(&protoReq, req.Form, filter_RoutingService_ListPrograms_0); err != nil {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if req.Body != nil {
+		_, _ = io.Copy(io.Discard, req.Body)
+	}
+	msg, err := client.ListPrograms(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
+	return msg, metadata, err
+}
+
+func local_request_RoutingService_ListPrograms_0(ctx context.Context, marshaler runtime.Marshaler, server RoutingServiceServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+	var (
+		protoReq ListProgramsRequest
+		metadata runtime.ServerMetadata
+	)
+	if err := req.ParseForm(); err != nil {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	if err := runtime.PopulateQueryParameters(&protoReq, req.Form, filter_RoutingService_ListPrograms_0); err != nil {
+		return nil, metadata, status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	msg, err := server.ListPrograms(ctx, &protoReq)
+	return msg, metadata, err
+}
+
 func request_RoutingService_ListPolicies_0(ctx context.Context, marshaler runtime.Marshaler, client RoutingServiceClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
 	var (
 		protoReq ListPoliciesRequest
@@ -770,6 +805,26 @@ func RegisterRoutingServiceHandlerServer(ctx context.Context, mux *runtime.Serve
 			return
 		}
 		forward_RoutingService_GetLoads_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+	})
+	mux.Handle(http.MethodGet, pattern_RoutingService_ListPrograms_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		var stream runtime.ServerTransportStream
+		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ListPrograms", runtime.WithHTTPPathPattern("/kvpilot/v1/programs"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := local_request_RoutingService_ListPrograms_0(annotatedContext, inboundMarshaler, server, req, pathParams)
+		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_RoutingService_ListPrograms_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
 	mux.Handle(http.MethodGet, pattern_RoutingService_ListPolicies_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
@@ -1052,6 +1107,23 @@ func RegisterRoutingServiceHandlerClient(ctx context.Context, mux *runtime.Serve
 		}
 		forward_RoutingService_GetLoads_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
+	mux.Handle(http.MethodGet, pattern_RoutingService_ListPrograms_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/kvpilot.v1.RoutingService/ListPrograms", runtime.WithHTTPPathPattern("/kvpilot/v1/programs"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := request_RoutingService_ListPrograms_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_RoutingService_ListPrograms_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+	})
 	mux.Handle(http.MethodGet, pattern_RoutingService_ListPolicies_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
 		ctx, cancel := context.WithCancel(req.Context())
 		defer cancel()
@@ -1086,6 +1158,7 @@ var (
 	pattern_RoutingService_WatchDecisions_0    = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "decisions"}, "watch"))
 	pattern_RoutingService_ScoreOverlap_0      = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "overlap"}, ""))
 	pattern_RoutingService_GetLoads_0          = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "loads"}, ""))
+	pattern_RoutingService_ListPrograms_0      = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "programs"}, ""))
 	pattern_RoutingService_ListPolicies_0      = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"kvpilot", "v1", "policies"}, ""))
 )
 
@@ -1103,5 +1176,6 @@ var (
 	forward_RoutingService_WatchDecisions_0    = runtime.ForwardResponseStream
 	forward_RoutingService_ScoreOverlap_0      = runtime.ForwardResponseMessage
 	forward_RoutingService_GetLoads_0          = runtime.ForwardResponseMessage
+	forward_RoutingService_ListPrograms_0      = runtime.ForwardResponseMessage
 	forward_RoutingService_ListPolicies_0      = runtime.ForwardResponseMessage
 )

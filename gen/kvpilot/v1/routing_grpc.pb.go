@@ -31,6 +31,7 @@ const (
 	RoutingService_WatchDecisions_FullMethodName    = "/kvpilot.v1.RoutingService/WatchDecisions"
 	RoutingService_ScoreOverlap_FullMethodName      = "/kvpilot.v1.RoutingService/ScoreOverlap"
 	RoutingService_GetLoads_FullMethodName          = "/kvpilot.v1.RoutingService/GetLoads"
+	RoutingService_ListPrograms_FullMethodName      = "/kvpilot.v1.RoutingService/ListPrograms"
 	RoutingService_ListPolicies_FullMethodName      = "/kvpilot.v1.RoutingService/ListPolicies"
 )
 
@@ -69,6 +70,9 @@ type RoutingServiceClient interface {
 	ScoreOverlap(ctx context.Context, in *ScoreOverlapRequest, opts ...grpc.CallOption) (*ScoreOverlapResponse, error)
 	// GetLoads returns the load that the router counts on each rank, and what the engines report.
 	GetLoads(ctx context.Context, in *GetLoadsRequest, opts ...grpc.CallOption) (*GetLoadsResponse, error)
+	// ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
+	// models and ids. A caller without the role observe gets those of its own tenant.
+	ListPrograms(ctx context.Context, in *ListProgramsRequest, opts ...grpc.CallOption) (*ListProgramsResponse, error)
 	// ListPolicies returns the policies that a request may name.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
 }
@@ -203,6 +207,16 @@ func (c *routingServiceClient) GetLoads(ctx context.Context, in *GetLoadsRequest
 	return out, nil
 }
 
+func (c *routingServiceClient) ListPrograms(ctx context.Context, in *ListProgramsRequest, opts ...grpc.CallOption) (*ListProgramsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListProgramsResponse)
+	err := c.cc.Invoke(ctx, RoutingService_ListPrograms_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *routingServiceClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPoliciesResponse)
@@ -248,6 +262,9 @@ type RoutingServiceServer interface {
 	ScoreOverlap(context.Context, *ScoreOverlapRequest) (*ScoreOverlapResponse, error)
 	// GetLoads returns the load that the router counts on each rank, and what the engines report.
 	GetLoads(context.Context, *GetLoadsRequest) (*GetLoadsResponse, error)
+	// ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
+	// models and ids. A caller without the role observe gets those of its own tenant.
+	ListPrograms(context.Context, *ListProgramsRequest) (*ListProgramsResponse, error)
 	// ListPolicies returns the policies that a request may name.
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
 	mustEmbedUnimplementedRoutingServiceServer()
@@ -292,6 +309,9 @@ func (UnimplementedRoutingServiceServer) ScoreOverlap(context.Context, *ScoreOve
 }
 func (UnimplementedRoutingServiceServer) GetLoads(context.Context, *GetLoadsRequest) (*GetLoadsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLoads not implemented")
+}
+func (UnimplementedRoutingServiceServer) ListPrograms(context.Context, *ListProgramsRequest) (*ListProgramsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPrograms not implemented")
 }
 func (UnimplementedRoutingServiceServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
@@ -497,6 +517,24 @@ func _RoutingService_GetLoads_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RoutingService_ListPrograms_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListProgramsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RoutingServiceServer).ListPrograms(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RoutingService_ListPrograms_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RoutingServiceServer).ListPrograms(ctx, req.(*ListProgramsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _RoutingService_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListPoliciesRequest)
 	if err := dec(in); err != nil {
@@ -557,6 +595,10 @@ var RoutingService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetLoads",
 			Handler:    _RoutingService_GetLoads_Handler,
+		},
+		{
+			MethodName: "ListPrograms",
+			Handler:    _RoutingService_ListPrograms_Handler,
 		},
 		{
 			MethodName: "ListPolicies",

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -76,12 +77,13 @@ func (b *booker) adoptProgram(choice *Choice, req *Request, ln *line, hashes []b
 	if horizon == 0 || b.settings.of(req).of(req.Model).policy != decision.PredictedTTFT {
 		return
 	}
-	call := b.memory.sessions.call(ln, req, hashes)
+	call := b.memory.sessions.call(ln, req, hashes, int(choice.Decision.Pick().BlockSize))
 	if call.Name == 0 {
 		return
 	}
 	call.Tokens += outputs(req.ExpectedOutput)
-	place := ln.memory.ledger.Adopt(call, choice.Slot, time.Duration(b.clock.since(b.clock.now())), horizon)
+	rank := programs.Rank{Slot: choice.Slot, Held: float64(choice.Decision.Pick().GPU)}
+	place := ln.memory.ledger.Adopt(call, rank, time.Duration(b.clock.since(b.clock.now())), horizon)
 	if place == nil {
 		return
 	}

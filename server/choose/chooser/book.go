@@ -57,7 +57,7 @@ func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t 
 		}
 		d.Tries = race
 		if t != nil {
-			d.Held = now.Sub(t.ticket.Arrived())
+			d.Held, d.Memory = now.Sub(t.arrived), t.memory.wait()
 		} else {
 			d.Held = req.Age // it waited at another router
 		}

@@ -22,6 +22,9 @@ func (k *clock) since(t time.Time) int64 { return int64(t.Sub(k.start)) }
 
 func (k *clock) time(at int64) time.Time { return k.start.Add(time.Duration(at)) }
 
+// passed is the present time on the chooser's scale.
+func (k *clock) passed() time.Duration { return k.now().Sub(k.start) }
+
 // alarm wakes Run before its time.
 type alarm struct {
 	queue *holdqueue.Queue

@@ -44,7 +44,7 @@ type Refused struct {
 	// RetryAfter is when a retry has a chance, from the predicted drain of the queue.
 	RetryAfter time.Duration
 	// Memory is the wait of a program that waited for memory, or would have to; nil for any other request.
-	Memory *MemoryWait
+	Memory *decision.MemoryWait
 }
 
 func (e *Refused) Error() string {

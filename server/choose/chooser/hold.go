@@ -67,6 +67,9 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.computes().Prefill, Cost: cost(&s.d), Owner: w,
 	}
+	if w.arrived.IsZero() {
+		w.arrived = now.Add(-age)
+	}
 	servers, soonest := h.settings.Load().room(&s.d)
 	if w.stream = !wholly(req, &s.d); w.stream {
 		w.line.streams.Add(1)
@@ -169,7 +172,7 @@ func (h *holding) visit(ln *line) {
 // it waits; the index is asked again before it is released.
 func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdict {
 	ln, b, m := w.line, h.booker, &s.matching
-	m.known, s.since = nil, w.ticket.Arrived()
+	m.known, s.since = nil, w.arrived
 	s.program.resume(w)
 	if now.Sub(w.matched) < matchLife {
 		m.known = w.overlaps

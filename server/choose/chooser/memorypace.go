@@ -1,32 +1,9 @@
 package chooser
 
 import (
-	"fmt"
 	"sync"
 	"time"
 )
-
-// MemoryWait is the wait of a program whose context fits in no rank's memory.
-type MemoryWait struct {
-	// Tokens is its context with the expected answer.
-	Tokens int
-	// Before are the programs that wait before it.
-	Before int
-	// Expected is the time until it is admitted; 0 when that is not known yet.
-	Expected time.Duration
-}
-
-// String names the wait in a message.
-func (w MemoryWait) String() string {
-	text := fmt.Sprintf("its %d tokens do not fit, %d programs before it", w.Tokens, w.Before)
-	if w.Before == 1 {
-		text = fmt.Sprintf("its %d tokens do not fit, 1 program before it", w.Tokens)
-	}
-	if w.Expected > 0 {
-		text += ", about " + w.Expected.Round(time.Second).String()
-	}
-	return text
-}
 
 const (
 	// paceFrom is the number of admissions from which the pace is known, paceWeight the weight of the last one.

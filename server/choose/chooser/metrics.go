@@ -44,7 +44,7 @@ func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 // observe has the parts of c read at each collection.
 func (m *metrics) observe(s *instruments.Set, c *Chooser) {
 	parts := []func(metric.Observer){
-		m.affinity.observe, m.shadow.metrics(s), newProgramMetrics(s, c.lines), newStallMetrics(s, c.rankTable), newAccuracyMetrics(s, c.rankTable), newRateMetrics(s, c), newLaneMetrics(s, c.evaluator.lanes),
+		m.affinity.observe, m.shadow.metrics(s), newProgramMetrics(s, c.lines, c.clock), newStallMetrics(s, c.rankTable), newAccuracyMetrics(s, c.rankTable), newRateMetrics(s, c), newLaneMetrics(s, c.evaluator.lanes),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {

@@ -9,15 +9,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // memoryGate holds the calls of programs without a place while no rank has memory for them. It stands before the hold queue.
@@ -51,8 +48,8 @@ const (
 // memoryWait is a call's wait at the gate.
 type memoryWait struct {
 	mu sync.Mutex
-	// first is the wait as it was expected when it began.
-	first MemoryWait
+	// first is the wait as it was expected when it began. Its Waited is set when it has moved.
+	first decision.MemoryWait
 	// moved is set when it has left the gate for the hold queue or its outcome, gone when its caller left before; guarded by mu.
 	moved, gone bool
 }
@@ -80,12 +77,34 @@ func (g *memoryGate) leave(call *programs.Call) {
 	}
 }
 
-// expire ends the wait; false when the caller left.
-func (m *memoryWait) expire() bool {
+// expire ends the wait after so long; false when the caller left.
+func (m *memoryWait) expire(waited time.Duration) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.moved = true
-	return !m.gone
+	if m.gone {
+		return false
+	}
+	m.first.Waited = waited
+	return true
+}
+
+// wait is the wait as a decision shows it, after it has moved; nil for a request that did not wait for memory.
+func (m *memoryWait) wait() *decision.MemoryWait {
+	if m == nil {
+		return nil
+	}
+	w := m.first
+	return &w
+}
+
+// newMemoryWait is the wait of the program of p behind others, which is expected to take so long.
+func (p *callForMemory) newMemoryWait(before int, expected time.Duration) *memoryWait {
+	free := 0.0
+	for i := range p.ranks {
+		free = max(free, p.ranks[i].Free)
+	}
+	return &memoryWait{first: decision.MemoryWait{Program: uint64(p.call.Name), Tokens: p.call.Tokens, Free: int(free), Before: before, Expected: expected}}
 }
 
 // place books the program's memory on the chosen rank; nil for a call that the ledger does not count.
@@ -130,11 +149,8 @@ func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time)
 	if !s.held || a.settings.horizon() == 0 || len(s.d.Candidates) == 0 {
 		return
 	}
-	var hashes []blockhash.Hash
-	if req.Session == "" {
-		hashes = req.hashesFor(&s.d.Candidates[0])
-	}
-	call := a.sessions.call(ln, req, hashes)
+	cand := &s.d.Candidates[0]
+	call := a.sessions.call(ln, req, req.hashesFor(cand), int(cand.BlockSize))
 	if call.Name == 0 {
 		return
 	}
@@ -144,8 +160,11 @@ func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time)
 }
 
 // call is a request's call in the ledger: of its session, or else of the program that its prompt continues. A Name of 0 is none.
-func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash) programs.Call {
-	call := programs.Call{Class: req.Tenant, Tokens: req.PromptTokens, Retry: req.Attempt > 0}
+func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash, blockSize int) programs.Call {
+	call := programs.Call{Class: req.Tenant, Tenant: req.Tenant, Tokens: req.PromptTokens, Prompt: req.PromptTokens, Retry: req.Attempt > 0}
+	if at := headTokens/max(1, blockSize) - 1; !req.Keyless && at < len(hashes) && len(hashes) > 0 {
+		call.Head = uint64(hashes[max(0, at)])
+	}
 	name := func(session string) programs.Name { return programs.Name(max(1, s.key(ln, req.Tenant, session).name)) }
 	switch {
 	case req.Session != "":
@@ -161,6 +180,9 @@ func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash) program
 	}
 	return call
 }
+
+// headTokens is the length of the beginning by which prompts of one application are alike. Templates begin all prompts of a model alike.
+const headTokens = 256
 
 // prompts marks the class of a tenant's calls without a session: they are not alike to those with one.
 const prompts = "\x00prompts"
@@ -264,7 +286,8 @@ func (p *programCall) Ended(end *End) {
 func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.Time) error {
 	ln, req := w.line, w.req
 	before := ln.memory.hold.Len()
-	w.memory, w.call = &memoryWait{first: MemoryWait{Tokens: s.program.call.Tokens, Before: before, Expected: ln.memory.pace.expected(before)}}, s.program.call
+	w.memory, w.call = s.program.newMemoryWait(before, ln.memory.pace.expected(before)), s.program.call
+	w.arrived = now.Add(-req.Age)
 	wait := &w.memory.first
 	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
 		a.unreachable.Add(1)
@@ -324,7 +347,7 @@ func (a *admission) visitMemory(ln *line) {
 	g.wakeAt.Store(0)
 	g.visited.Store(a.clock.since(now))
 	for _, t := range g.hold.Expired(now) {
-		if w := t.Owner.(*waiter); w.memory.expire() {
+		if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
 			cause := holdqueue.Cause(t.Why())
 			if cause == "timeout" {
 				cause = causeMemory
@@ -368,7 +391,8 @@ func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*C
 	if !errors.Is(err, errNoRoom) {
 		return choice, false, err
 	}
-	err = a.holding.wait(s, w, deadline, now.Sub(w.ticket.Arrived()), now)
+	// The wait for memory is no seniority among those that wait for a rank: a paused program may have to compute its whole context there.
+	err = a.holding.wait(s, w, deadline, 0, now)
 	return nil, err == nil, err
 }
 
@@ -380,7 +404,8 @@ func (a *admission) move(w *waiter, now time.Time) {
 		m.mu.Unlock()
 		return
 	}
-	s := a.booker.borrow(w.ticket.Arrived())
+	m.first.Waited = now.Sub(w.arrived)
+	s := a.booker.borrow(w.arrived)
 	s.program.resume(w)
 	var choice *Choice
 	var held bool
@@ -396,22 +421,4 @@ func (a *admission) move(w *waiter, now time.Time) {
 		return
 	}
 	w.end(choice, err)
-}
-
-// newProgramMetrics makes the metrics of the ledgers and returns the function that observes them.
-func newProgramMetrics(s *instruments.Set, lines *lines) func(metric.Observer) {
-	sessions := s.ObservedGauge("kvpilot.chooser.programs", "{session}",
-		"Programs by state: placed (its context has a claim on a rank's memory) or waiting (for a rank with memory for it).")
-	pauses := s.ObservedCounter("kvpilot.chooser.program_pauses", "{session}", "Programs that lost their place between two calls because those of their rank had outgrown its memory.")
-	placed, waiting := instruments.Label("state", "placed"), instruments.Label("state", "waiting")
-	return func(o metric.Observer) {
-		var all programs.Stats
-		for _, ln := range lines.all() {
-			one := ln.memory.ledger.Stats()
-			all.Placed, all.Waiting, all.Paused = all.Placed+one.Placed, all.Waiting+one.Waiting, all.Paused+one.Paused
-		}
-		o.ObserveInt64(sessions, int64(all.Placed), placed)
-		o.ObserveInt64(sessions, int64(all.Waiting), waiting)
-		o.ObserveInt64(pauses, all.Paused)
-	}
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // small makes every rank's memory 2,000 blocks: 32,000 tokens.
@@ -80,6 +83,7 @@ func TestProgramsWaitForMemory(t *testing.T) {
 			t.Fatal(err)
 		default:
 		}
+		f.hasPrograms(map[programs.State]int{programs.StateRunning: 2, programs.StateWaiting: 1})
 		chat := f.request(4, 2000)
 		chat.Session, chat.Tenant = "chat", "chats"
 		began := time.Now()
@@ -112,13 +116,46 @@ func TestProgramsWaitForMemory(t *testing.T) {
 			if !vetoed {
 				t.Error("the decision does not name the rank without memory")
 			}
+			if w := c.Decision.Memory; w == nil || w.Tokens < 16000 || w.Free >= w.Tokens || w.Before != 0 || w.Waited < 20*time.Second || w.Waited > c.Decision.Held || w.Program == 0 {
+				t.Errorf("the decision names the wait %+v, held %s", w, c.Decision.Held)
+			}
 			f.serve(c)
 		default:
 			t.Error("the third program still waits")
 		}
 		f.serve(one)
+		f.hasPrograms(map[programs.State]int{programs.StateGap: 2})
 		f.empty()
 	})
+}
+
+// hasPrograms checks the list of programs: how many are in each state, and that its counts say the same.
+func (f *fleet) hasPrograms(want map[programs.State]int) {
+	f.t.Helper()
+	list := f.chooser.Programs(func(string) (programs.Filter, bool) { return programs.Filter{Own: true, Tenant: "agents"}, true }, 100)
+	if len(list) != 1 {
+		f.t.Fatalf("%d models have programs, want 1", len(list))
+	}
+	got := map[programs.State]int{}
+	for _, p := range list[0].Programs {
+		got[p.State]++
+		switch {
+		case p.State == programs.StateWaiting && (p.Wait < 20*time.Second || p.Needed < 16000 || p.Slot != replica.NoSlot || p.Resident != 0 || p.Calls != 0),
+			p.State == programs.StateRunning && (p.Needed < 16000 || p.Slot == replica.NoSlot || p.Resident < 16000 || p.Calls != 1),
+			p.State == programs.StateGap && (p.Resident < 16000 || p.Needed < p.Resident || p.Calls == 0 || p.Prompt < 16000):
+			f.t.Errorf("program %+v", p)
+		}
+	}
+	if !maps.Equal(got, want) {
+		f.t.Errorf("programs by state %v, want %v", got, want)
+	}
+	m := list[0]
+	if placed := want[programs.StateRunning] + want[programs.StateGap]; m.Stats.Placed != placed || m.Stats.Waiting != want[programs.StateWaiting] || m.Replicas != 2 {
+		f.t.Errorf("counts %+v of %d replicas, want %v", m.Stats, m.Replicas, want)
+	}
+	if more := want[programs.StateWaiting] > 0; (m.Needed > m.Replicas) != more {
+		f.t.Errorf("%d replicas are needed, with %d there are and %d programs that wait", m.Needed, m.Replicas, want[programs.StateWaiting])
+	}
 }
 
 // A program that waits leaves at once when its caller does, and its place in line is free.
@@ -434,5 +471,51 @@ func TestAdoptedProgramsHoldTheirMemory(t *testing.T) {
 		}
 		here.serve(again)
 		there.serve(original)
+	})
+}
+
+// The time that a program waited for memory is no seniority in the hold queue: its whole context may have to be computed, and chats of the
+// same tenant would wait for that.
+func TestAWaitForMemoryIsNoSeniority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		first := f.choose(f.once("one", 1))
+		first.FirstToken()
+		_, _, program := f.submit(f.session("two", 2, 8000))
+		time.Sleep(2 * time.Minute)
+		busy := f.choose(f.request(3, 9000))
+		chat := f.request(4, 4000)
+		chat.Tenant = "agents"
+		_, _, chatted := f.submit(chat)
+		synctest.Wait()
+		f.serve(first) // now there is memory, and the program waits for the rank
+		time.Sleep(30 * time.Millisecond)
+		select {
+		case <-program:
+			t.Fatal("the program does not wait for the rank")
+		case <-chatted:
+			t.Fatal("the chat does not wait for the rank")
+		default:
+		}
+		busy.FirstToken()
+		synctest.Wait()
+		select {
+		case c := <-chatted:
+			c.FirstToken()
+			defer f.serve(c)
+		default:
+			t.Error("the chat does not go first")
+		}
+		time.Sleep(time.Second)
+		c := <-program
+		if c.Decision.Held < 2*time.Minute || c.Decision.Memory == nil || c.Decision.Waited < 2*time.Minute {
+			t.Errorf("held %s, waited %s, memory %+v: want all of the wait", c.Decision.Held, c.Decision.Waited, c.Decision.Memory)
+		}
+		f.serve(c)
+		f.serve(busy)
 	})
 }

@@ -26,6 +26,7 @@ type waiter struct {
 	req     *Request
 	line    *line
 	ticket  *holdqueue.Ticket
+	arrived time.Time            // the wait for memory included
 	answer  chan answer          // of Choose
 	deliver func(*Choice, error) // of Submit
 	// overlaps is the index's answer at the time matched.
@@ -187,9 +188,10 @@ func (r *waitingRoom) drain() {
 		for _, t := range ln.hold.Drain() {
 			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 		}
+		now := r.clock.now()
 		for _, t := range ln.memory.hold.Drain() {
-			if w := t.Owner.(*waiter); w.memory.expire() {
-				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+			if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
+				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second, Memory: &w.memory.first})
 			}
 		}
 	}

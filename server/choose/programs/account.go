@@ -1,6 +1,10 @@
 package programs
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
 
 const (
 	// admitUpTo is the share of a rank's memory up to which programs are admitted: those that have a place grow. Those that waited are
@@ -15,6 +19,7 @@ const (
 
 // account is a rank's memory: the sessions that have a place there.
 type account struct {
+	slot     replica.Slot
 	programs []*program
 	// whole is the sum of their tokens.
 	whole float64
@@ -25,7 +30,7 @@ type account struct {
 
 // place gives p a place.
 func (a *account) place(p *program) {
-	p.account, p.index = a, len(a.programs)
+	p.account, p.index, p.history.paused = a, len(a.programs), false
 	a.programs = append(a.programs, p)
 	a.whole += p.own()
 }
@@ -124,6 +129,7 @@ func (a *account) relieve(now time.Duration) (paused int) {
 		used -= chance * victim.own()
 		if victim.likelihood() >= likely {
 			paused++
+			victim.history.paused = true
 		}
 		victim.leave()
 	}

@@ -108,13 +108,14 @@ func (r *record) judge(quick bool) {
 
 // likelihood is the chance that the session returns within the horizon after a call.
 func (p *program) likelihood() float64 {
-	return (classWeight*p.class.quick + p.record.quick) / (classWeight + p.record.outcomes)
+	return (classWeight*p.kin.class().quick + p.record.quick) / (classWeight + p.record.outcomes)
 }
 
 // chance is the chance that a session which is in a gap returns. One with children returns when they have ended.
 func (p *program) chance(now time.Duration) float64 {
-	returns := min(mostReturns, p.likelihood()/max(leastSoon, p.class.soon))
-	longer := returns * p.class.longer(now-p.ended)
+	class := p.kin.class()
+	returns := min(mostReturns, p.likelihood()/max(leastSoon, class.soon))
+	longer := returns * class.longer(now-p.ended)
 	chance := 0.0
 	if longer > 0 {
 		chance = longer / (longer + 1 - returns)

@@ -29,8 +29,9 @@ type Rank struct {
 	Held float64
 	// Bend is the context length at which attention has doubled the cost of a token; 0: unknown.
 	Bend float64
-	// Full is set by Admit: the program does not fit there.
+	// Full is set by Admit: the program does not fit there. Free is set with it: the tokens that would fit, 0 where the capacity is unknown.
 	Full bool
+	Free float64
 }
 
 // Call is a session's call.
@@ -40,8 +41,13 @@ type Call struct {
 	Parent Name
 	// Class names the sessions that are alike: the tenant.
 	Class string
-	// Tokens is its prompt with the expected answer.
-	Tokens int
+	// Head names the beginning of its prompt, which sessions of one application have in common; 0: it is not known. It counts at the
+	// first call.
+	Head uint64
+	// Tenant owns the session, for lists.
+	Tenant string
+	// Tokens is its prompt with the expected answer, Prompt the prompt alone.
+	Tokens, Prompt int
 	// Retry is set when the same call was placed before.
 	Retry bool
 	// Program is what Arrive reported.
@@ -66,6 +72,7 @@ type Ledger struct {
 	programs map[Name]*program // guarded by mu
 	accounts []*account        // by slot; guarded by mu
 	classes  map[string]*class // guarded by mu
+	families families          // guarded by mu
 	gaps     gaps              // that have not exceeded the horizon, and some that have ended; guarded by mu
 	late     gaps              // that have; guarded by mu
 	paused   int64             // guarded by mu
@@ -73,7 +80,7 @@ type Ledger struct {
 
 // program is a session.
 type program struct {
-	class   *class
+	kin     kin
 	account *account // of the rank where it has a place; nil: it has none
 	index   int      // in the account's list
 	// tokens is its context, shared the part of that which its rank held before its first call.
@@ -82,6 +89,7 @@ type program struct {
 	running, waiting int
 	ended            time.Duration // when the last call ended
 	record           record
+	history          history
 	judged           bool // the last gap counts already
 	known            bool // a call has ended
 	late             bool // it waits for a place
@@ -107,20 +115,26 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 		if len(l.programs) >= maxPrograms {
 			return false
 		}
-		p = &program{class: l.class(call.Class), parent: l.programs[call.Parent]}
+		p = &program{kin: kin{l.class(call.Class), l.families.of(&call)}, parent: l.programs[call.Parent], history: history{name: call.Name, tenant: call.Tenant}}
 		if q := p.parent; q != nil && len(q.children) < maxChildren {
 			q.children = append(q.children, p)
+		}
+		if p.kin.family != nil {
+			p.kin.family.sessions++
 		}
 		l.programs[call.Name] = p
 	}
 	gap := now - p.ended
 	if p.known && !p.busy() && !call.Retry && gap < learnedUpTo*horizon {
-		p.class.learn(gap, horizon)
+		p.kin.learn(gap, horizon)
 	}
 	if p.known && !p.busy() && !p.judged && !call.Retry {
 		p.judge(gap < horizon)
 	}
-	p.waiting++
+	if p.waiting++; p.waiting == 1 {
+		p.history.since = now
+	}
+	p.history.wants = float64(call.Tokens)
 	return p.needsPlace(&call)
 }
 
@@ -132,7 +146,7 @@ func (p *program) needsPlace(call *Call) bool {
 func (p *program) judge(quick bool) {
 	p.judged = true
 	p.record.judge(quick)
-	p.class.judge(quick)
+	p.kin.judge(quick)
 }
 
 // class finds a class, or makes one. mu is held.
@@ -160,10 +174,6 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		return Free
 	}
 	child := p.isAwaited()
-	if behind && !child {
-		p.late = true
-		return Waits
-	}
 	upTo := admitUpTo
 	switch {
 	case child:
@@ -181,11 +191,12 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 			shared = r.Held
 		}
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
+		r.Free = max(0, upTo*a.capacity-used)
 		if r.Full = !ok; ok && (best == nil || used < least) {
 			best, least, held = a, used, shared
 		}
 	}
-	if p.late = best == nil; p.late {
+	if p.late = best == nil || behind && !child; p.late {
 		return Waits
 	}
 	p.tokens, p.shared = float64(call.Tokens), held
@@ -206,8 +217,8 @@ func (l *Ledger) Awaited(name Name) bool {
 	return p != nil && p.isAwaited()
 }
 
-// Adopt places a call that another ledger has placed on slot, without a look at the rank's memory. It may hold more than the rank has.
-func (l *Ledger) Adopt(call Call, slot replica.Slot, now, horizon time.Duration) *Place {
+// Adopt places a call that another ledger has placed on a rank, without a look at its memory. It may hold more than the rank has.
+func (l *Ledger) Adopt(call Call, rank Rank, now, horizon time.Duration) *Place {
 	l.Arrive(call, now, horizon)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,14 +230,16 @@ func (l *Ledger) Adopt(call Call, slot replica.Slot, now, horizon time.Duration)
 	p.tokens = float64(call.Tokens)
 	p.waiting--
 	p.running++
-	l.at(slot).place(p)
+	p.history.placed(&call, rank.Held)
+	p.history.adopted = true
+	l.at(rank.Slot).place(p)
 	return &Place{ledger: l, name: call.Name, program: p}
 }
 
 // at is the account of a rank. mu is held.
 func (l *Ledger) at(slot replica.Slot) *account {
 	for int(slot) >= len(l.accounts) {
-		l.accounts = append(l.accounts, &account{})
+		l.accounts = append(l.accounts, &account{slot: replica.Slot(len(l.accounts))})
 	}
 	return l.accounts[slot]
 }
@@ -267,6 +280,8 @@ func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
 	}
 	p.waiting--
 	p.running++
+	p.history.placed(&call, rank.Held)
+	p.history.adopted = false
 	a.place(p)
 	l.paused += int64(a.relieve(now))
 	return &Place{ledger: l, name: call.Name, program: p}
@@ -318,7 +333,7 @@ func (l *Ledger) Remove(slot replica.Slot) {
 	for a := l.accounts[slot]; len(a.programs) > 0; {
 		a.programs[0].leave()
 	}
-	l.accounts[slot] = &account{}
+	l.accounts[slot] = &account{slot: slot}
 }
 
 // sweep judges the gaps that have exceeded the horizon, and forgets old sessions. mu is held.
@@ -360,29 +375,4 @@ func (q *gaps) next() gap {
 	q.list[0] = gap{}
 	q.list = q.list[1:]
 	return g
-}
-
-// Stats counts sessions.
-type Stats struct {
-	// Placed are the programs that have a place, Waiting those that wait for one.
-	Placed, Waiting int
-	// Paused counts the places that were taken away so far.
-	Paused int64
-}
-
-// Stats returns the counts.
-func (l *Ledger) Stats() Stats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := Stats{Paused: l.paused}
-	for _, p := range l.programs {
-		switch {
-		case p.likelihood() < likely:
-		case p.account != nil:
-			s.Placed++
-		case p.waiting > 0:
-			s.Waiting++
-		}
-	}
-	return s
 }

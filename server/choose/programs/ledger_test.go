@@ -169,7 +169,7 @@ func TestPressurePausesTheCheapestGap(t *testing.T) {
 	}
 	places[2].End(15_000, false, false, b.now)
 	places[3].End(20_000, false, false, b.now)
-	if n := b.Stats().Paused; n != 0 {
+	if n := b.Stats(false, b.now).Taken; n != 0 {
 		t.Fatalf("%d programs are paused before there is pressure", n)
 	}
 	places[1].End(40_000, false, false, b.now)
@@ -177,7 +177,7 @@ func TestPressurePausesTheCheapestGap(t *testing.T) {
 	if b.begin(call(1, 75_000)) == nil { // it has grown: 110,000 of 100,000
 		t.Error("a program waits at its second call")
 	}
-	if n := b.Stats().Paused; n != 1 {
+	if n := b.Stats(false, b.now).Taken; n != 1 {
 		t.Fatalf("%d programs are paused, want one", n)
 	}
 	if b.begin(call(3, 20_000)) == nil {
@@ -239,7 +239,7 @@ func TestARankThatGoesTakesItsPlacesAlong(t *testing.T) {
 	place := b.begin(call(1, 70_000))
 	b.Remove(0)
 	place.End(70_000, false, false, b.now)
-	if n := b.Stats().Placed; n != 0 {
+	if n := b.Stats(false, b.now).Placed; n != 0 {
 		t.Errorf("%d programs have a place on a rank that is gone", n)
 	}
 }
@@ -358,7 +358,7 @@ func TestASessionDiffersFromItsClass(t *testing.T) {
 	for range 8 {
 		turn(1000)
 	}
-	if n := b.Stats().Placed; n != 2 {
+	if n := b.Stats(false, b.now).Placed; n != 2 {
 		t.Errorf("%d programs, want the agent and the session that returned as quickly as one", n)
 	}
 }
@@ -411,7 +411,7 @@ func TestAdoptedCallsHaveAPlace(t *testing.T) {
 	b := newBed(t, 1)
 	b.teach("", seconds(8, 2)...)
 	b.begin(call(1, 70_000)).End(70_000, true, false, b.now) // the rank's memory is known
-	adopted := b.Adopt(call(7, 90_000), 0, b.now, horizon)
+	adopted := b.Adopt(call(7, 90_000), b.ranks[0], b.now, horizon)
 	if b.begin(call(8, 30_000)) != nil {
 		t.Error("a program begins where an adopted one fills the memory")
 	}

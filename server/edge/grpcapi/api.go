@@ -33,6 +33,7 @@ type Router interface {
 type Chooser interface {
 	choice
 	rates
+	programming
 }
 
 // Params are the parts that the services expose. All but the optional ones are required.
@@ -121,6 +122,7 @@ func (a *API) serve(p Params, fleet *others) {
 		reservations: &reservations{lifecycle: p.Lifecycle, book: p.Ranks.Book, decisions: p.Decisions, senders: who, others: fleet, rules: a.rules, life: a.life, metrics: a.metrics},
 		records:      &records{decisions: p.Decisions, senders: who, others: fleet, trail: audited, life: a.life},
 		loads:        &loads{ranks: &p.Ranks, rates: p.Chooser, pools: fleet.pools, others: fleet, trail: audited},
+		programs:     &programs{chooser: p.Chooser, pools: fleet.pools, senders: who, others: fleet, trail: audited},
 		policies:     policies{p.Chooser},
 	}
 	a.replicas = &replicas{ranks: &p.Ranks, pools: fleet.pools, senders: who, others: fleet, trail: audited, life: a.life, registration: p.Registration}
@@ -151,5 +153,6 @@ type routing struct {
 	*reservations
 	*records
 	*loads
+	*programs
 	policies
 }

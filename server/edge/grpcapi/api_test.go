@@ -29,6 +29,7 @@ import (
 	"github.com/kvpilot/kvpilot/internal/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -130,8 +131,11 @@ func (f *fakeLife) Finish(key load.Key, r chooser.Result) load.Outcome {
 // idle is a ready router that does nothing and whose settings stay.
 type idle struct{}
 
-func (idle) Config() chooser.Config     { return chooser.DefaultConfig() }
-func (idle) Rates() []chooser.Rate      { return nil }
+func (idle) Config() chooser.Config { return chooser.DefaultConfig() }
+func (idle) Rates() []chooser.Rate  { return nil }
+func (idle) Programs(func(string) (programs.Filter, bool), int) []chooser.ModelPrograms {
+	return nil
+}
 func (idle) Waiting() int               { return 0 }
 func (idle) Ready() error               { return nil }
 func (idle) Settings() grpcapi.Settings { return nil }

@@ -51,7 +51,7 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 		Waited: durationpb.New(d.Waited), Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Scored: durationpb.New(d.Scored),
 		Tries: uint32(d.Tries), Seed: d.Seed, Cursor: d.Cursor, TraceId: d.TraceID, SpanId: d.SpanID, Tenant: d.Tenant,
 		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: aloneProto(d.Alone), Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
-		Returning: d.Returning,
+		Returning: d.Returning, MemoryWait: memoryWaitProto(d.Memory),
 	}
 	scale := 1.0
 	if d.Policy == decision.PredictedTTFT {
@@ -88,6 +88,17 @@ func wayProto(w *decision.Way) *kvpilotv1.Way {
 		Kind: w.Kind(), PrefillReplicaId: string(w.Prefill.Replica), PrefillRank: uint32(w.Prefill.Rank),
 		DecodeReplicaId: string(w.Decode.Replica), DecodeRank: uint32(w.Decode.Rank), HeldTokens: w.Held, MovedTokens: w.Moved,
 		Cost: w.Cost * milli, Ttft: seconds(w.TTFT), Queue: seconds(w.Queue), Compute: seconds(w.Compute), Transfer: seconds(w.Transfer),
+	}
+}
+
+// memoryWaitProto is the wait of a program's call for memory; nil for none.
+func memoryWaitProto(w *decision.MemoryWait) *kvpilotv1.MemoryWait {
+	if w == nil {
+		return nil
+	}
+	return &kvpilotv1.MemoryWait{
+		ProgramId: programID(w.Program), NeededTokens: uint64(max(0, w.Tokens)), FreeTokens: uint64(max(0, w.Free)), ProgramsBefore: uint32(max(0, w.Before)),
+		Expected: limitProto(w.Expected), Waited: durationpb.New(w.Waited),
 	}
 }
 
@@ -199,6 +210,8 @@ func endProto(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_UNSERVED
 	case decision.EndHandedOver:
 		return kvpilotv1.End_END_HANDED_OVER
+	case decision.EndPoisoned:
+		return kvpilotv1.End_END_POISONED
 	}
 	return kvpilotv1.End_END_UNSPECIFIED
 }

@@ -88,13 +88,18 @@ type fleetRig struct {
 	decider string
 }
 
-func newFleetRig(t *testing.T, conf func(id string) grpcapi.Config) *fleetRig {
+func newFleetRig(t *testing.T, conf func(id string) grpcapi.Config, with ...func(id string, p *grpcapi.Params)) *fleetRig {
 	t.Helper()
 	f := &fleetRig{nodes: map[string]*node{}, decider: idA, state: func(string) members.State { return members.Alive }, up: func(string) bool { return true }}
 	for _, id := range []string{idA, idB, idC} {
 		n := &node{life: &owned{tenant: "team", id: id + "0001"}}
 		peers := forward.New(place{f, id})
-		n.rig = newRig(t, conf(id), func(p *grpcapi.Params) { p.Lifecycle, p.Peers, p.Version = n.life, peers, "v-"+id })
+		n.rig = newRig(t, conf(id), func(p *grpcapi.Params) {
+			p.Lifecycle, p.Peers, p.Version = n.life, peers, "v-"+id
+			for _, change := range with {
+				change(id, p)
+			}
+		})
 		n.inward = serveInward(t, n.api)
 		f.nodes[id] = n
 	}

@@ -45,6 +45,7 @@ func full() decisionlog.Entry {
 			Cost: .5, TTFT: .25, Queue: .125, Compute: .75, Transfer: .5,
 		}},
 		Shadow: &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
+		Memory: &decision.MemoryWait{Program: 255, Tokens: 9100, Free: 800, Before: 3, Expected: 40 * time.Second, Waited: 50 * time.Second},
 	}
 	one := decision.Candidate{
 		RankID:   decision.RankID{Replica: "r1", Rank: 1},
@@ -95,6 +96,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, filed.GetCandidates()[1].GetConduct(), "token_time empty_share") // not a decision's
 	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
 	complete(t, filed.GetShadow(), "")
+	complete(t, filed.GetMemoryWait(), "")
 	if got := filed.GetParams(); len(got) != 2 || got["temperature"] != 1 || got["kv_weight"] != .5 {
 		t.Errorf("the policy's numbers are %v", got)
 	}

@@ -153,8 +153,9 @@ func (c *collection[T]) follow(ctx context.Context) (worked bool, err error) {
 		return false, err
 	}
 	for wait := kubeBackOff; ; wait = min(2*wait, kubeMaxBackOff) {
-		began, changes := time.Now(), 0
-		version, changes, err = c.watch(ctx, version)
+		began := time.Now()
+		next, changes, err := c.watch(ctx, version)
+		version = next
 		lasted := time.Since(began) >= kubeSteady
 		if changes > 0 || lasted {
 			worked, wait = true, kubeBackOff

@@ -9,6 +9,8 @@ import (
 const (
 	// maxTokens bounds the tokens of a prompt or an answer: no context is that long.
 	maxTokens = 16 << 20
+	// maxMemory bounds the tokens of a rank's memory.
+	maxMemory = 1 << 40
 	// maxSamples is the largest n that engines accept.
 	maxSamples = 16384
 	// maxSpan bounds the ages and waits of requests.

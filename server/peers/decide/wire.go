@@ -112,7 +112,7 @@ func chosenOf(number uint64, c *chooser.Choice) *peerv1.Chosen {
 		BlockSize: cand.BlockSize, GpuTokens: cand.GPU, CpuTokens: cand.CPU, DiskTokens: cand.Disk, UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
 		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
-		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load,
+		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load, MemoryWait: memoryWait(d.Memory),
 		OtherReplica: d.HasOtherReplica(),
 	}
 }
@@ -138,6 +138,7 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 		Rule:     decision.Rule{Policy: decision.ReadPolicy(in.GetPolicy()), Pinned: req.IsPinned()},
 		Ranks:    decision.Ranks{Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica()},
 		Fleet:    decision.Fleet{Load: finite(in.GetLoad())},
+		Memory:   memoryWaitOf(in.GetMemoryWait()),
 		Timing:   decision.Timing{Held: max(0, min(in.GetHeld().AsDuration(), waited))},
 		Deciders: decision.Deciders{DecidedBy: by},
 	}
@@ -186,7 +187,7 @@ func endOf(number uint64, r chooser.Result) *peerv1.RequestEnd {
 func resultOf(in *peerv1.RequestEnd) chooser.Result {
 	r := chooser.ResultOf(decision.EndFailed)
 	r.Counted, r.ServedBy = in.GetCounted(), replica.ID(in.GetServedBy())
-	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
+	for e := decision.EndCompleted; e <= decision.EndPoisoned; e++ {
 		if e != decision.EndUnserved && endCode(e) == in.GetEnd() {
 			r.End = e
 		}
@@ -221,6 +222,8 @@ func endCode(e decision.End) peerv1.End {
 		return peerv1.End_END_RESUMED
 	case decision.EndHandedOver:
 		return peerv1.End_END_HANDED_OVER
+	case decision.EndPoisoned:
+		return peerv1.End_END_POISONED
 	default:
 		return peerv1.End_END_FAILED
 	}
@@ -242,7 +245,7 @@ func refusalOf(number uint64, err error) *peerv1.Refused {
 		out.Cause, out.RetryAfter = causeNoReplica, span(none.RetryAfter)
 		return out
 	case errors.As(err, &refused):
-		out.Cause, out.RetryAfter = refused.Cause, span(refused.RetryAfter)
+		out.Cause, out.RetryAfter, out.MemoryWait = refused.Cause, span(refused.RetryAfter), memoryWait(refused.Memory)
 		return out
 	case errors.Is(err, chooser.ErrDuplicate):
 		out.Cause = causeDuplicate
@@ -263,7 +266,31 @@ func errorOf(in *peerv1.Refused) error {
 	case causeDuplicate:
 		return fmt.Errorf("%w: %s", chooser.ErrDuplicate, clip(in.GetMessage()))
 	default:
-		return &chooser.Refused{Cause: chooser.ReadCause(cause), RetryAfter: max(0, min(in.GetRetryAfter().AsDuration(), maxRetryAfter))}
+		return &chooser.Refused{
+			Cause: chooser.ReadCause(cause), RetryAfter: max(0, min(in.GetRetryAfter().AsDuration(), maxRetryAfter)), Memory: memoryWaitOf(in.GetMemoryWait()),
+		}
+	}
+}
+
+// memoryWait writes the wait of a program's call for memory.
+func memoryWait(w *decision.MemoryWait) *peerv1.MemoryWait {
+	if w == nil {
+		return nil
+	}
+	return &peerv1.MemoryWait{
+		Program: w.Program, NeededTokens: uint64(max(0, w.Tokens)), FreeTokens: uint64(max(0, w.Free)), ProgramsBefore: uint32(max(0, w.Before)),
+		Expected: span(w.Expected), Waited: span(w.Waited),
+	}
+}
+
+// memoryWaitOf reads the wait of a program's call for memory.
+func memoryWaitOf(in *peerv1.MemoryWait) *decision.MemoryWait {
+	if in == nil {
+		return nil
+	}
+	return &decision.MemoryWait{
+		Program: in.GetProgram(), Tokens: int(min(in.GetNeededTokens(), maxMemory)), Free: int(min(in.GetFreeTokens(), maxMemory)), Before: int(in.GetProgramsBefore()),
+		Expected: max(0, min(in.GetExpected().AsDuration(), maxSpan)), Waited: max(0, min(in.GetWaited().AsDuration(), maxSpan)),
 	}
 }
 

@@ -107,6 +107,11 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 	if got, ok := errorOf(refusalOf(1, refused)).(*chooser.Refused); !ok || *got != *refused {
 		t.Errorf("after the wire: %v", got)
 	}
+	refused.Cause, refused.Memory = "memory", &decision.MemoryWait{Program: 1 << 63, Tokens: 9100, Free: 800, Before: 3, Expected: 40 * time.Second, Waited: time.Minute}
+	got, ok := errorOf(refusalOf(1, refused)).(*chooser.Refused)
+	if !ok || got.Cause != "memory" || got.Memory == nil || *got.Memory != *refused.Memory {
+		t.Errorf("after the wire: %+v, want %+v", got, refused)
+	}
 	none := &chooser.NoReplica{Decision: &decision.Decision{}}
 	if err := errorOf(refusalOf(1, none)); err != nil {
 		t.Errorf("no replica there: %v, want nil: the frontend looks itself", err)
@@ -221,6 +226,7 @@ func TestWordsOfPeersAreBounded(t *testing.T) {
 	d := decisionOf(&peerv1.Chosen{
 		Policy: "evil-1", Reason: "evil-2", Feed: 99, GpuTokens: math.MaxUint32, UncachedTokens: math.MaxUint32, TtftS: math.NaN(), PrefillS: math.Inf(1), TpotS: -1,
 		BacklogS: 1e300, Cost: math.Inf(-1), Margin: math.NaN(), Load: math.NaN(), Held: span(time.Hour), Slowdown: math.Inf(1),
+		MemoryWait: &peerv1.MemoryWait{NeededTokens: math.MaxUint64, FreeTokens: math.MaxUint64, Expected: span(1e6 * time.Hour), Waited: span(-time.Hour)},
 	}, &chooser.Request{Prompt: chooser.Prompt{PromptTokens: 100}}, "0000000a", 5, time.Time{}, time.Second)
 	c := d.Candidates[0]
 	if d.Policy != decision.PolicyOther || d.Reason != decision.ReasonOther || d.Held != time.Second || d.Margin != 0 || d.Load != 0 {
@@ -228,6 +234,9 @@ func TestWordsOfPeersAreBounded(t *testing.T) {
 	}
 	if c.GPU != 100 || c.Uncached != 100 || c.TTFT != 0 || c.Prefill != maxSeconds || c.TPOT != 0 || c.Backlog != maxSeconds || c.Cost != 0 || c.Slowdown != maxSeconds || c.Feed != 0 {
 		t.Errorf("candidate %+v", c)
+	}
+	if w := *d.Memory; w != (decision.MemoryWait{Tokens: maxMemory, Free: maxMemory, Expected: maxSpan}) {
+		t.Errorf("wait for memory %+v", w)
 	}
 	refused, ok := errorOf(&peerv1.Refused{Cause: "evil-3", RetryAfter: span(1e6 * time.Hour)}).(*chooser.Refused)
 	if !ok || refused.Cause != "other" || refused.RetryAfter != time.Hour {

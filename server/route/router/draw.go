@@ -84,7 +84,7 @@ func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 		return
 	}
 	if h.held > 0 {
-		on.Draw(t, span.Part{Name: span.Hold, From: chosen.From, To: chosen.From.Add(h.held)}, span.HeldFor.Float64(h.held.Seconds()))
+		h.drawHold(on, t, chosen.From)
 	}
 	if h.decidedBy != "" { // another router looked: what is seen here is the time of the question
 		on.Draw(t, span.Part{Name: span.Ask, Kind: trace.SpanKindClient, From: chosen.To.Add(-h.took), To: chosen.To, Above: h.id}, span.DecidedBy.String(h.decidedBy))
@@ -114,6 +114,16 @@ func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 		attrs = append(attrs, span.ErrorType.String(h.choice.fault))
 	}
 	on.Draw(t, chosen, attrs...)
+}
+
+// drawHold draws the wait in the router. Of a program that waited for memory it says how much it needed.
+func (h *hop) drawHold(on *span.Canvas, t *recorder.Tracer, from time.Time) {
+	var list [5]span.KeyValue
+	attrs := append(list[:0], span.HeldFor.Float64(h.held.Seconds()))
+	if w := h.memory; w != nil {
+		attrs = append(attrs, span.MemoryFor.Float64(w.Waited.Seconds()), span.MemoryNeeded.Int(w.Tokens), span.MemoryFree.Int(w.Free), span.ProgramsBefore.Int(w.Before))
+	}
+	on.Draw(t, span.Part{Name: span.Hold, From: from, To: from.Add(h.held)}, attrs...)
 }
 
 // drawAttempt draws how a replica was reached: the new connection, when it took one, the wait for the

@@ -98,6 +98,8 @@ type choosing struct {
 	best, overlap, rank         int
 	margin, ttft                float64
 	replica                     string
+	// memory is the wait of a program's call for memory; nil for none.
+	memory *decision.MemoryWait
 }
 
 // sending is the attempt; proxy, its span's id, is not valid when there was none.
@@ -196,7 +198,7 @@ func (st *story) choice(id trace.SpanID, began, ended time.Time, made *chooser.C
 	}
 	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
 	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
-	h.decidedBy, h.alone = d.DecidedBy, d.Alone
+	h.decidedBy, h.alone, h.memory = d.DecidedBy, d.Alone, d.Memory
 	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
 		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), overlap(d), d.PredictedTTFT()

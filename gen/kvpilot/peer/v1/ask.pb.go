@@ -765,7 +765,9 @@ type Chosen struct {
 	// The fleet's load, 0 to 1.
 	Load float64 `protobuf:"fixed64,26,opt,name=load,proto3" json:"load,omitempty"`
 	// Time in the hold queue; absent: none.
-	Held          *durationpb.Duration `protobuf:"bytes,27,opt,name=held,proto3" json:"held,omitempty"`
+	Held *durationpb.Duration `protobuf:"bytes,27,opt,name=held,proto3" json:"held,omitempty"`
+	// The wait for memory; absent: none.
+	MemoryWait    *MemoryWait `protobuf:"bytes,28,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -989,25 +991,125 @@ func (x *Chosen) GetHeld() *durationpb.Duration {
 	return nil
 }
 
+func (x *Chosen) GetMemoryWait() *MemoryWait {
+	if x != nil {
+		return x.MemoryWait
+	}
+	return nil
+}
+
+// MemoryWait is the wait of a program's call for memory.
+type MemoryWait struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The program's number at the decider.
+	Program uint64 `protobuf:"fixed64,1,opt,name=program,proto3" json:"program,omitempty"`
+	// Tokens that the call needs.
+	NeededTokens uint64 `protobuf:"varint,2,opt,name=needed_tokens,json=neededTokens,proto3" json:"needed_tokens,omitempty"`
+	// Tokens that were free on the rank with most of them when the wait began.
+	FreeTokens uint64 `protobuf:"varint,3,opt,name=free_tokens,json=freeTokens,proto3" json:"free_tokens,omitempty"`
+	// Programs that waited before it then.
+	ProgramsBefore uint32 `protobuf:"varint,4,opt,name=programs_before,json=programsBefore,proto3" json:"programs_before,omitempty"`
+	// The wait that was expected then; absent: not known.
+	Expected *durationpb.Duration `protobuf:"bytes,5,opt,name=expected,proto3" json:"expected,omitempty"`
+	// The time that it waited.
+	Waited        *durationpb.Duration `protobuf:"bytes,6,opt,name=waited,proto3" json:"waited,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryWait) Reset() {
+	*x = MemoryWait{}
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryWait) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryWait) ProtoMessage() {}
+
+func (x *MemoryWait) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
+func (*MemoryWait) Descriptor() ([]byte, []int) {
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *MemoryWait) GetProgram() uint64 {
+	if x != nil {
+		return x.Program
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetNeededTokens() uint64 {
+	if x != nil {
+		return x.NeededTokens
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetFreeTokens() uint64 {
+	if x != nil {
+		return x.FreeTokens
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetProgramsBefore() uint32 {
+	if x != nil {
+		return x.ProgramsBefore
+	}
+	return 0
+}
+
+func (x *MemoryWait) GetExpected() *durationpb.Duration {
+	if x != nil {
+		return x.Expected
+	}
+	return nil
+}
+
+func (x *MemoryWait) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
+
 // Refused is an answer without a choice.
 type Refused struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The question's number.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// "no_replica", "invalid", "duplicate", or a cause of the hold queue ("queue_full", "queue_bytes", "deadline", "timeout",
-	// "shutdown", "target").
+	// "memory", "shutdown", "target").
 	Cause string `protobuf:"bytes,2,opt,name=cause,proto3" json:"cause,omitempty"`
 	// When a retry has a chance.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// The fault of the question, for "invalid".
-	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// The wait for memory of a program's call that was refused; absent: it did not wait for any.
+	MemoryWait    *MemoryWait `protobuf:"bytes,5,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1019,7 +1121,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1032,7 +1134,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Refused) GetNumber() uint64 {
@@ -1061,6 +1163,13 @@ func (x *Refused) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *Refused) GetMemoryWait() *MemoryWait {
+	if x != nil {
+		return x.MemoryWait
+	}
+	return nil
 }
 
 var File_kvpilot_peer_v1_ask_proto protoreflect.FileDescriptor
@@ -1139,7 +1248,7 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\fmax_requests\x18\v \x01(\rR\vmaxRequests\x1a:\n" +
 	"\fWeightsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x8d\x06\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xcb\x06\n" +
 	"\x06Chosen\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
 	"\n" +
@@ -1173,13 +1282,26 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\x06step_s\x18\x18 \x01(\x01R\x05stepS\x12\x1a\n" +
 	"\bslowdown\x18\x19 \x01(\x01R\bslowdown\x12\x12\n" +
 	"\x04load\x18\x1a \x01(\x01R\x04load\x12-\n" +
-	"\x04held\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\x04held\"\x8d\x01\n" +
+	"\x04held\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\x04held\x12<\n" +
+	"\vmemory_wait\x18\x1c \x01(\v2\x1b.kvpilot.peer.v1.MemoryWaitR\n" +
+	"memoryWait\"\xff\x01\n" +
+	"\n" +
+	"MemoryWait\x12\x18\n" +
+	"\aprogram\x18\x01 \x01(\x06R\aprogram\x12#\n" +
+	"\rneeded_tokens\x18\x02 \x01(\x04R\fneededTokens\x12\x1f\n" +
+	"\vfree_tokens\x18\x03 \x01(\x04R\n" +
+	"freeTokens\x12'\n" +
+	"\x0fprograms_before\x18\x04 \x01(\rR\x0eprogramsBefore\x125\n" +
+	"\bexpected\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\bexpected\x121\n" +
+	"\x06waited\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06waited\"\xcb\x01\n" +
 	"\aRefused\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
 	"\x05cause\x18\x02 \x01(\tR\x05cause\x12:\n" +
 	"\vretry_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"retryAfter\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage*]\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12<\n" +
+	"\vmemory_wait\x18\x05 \x01(\v2\x1b.kvpilot.peer.v1.MemoryWaitR\n" +
+	"memoryWait*]\n" +
 	"\x04Feed\x12\x14\n" +
 	"\x10FEED_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tFEED_NONE\x10\x01\x12\r\n" +
@@ -1201,7 +1323,7 @@ func file_kvpilot_peer_v1_ask_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_peer_v1_ask_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(Feed)(0),                   // 0: kvpilot.peer.v1.Feed
 	(*Ask)(nil),                 // 1: kvpilot.peer.v1.Ask
@@ -1209,28 +1331,33 @@ var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(*AnswerHeld)(nil),          // 3: kvpilot.peer.v1.AnswerHeld
 	(*AskOptions)(nil),          // 4: kvpilot.peer.v1.AskOptions
 	(*Chosen)(nil),              // 5: kvpilot.peer.v1.Chosen
-	(*Refused)(nil),             // 6: kvpilot.peer.v1.Refused
-	nil,                         // 7: kvpilot.peer.v1.AskOptions.WeightsEntry
-	(*durationpb.Duration)(nil), // 8: google.protobuf.Duration
+	(*MemoryWait)(nil),          // 6: kvpilot.peer.v1.MemoryWait
+	(*Refused)(nil),             // 7: kvpilot.peer.v1.Refused
+	nil,                         // 8: kvpilot.peer.v1.AskOptions.WeightsEntry
+	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
 }
 var file_kvpilot_peer_v1_ask_proto_depIdxs = []int32{
 	2,  // 0: kvpilot.peer.v1.Ask.keys:type_name -> kvpilot.peer.v1.BlockKeys
-	8,  // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
-	8,  // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
+	9,  // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
+	9,  // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
 	3,  // 3: kvpilot.peer.v1.Ask.answer:type_name -> kvpilot.peer.v1.AnswerHeld
-	8,  // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
+	9,  // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
 	4,  // 5: kvpilot.peer.v1.Ask.options:type_name -> kvpilot.peer.v1.AskOptions
-	7,  // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
-	8,  // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
-	8,  // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
+	8,  // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
+	9,  // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
+	9,  // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
 	0,  // 9: kvpilot.peer.v1.Chosen.feed:type_name -> kvpilot.peer.v1.Feed
-	8,  // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
-	8,  // 11: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	9,  // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
+	6,  // 11: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	9,  // 12: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	9,  // 13: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	9,  // 14: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
+	6,  // 15: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_peer_v1_ask_proto_init() }
@@ -1244,7 +1371,7 @@ func file_kvpilot_peer_v1_ask_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_peer_v1_ask_proto_rawDesc), len(file_kvpilot_peer_v1_ask_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

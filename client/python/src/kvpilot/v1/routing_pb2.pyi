@@ -23,6 +23,14 @@ class Booking(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BOOKING_RESERVE: _ClassVar[Booking]
     BOOKING_NONE: _ClassVar[Booking]
     BOOKING_DRY_RUN: _ClassVar[Booking]
+
+class ProgramState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROGRAM_STATE_UNSPECIFIED: _ClassVar[ProgramState]
+    PROGRAM_STATE_RUNNING: _ClassVar[ProgramState]
+    PROGRAM_STATE_GAP: _ClassVar[ProgramState]
+    PROGRAM_STATE_PAUSED: _ClassVar[ProgramState]
+    PROGRAM_STATE_WAITING: _ClassVar[ProgramState]
 REPORTS_UNSPECIFIED: Reports
 REPORTS_ALL: Reports
 REPORTS_END: Reports
@@ -30,6 +38,11 @@ BOOKING_UNSPECIFIED: Booking
 BOOKING_RESERVE: Booking
 BOOKING_NONE: Booking
 BOOKING_DRY_RUN: Booking
+PROGRAM_STATE_UNSPECIFIED: ProgramState
+PROGRAM_STATE_RUNNING: ProgramState
+PROGRAM_STATE_GAP: ProgramState
+PROGRAM_STATE_PAUSED: ProgramState
+PROGRAM_STATE_WAITING: ProgramState
 
 class Candidates(_message.Message):
     __slots__ = ("allow", "deny", "pin", "min_rank", "max_rank")
@@ -321,6 +334,82 @@ class RankLoad(_message.Message):
     counted_by: str
     conduct: _decision_pb2.RankConduct
     def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., engine_running: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., engine_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[_decision_pb2.RankSpeed, _Mapping]] = ..., counted_by: _Optional[str] = ..., conduct: _Optional[_Union[_decision_pb2.RankConduct, _Mapping]] = ...) -> None: ...
+
+class ListProgramsRequest(_message.Message):
+    __slots__ = ("model", "replica_id", "tenant", "states", "page_size", "page_token")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    replica_id: str
+    tenant: str
+    states: _containers.RepeatedScalarFieldContainer[ProgramState]
+    page_size: int
+    page_token: str
+    def __init__(self, model: _Optional[str] = ..., replica_id: _Optional[str] = ..., tenant: _Optional[str] = ..., states: _Optional[_Iterable[_Union[ProgramState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListProgramsResponse(_message.Message):
+    __slots__ = ("programs", "pressure", "unanswered", "next_page_token")
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    programs: _containers.RepeatedCompositeFieldContainer[Program]
+    pressure: _containers.RepeatedCompositeFieldContainer[ProgramPressure]
+    unanswered: _containers.RepeatedScalarFieldContainer[str]
+    next_page_token: str
+    def __init__(self, programs: _Optional[_Iterable[_Union[Program, _Mapping]]] = ..., pressure: _Optional[_Iterable[_Union[ProgramPressure, _Mapping]]] = ..., unanswered: _Optional[_Iterable[str]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Program(_message.Message):
+    __slots__ = ("program_id", "model", "tenant", "state", "replica_id", "rank", "resident_tokens", "needed_tokens", "calls", "prompt_tokens", "cached_tokens", "wait", "idle", "parent_id")
+    PROGRAM_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    program_id: str
+    model: str
+    tenant: str
+    state: ProgramState
+    replica_id: str
+    rank: int
+    resident_tokens: int
+    needed_tokens: int
+    calls: int
+    prompt_tokens: int
+    cached_tokens: int
+    wait: _duration_pb2.Duration
+    idle: _duration_pb2.Duration
+    parent_id: str
+    def __init__(self, program_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., state: _Optional[_Union[ProgramState, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., resident_tokens: _Optional[int] = ..., needed_tokens: _Optional[int] = ..., calls: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., idle: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., parent_id: _Optional[str] = ...) -> None: ...
+
+class ProgramPressure(_message.Message):
+    __slots__ = ("model", "placed", "paused", "waiting", "replicas", "replicas_needed")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_NEEDED_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    placed: int
+    paused: int
+    waiting: int
+    replicas: int
+    replicas_needed: int
+    def __init__(self, model: _Optional[str] = ..., placed: _Optional[int] = ..., paused: _Optional[int] = ..., waiting: _Optional[int] = ..., replicas: _Optional[int] = ..., replicas_needed: _Optional[int] = ...) -> None: ...
 
 class ListPoliciesRequest(_message.Message):
     __slots__ = ()

@@ -92,6 +92,11 @@ class RoutingServiceStub(object):
                 request_serializer=kvpilot_dot_v1_dot_routing__pb2.GetLoadsRequest.SerializeToString,
                 response_deserializer=kvpilot_dot_v1_dot_routing__pb2.GetLoadsResponse.FromString,
                 _registered_method=True)
+        self.ListPrograms = channel.unary_unary(
+                '/kvpilot.v1.RoutingService/ListPrograms',
+                request_serializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsRequest.SerializeToString,
+                response_deserializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsResponse.FromString,
+                _registered_method=True)
         self.ListPolicies = channel.unary_unary(
                 '/kvpilot.v1.RoutingService/ListPolicies',
                 request_serializer=kvpilot_dot_v1_dot_routing__pb2.ListPoliciesRequest.SerializeToString,
@@ -168,6 +173,12 @@ class RoutingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPrograms(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListPolicies(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -231,6 +242,11 @@ def add_RoutingServiceServicer_to_server(servicer, server):
                     servicer.GetLoads,
                     request_deserializer=kvpilot_dot_v1_dot_routing__pb2.GetLoadsRequest.FromString,
                     response_serializer=kvpilot_dot_v1_dot_routing__pb2.GetLoadsResponse.SerializeToString,
+            ),
+            'ListPrograms': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPrograms,
+                    request_deserializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsRequest.FromString,
+                    response_serializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsResponse.SerializeToString,
             ),
             'ListPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPolicies,
@@ -535,6 +551,33 @@ class RoutingService(object):
             '/kvpilot.v1.RoutingService/GetLoads',
             kvpilot_dot_v1_dot_routing__pb2.GetLoadsRequest.SerializeToString,
             kvpilot_dot_v1_dot_routing__pb2.GetLoadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPrograms(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpilot.v1.RoutingService/ListPrograms',
+            kvpilot_dot_v1_dot_routing__pb2.ListProgramsRequest.SerializeToString,
+            kvpilot_dot_v1_dot_routing__pb2.ListProgramsResponse.FromString,
             options,
             channel_credentials,
             insecure,

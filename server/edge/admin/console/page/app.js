@@ -1,7 +1,7 @@
 import { chart } from './chart.js';
 import { el, ms, count, share, bytes, clock, duration, units, say, sync } from './parts.js';
 import * as router from './router.js';
-import { replicaTable, routerRow, decisionRow } from './tables.js';
+import { replicaTable, routerRow, decisionRow, programRow, pressure, urgent } from './tables.js';
 import { showDecision } from './detail.js';
 import { showTraces, openTrace } from './traces.js';
 import { filterOf, keep, names } from './filter.js';
@@ -46,7 +46,7 @@ function showTiles(s) {
   const ready = by('ready');
   const kinds = ['unhealthy', 'starting', 'draining'].filter(by);
   const missing = kinds.length > 1 ? `${s.replicas.length - ready} are not` : kinds.map((state) => `${by(state)} ${state}`).join('');
-  const suspect = now.parity.filter((p) => p.state === 'suspect');
+  const suspect = now.parity.filter((p) => router.word(p.state) === 'suspect');
   const prompt = Number(m.prompt_tokens), counted = Number(m.counted_tokens);
   const unserved = Object.entries(m.unserved).sort((a, b) => b[1] - a[1]).map(([reason, n]) => `${count(n)} ${router.word(reason)}`);
   const failed = m.failed + m.unservedTotal;
@@ -109,6 +109,19 @@ function showRouters(s) {
   sync($('router-table').tBodies[0], s.routers.length < 2 ? [] : s.routers.map(routerRow));
 }
 
+const PROGRAMS = 8; // that are listed
+
+function showPrograms(s) {
+  const { programs, pressure: pools, next_page_token: more } = s.programs;
+  $('program-section').hidden = programs.length + pools.length === 0;
+  $('program-box').hidden = programs.length === 0;
+  sync($('pressure'), pools.map(pressure));
+  sync($('program-table').tBodies[0], [...programs].sort(urgent).slice(0, PROGRAMS).map(programRow));
+  const left = programs.length - PROGRAMS;
+  $('more-programs').hidden = left <= 0;
+  say($('more-programs'), left > 0 ? `${more ? 'more than ' : ''}${count(left)} more; kvpilot top lists them` : '');
+}
+
 function showReplicas(s) {
   const { rows, left } = replicaTable(s.replicas, s.at, allReplicas);
   sync($('replica-table').tBodies[0], rows);
@@ -138,6 +151,7 @@ function show(s) {
   showTiles(s);
   showCharts(s);
   showRouters(s);
+  showPrograms(s);
   showReplicas(s);
   showDecisions(s);
   const served = [...new Set(s.replicas.flatMap((r) => r.models.map((m) => m.id)))].sort();

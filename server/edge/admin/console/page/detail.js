@@ -27,6 +27,13 @@ function candidateRow(d, c, pick, slowest) {
 // cost is in the policy's own unit.
 const cost = (d, v) => d.policy === 'predicted-ttft' ? units(ms(v)) : v.toPrecision(4);
 
+// memoryWait says why a program's call waited for memory.
+export function memoryWait(w) {
+  const needed = Number(w.needed_tokens), free = Number(w.free_tokens), expected = milliseconds(w.expected);
+  const why = free >= needed ? 'fitted and others went first' : free ? `did not fit into the ${count(free)} that were free` : 'did not fit';
+  return `${ms(milliseconds(w.waited))}: its ${count(needed)} tokens ${why}, ${count(w.programs_before)} programs before it${expected ? `, expected about ${ms(expected)}` : ''}`;
+}
+
 function facts(d, toTrace) {
   const o = d.outcome, held = milliseconds(d.held);
   const list = [
@@ -35,6 +42,7 @@ function facts(d, toTrace) {
     d.margin ? ['margin to the next', cost(d, d.margin)] : null,
     ['fleet load', `${(100 * d.load).toFixed(0)} %`],
     held ? ['held in the router', ms(held)] : null,
+    d.memory_wait ? ['waited for memory', memoryWait(d.memory_wait)] : null,
     ['the choice took', ms(milliseconds(d.took))],
   ];
   if (o) {

@@ -23,7 +23,7 @@ async function pages(path, name) {
 }
 
 // word is an enum's value as people say it: REPLICA_STATE_READY is ready.
-export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
+export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|PARITY_STATE|PROGRAM_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
 
 // vetoed reports whether a candidate could not be chosen.
 export const vetoed = (c) => c.veto !== 'VETO_UNSPECIFIED';
@@ -37,7 +37,7 @@ const steps = (list) => (list || []).map((s) => ({ ...s, t: Date.parse(s.time) /
 let seconds = []; // the last minutes' history
 
 // ENDS are the ends of decisions that an operator looks for together. The last attempt of a request can end as MOVED, too.
-const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED'], handed: ['HANDED_OVER'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
+const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED', 'POISONED'], handed: ['HANDED_OVER'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
 
 // wanted is the query of the decisions that a filter lets through.
 function wanted({ show, model, replica, tenant }) {
@@ -52,15 +52,15 @@ function wanted({ show, model, replica, tenant }) {
 // look is the router at this moment, with the decisions that the filter lets through. Of the history only what is new is asked for.
 export async function look(filter) {
   const since = seconds.length ? '?since=' + encodeURIComponent(seconds.at(-1).time) : '';
-  const [status, fleet, loads, recent, history, routers] = await Promise.all(
-    [call('status'), pages('replicas', 'replicas'), pages('loads', 'ranks'), call('decisions?' + wanted(filter)), call('history' + since), call('routers')]);
+  const [status, fleet, loads, recent, history, routers, programs] = await Promise.all(
+    [call('status'), pages('replicas', 'replicas'), pages('loads', 'ranks'), call('decisions?' + wanted(filter)), call('history' + since), call('routers'), call('programs')]);
   const fresh = steps(history.steps);
   const from = fresh.length ? fresh[0].t : Infinity;
   const at = Date.parse(status.time);
   seconds = [...seconds.filter((s) => s.t < from && s.t > at / 1000 - 301), ...fresh];
   const load = new Map(loads.map((l) => [`${l.replica_id}/${l.rank}`, l]));
   for (const r of fleet) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
-  return { at, status, minute: steps([status.minute])[0], replicas: fleet, routers: routers.routers, recent: recent.decisions, history: seconds };
+  return { at, status, minute: steps([status.minute])[0], replicas: fleet, routers: routers.routers, programs, recent: recent.decisions, history: seconds };
 }
 
 export async function hour() { return steps((await call('history?step=15s')).steps); }

@@ -123,6 +123,38 @@ export function routerRow(r) {
     el('td', {}, report ? report.version || '–' : '–'));
 }
 
+const URGENT = ['waiting', 'paused'];
+
+// urgent orders programs: those that wait for longest first, then the paused ones, then the largest.
+export function urgent(a, b) {
+  const rank = (p) => { const at = URGENT.indexOf(word(p.state)); return at < 0 ? URGENT.length : at; };
+  return rank(a) - rank(b) || milliseconds(b.wait) - milliseconds(a.wait) || Number(b.resident_tokens) - Number(a.resident_tokens);
+}
+
+// pressure says how the programs of a model stand with the memory.
+export function pressure(p) {
+  const all = p.placed + p.paused + p.waiting;
+  const text = `${p.model}: memory for ${count(p.placed)} programs`;
+  if (all === p.placed) return el('p', { class: 'small' }, text);
+  return el('p', { class: 'small warn' }, `${text}, ${count(all)} want it (${count(p.waiting)} wait, ${count(p.paused)} paused); ${count(p.replicas_needed)} replicas would do, there are ${count(p.replicas)}`);
+}
+
+// programRow is a line of the table of programs.
+export function programRow(p) {
+  const state = word(p.state), prompt = Number(p.prompt_tokens), wait = milliseconds(p.wait);
+  return el('tr', { 'data-key': p.model + p.program_id },
+    el('th', { scope: 'row', title: p.parent_id ? `started by ${p.parent_id}` : '' }, el('code', {}, p.program_id)),
+    el('td', {}, el('span', { class: 'model', title: p.model }, p.model)),
+    el('td', {}, p.tenant || '–'),
+    el('td', {}, URGENT.includes(state) ? mark(state, 'warn') : state),
+    el('td', {}, p.replica_id ? el('span', { class: 'name', title: p.replica_id }, p.replica_id) : '–', p.rank ? ` rank ${p.rank}` : ''),
+    el('td', { class: 'n' }, count(Number(p.resident_tokens))),
+    el('td', { class: 'n' }, count(Number(p.needed_tokens))),
+    el('td', { class: 'n' }, count(Number(p.calls))),
+    el('td', {}, prompt ? [meter(Number(p.cached_tokens) / prompt), el('span', { class: 'toks' }, share(Number(p.cached_tokens) / prompt))] : '–'),
+    el('td', { class: 'n' }, wait ? units(ms(wait)) : '–'));
+}
+
 const endKind = { completed: 'plain', canceled: 'plain', 'handed over': 'plain', failed: 'bad', unserved: 'bad' };
 
 function ending(d) {

@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/routing.proto.
  */
 export const file_kvpilot_v1_routing: GenFile = /*@__PURE__*/
-  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgPIAEoCRIPCgdleHBsYWluGBAgASgIEhgKEHJldHVybl90b2tlbl9pZHMYESABKAgSJAoHcmVwb3J0cxgSIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQiwAYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIoCgZyZWFzb24YDCABKA4yGC5rdnBpbG90LnYxLkNob2ljZVJlYXNvbhIVCg1wcm9tcHRfdG9rZW5zGA0gASgNEhoKEm92ZXJsYXBfZ3B1X3Rva2VucxgOIAEoDRIaChJvdmVybGFwX2NwdV90b2tlbnMYDyABKA0SGwoTb3ZlcmxhcF9kaXNrX3Rva2VucxgQIAEoDRIxCg5wcmVkaWN0ZWRfdHRmdBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhJOCg9yZXF1ZXN0X2hlYWRlcnMYEiADKAsyNS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5SZXF1ZXN0SGVhZGVyc0VudHJ5EiYKCGRlY2lzaW9uGBMgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhInCgl0b2tlbl9pZHMYFCABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzEj0KBmxhYmVscxgVIAMoCzItLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlLkxhYmVsc0VudHJ5EiIKBmVmZmVjdBgWIAEoDjISLmt2cGlsb3QudjEuRWZmZWN0EhIKCmNhY2hlX3NhbHQYFyABKAkSDgoGdGVuYW50GBggASgJGjUKE1JlcXVlc3RIZWFkZXJzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkwKFkV4cGxhaW5EZWNpc2lvblJlcXVlc3QSFQoLZGVjaXNpb25faWQYASABKAlIABIUCgpyZXF1ZXN0X2lkGAIgASgJSABCBQoDa2V5IkIKF0V4cGxhaW5EZWNpc2lvblJlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24i1AEKFExpc3REZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgSDgoGdGVuYW50GAQgASgJEh0KBGVuZHMYBSADKA4yDy5rdnBpbG90LnYxLkVuZBIuCgtzbG93ZXJfdGhhbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCSJtChVMaXN0RGVjaXNpb25zUmVzcG9uc2USJwoJZGVjaXNpb25zGAEgAygLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSJPChVXYXRjaERlY2lzaW9uc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRITCgtvbmx5X2Nob3NlbhgDIAEoCCJOChZXYXRjaERlY2lzaW9uc1Jlc3BvbnNlEiYKCGRlY2lzaW9uGAEgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhIMCgRsb3N0GAIgASgEIrcBChNTY29yZU92ZXJsYXBSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIPCgdhZGFwdGVyGAUgASgJEhIKCmNhY2hlX3NhbHQYBiABKAlCCAoGcHJvbXB0IlUKFFNjb3JlT3ZlcmxhcFJlc3BvbnNlEiYKBXJhbmtzGAEgAygLMhcua3ZwaWxvdC52MS5SYW5rT3ZlcmxhcBIVCg1wcm9tcHRfdG9rZW5zGAIgASgNIo4BCgtSYW5rT3ZlcmxhcBISCgpyZXBsaWNhX2lkGAEgASgJEgwKBHJhbmsYAiABKA0SJAoHb3ZlcmxhcBgDIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgFIAEoDSJbCg9HZXRMb2Fkc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJkChBHZXRMb2Fkc1Jlc3BvbnNlEiMKBXJhbmtzGAEgAygLMhQua3ZwaWxvdC52MS5SYW5rTG9hZBISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UiFQoTTGlzdFBvbGljaWVzUmVxdWVzdCI8ChRMaXN0UG9saWNpZXNSZXNwb25zZRIkCghwb2xpY2llcxgBIAMoCzISLmt2cGlsb3QudjEuUG9saWN5IpsBCgZQb2xpY3kSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZwYXJhbXMYAyADKAsyHi5rdnBpbG90LnYxLlBvbGljeS5QYXJhbXNFbnRyeRIPCgdkZWZhdWx0GAQgASgIGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEqRAoHUmVwb3J0cxIXChNSRVBPUlRTX1VOU1BFQ0lGSUVEEAASDwoLUkVQT1JUU19BTEwQARIPCgtSRVBPUlRTX0VORBACKl4KB0Jvb2tpbmcSFwoTQk9PS0lOR19VTlNQRUNJRklFRBAAEhMKD0JPT0tJTkdfUkVTRVJWRRABEhAKDEJPT0tJTkdfTk9ORRACEhMKD0JPT0tJTkdfRFJZX1JVThADMuQHCg5Sb3V0aW5nU2VydmljZRJFCghUb2tlbml6ZRIbLmt2cGlsb3QudjEuVG9rZW5pemVSZXF1ZXN0Ghwua3ZwaWxvdC52MS5Ub2tlbml6ZVJlc3BvbnNlEksKCkRldG9rZW5pemUSHS5rdnBpbG90LnYxLkRldG9rZW5pemVSZXF1ZXN0Gh4ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVzcG9uc2USVAoNQ2hvb3NlUmVwbGljYRIgLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlcXVlc3QaIS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZRJECglSb3V0ZUJvZHkSFC5nb29nbGUuYXBpLkh0dHBCb2R5GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USSwoRUmVwb3J0UmVzZXJ2YXRpb24SHS5rdnBpbG90LnYxLlJlc2VydmF0aW9uUmVwb3J0Ghcua3ZwaWxvdC52MS5SZXNlcnZhdGlvbhJbChBUcmFja1Jlc2VydmF0aW9uEh0ua3ZwaWxvdC52MS5SZXNlcnZhdGlvblJlcG9ydBokLmt2cGlsb3QudjEuVHJhY2tSZXNlcnZhdGlvblJlc3BvbnNlKAEwARJaCg9FeHBsYWluRGVjaXNpb24SIi5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlcXVlc3QaIy5rdnBpbG90LnYxLkV4cGxhaW5EZWNpc2lvblJlc3BvbnNlElQKDUxpc3REZWNpc2lvbnMSIC5rdnBpbG90LnYxLkxpc3REZWNpc2lvbnNSZXF1ZXN0GiEua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVzcG9uc2USWQoOV2F0Y2hEZWNpc2lvbnMSIS5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVxdWVzdBoiLmt2cGlsb3QudjEuV2F0Y2hEZWNpc2lvbnNSZXNwb25zZTABElEKDFNjb3JlT3ZlcmxhcBIfLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVxdWVzdBogLmt2cGlsb3QudjEuU2NvcmVPdmVybGFwUmVzcG9uc2USRQoIR2V0TG9hZHMSGy5rdnBpbG90LnYxLkdldExvYWRzUmVxdWVzdBocLmt2cGlsb3QudjEuR2V0TG9hZHNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
+  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgPIAEoCRIPCgdleHBsYWluGBAgASgIEhgKEHJldHVybl90b2tlbl9pZHMYESABKAgSJAoHcmVwb3J0cxgSIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQiwAYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIoCgZyZWFzb24YDCABKA4yGC5rdnBpbG90LnYxLkNob2ljZVJlYXNvbhIVCg1wcm9tcHRfdG9rZW5zGA0gASgNEhoKEm92ZXJsYXBfZ3B1X3Rva2VucxgOIAEoDRIaChJvdmVybGFwX2NwdV90b2tlbnMYDyABKA0SGwoTb3ZlcmxhcF9kaXNrX3Rva2VucxgQIAEoDRIxCg5wcmVkaWN0ZWRfdHRmdBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhJOCg9yZXF1ZXN0X2hlYWRlcnMYEiADKAsyNS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5SZXF1ZXN0SGVhZGVyc0VudHJ5EiYKCGRlY2lzaW9uGBMgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhInCgl0b2tlbl9pZHMYFCABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzEj0KBmxhYmVscxgVIAMoCzItLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlLkxhYmVsc0VudHJ5EiIKBmVmZmVjdBgWIAEoDjISLmt2cGlsb3QudjEuRWZmZWN0EhIKCmNhY2hlX3NhbHQYFyABKAkSDgoGdGVuYW50GBggASgJGjUKE1JlcXVlc3RIZWFkZXJzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkwKFkV4cGxhaW5EZWNpc2lvblJlcXVlc3QSFQoLZGVjaXNpb25faWQYASABKAlIABIUCgpyZXF1ZXN0X2lkGAIgASgJSABCBQoDa2V5IkIKF0V4cGxhaW5EZWNpc2lvblJlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24i1AEKFExpc3REZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgSDgoGdGVuYW50GAQgASgJEh0KBGVuZHMYBSADKA4yDy5rdnBpbG90LnYxLkVuZBIuCgtzbG93ZXJfdGhhbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCSJtChVMaXN0RGVjaXNpb25zUmVzcG9uc2USJwoJZGVjaXNpb25zGAEgAygLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSJPChVXYXRjaERlY2lzaW9uc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRITCgtvbmx5X2Nob3NlbhgDIAEoCCJOChZXYXRjaERlY2lzaW9uc1Jlc3BvbnNlEiYKCGRlY2lzaW9uGAEgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhIMCgRsb3N0GAIgASgEIrcBChNTY29yZU92ZXJsYXBSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIPCgdhZGFwdGVyGAUgASgJEhIKCmNhY2hlX3NhbHQYBiABKAlCCAoGcHJvbXB0IlUKFFNjb3JlT3ZlcmxhcFJlc3BvbnNlEiYKBXJhbmtzGAEgAygLMhcua3ZwaWxvdC52MS5SYW5rT3ZlcmxhcBIVCg1wcm9tcHRfdG9rZW5zGAIgASgNIo4BCgtSYW5rT3ZlcmxhcBISCgpyZXBsaWNhX2lkGAEgASgJEgwKBHJhbmsYAiABKA0SJAoHb3ZlcmxhcBgDIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgFIAEoDSJbCg9HZXRMb2Fkc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJkChBHZXRMb2Fkc1Jlc3BvbnNlEiMKBXJhbmtzGAEgAygLMhQua3ZwaWxvdC52MS5SYW5rTG9hZBISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UimQEKE0xpc3RQcm9ncmFtc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSKAoGc3RhdGVzGAQgAygOMhgua3ZwaWxvdC52MS5Qcm9ncmFtU3RhdGUSEQoJcGFnZV9zaXplGAUgASgNEhIKCnBhZ2VfdG9rZW4YBiABKAkimQEKFExpc3RQcm9ncmFtc1Jlc3BvbnNlEiUKCHByb2dyYW1zGAEgAygLMhMua3ZwaWxvdC52MS5Qcm9ncmFtEi0KCHByZXNzdXJlGAIgAygLMhsua3ZwaWxvdC52MS5Qcm9ncmFtUHJlc3N1cmUSEgoKdW5hbnN3ZXJlZBgDIAMoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YBCABKAki2QIKB1Byb2dyYW0SEgoKcHJvZ3JhbV9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSJwoFc3RhdGUYBCABKA4yGC5rdnBpbG90LnYxLlByb2dyYW1TdGF0ZRISCgpyZXBsaWNhX2lkGAUgASgJEgwKBHJhbmsYBiABKA0SFwoPcmVzaWRlbnRfdG9rZW5zGAcgASgEEhUKDW5lZWRlZF90b2tlbnMYCCABKAQSDQoFY2FsbHMYCSABKAQSFQoNcHJvbXB0X3Rva2VucxgKIAEoBBIVCg1jYWNoZWRfdG9rZW5zGAsgASgEEicKBHdhaXQYDCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJwoEaWRsZRgNIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYXJlbnRfaWQYDiABKAkifAoPUHJvZ3JhbVByZXNzdXJlEg0KBW1vZGVsGAEgASgJEg4KBnBsYWNlZBgCIAEoDRIOCgZwYXVzZWQYAyABKA0SDwoHd2FpdGluZxgEIAEoDRIQCghyZXBsaWNhcxgFIAEoDRIXCg9yZXBsaWNhc19uZWVkZWQYBiABKA0iFQoTTGlzdFBvbGljaWVzUmVxdWVzdCI8ChRMaXN0UG9saWNpZXNSZXNwb25zZRIkCghwb2xpY2llcxgBIAMoCzISLmt2cGlsb3QudjEuUG9saWN5IpsBCgZQb2xpY3kSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZwYXJhbXMYAyADKAsyHi5rdnBpbG90LnYxLlBvbGljeS5QYXJhbXNFbnRyeRIPCgdkZWZhdWx0GAQgASgIGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEqRAoHUmVwb3J0cxIXChNSRVBPUlRTX1VOU1BFQ0lGSUVEEAASDwoLUkVQT1JUU19BTEwQARIPCgtSRVBPUlRTX0VORBACKl4KB0Jvb2tpbmcSFwoTQk9PS0lOR19VTlNQRUNJRklFRBAAEhMKD0JPT0tJTkdfUkVTRVJWRRABEhAKDEJPT0tJTkdfTk9ORRACEhMKD0JPT0tJTkdfRFJZX1JVThADKpQBCgxQcm9ncmFtU3RhdGUSHQoZUFJPR1JBTV9TVEFURV9VTlNQRUNJRklFRBAAEhkKFVBST0dSQU1fU1RBVEVfUlVOTklORxABEhUKEVBST0dSQU1fU1RBVEVfR0FQEAISGAoUUFJPR1JBTV9TVEFURV9QQVVTRUQQAxIZChVQUk9HUkFNX1NUQVRFX1dBSVRJTkcQBDK3CAoOUm91dGluZ1NlcnZpY2USRQoIVG9rZW5pemUSGy5rdnBpbG90LnYxLlRva2VuaXplUmVxdWVzdBocLmt2cGlsb3QudjEuVG9rZW5pemVSZXNwb25zZRJLCgpEZXRva2VuaXplEh0ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVxdWVzdBoeLmt2cGlsb3QudjEuRGV0b2tlbml6ZVJlc3BvbnNlElQKDUNob29zZVJlcGxpY2ESIC5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXF1ZXN0GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USRAoJUm91dGVCb2R5EhQuZ29vZ2xlLmFwaS5IdHRwQm9keRohLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlEksKEVJlcG9ydFJlc2VydmF0aW9uEh0ua3ZwaWxvdC52MS5SZXNlcnZhdGlvblJlcG9ydBoXLmt2cGlsb3QudjEuUmVzZXJ2YXRpb24SWwoQVHJhY2tSZXNlcnZhdGlvbhIdLmt2cGlsb3QudjEuUmVzZXJ2YXRpb25SZXBvcnQaJC5rdnBpbG90LnYxLlRyYWNrUmVzZXJ2YXRpb25SZXNwb25zZSgBMAESWgoPRXhwbGFpbkRlY2lzaW9uEiIua3ZwaWxvdC52MS5FeHBsYWluRGVjaXNpb25SZXF1ZXN0GiMua3ZwaWxvdC52MS5FeHBsYWluRGVjaXNpb25SZXNwb25zZRJUCg1MaXN0RGVjaXNpb25zEiAua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVxdWVzdBohLmt2cGlsb3QudjEuTGlzdERlY2lzaW9uc1Jlc3BvbnNlElkKDldhdGNoRGVjaXNpb25zEiEua3ZwaWxvdC52MS5XYXRjaERlY2lzaW9uc1JlcXVlc3QaIi5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVzcG9uc2UwARJRCgxTY29yZU92ZXJsYXASHy5rdnBpbG90LnYxLlNjb3JlT3ZlcmxhcFJlcXVlc3QaIC5rdnBpbG90LnYxLlNjb3JlT3ZlcmxhcFJlc3BvbnNlEkUKCEdldExvYWRzEhsua3ZwaWxvdC52MS5HZXRMb2Fkc1JlcXVlc3QaHC5rdnBpbG90LnYxLkdldExvYWRzUmVzcG9uc2USUQoMTGlzdFByb2dyYW1zEh8ua3ZwaWxvdC52MS5MaXN0UHJvZ3JhbXNSZXF1ZXN0GiAua3ZwaWxvdC52MS5MaXN0UHJvZ3JhbXNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
 
 /**
  * Candidates narrows the choice. An empty message allows every replica of the pool.
@@ -1004,6 +1004,273 @@ export const RankLoadSchema: GenMessage<RankLoad> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_routing, 15);
 
 /**
+ * ListProgramsRequest filters programs.
+ *
+ * @generated from message kvpilot.v1.ListProgramsRequest
+ */
+export type ListProgramsRequest = Message<"kvpilot.v1.ListProgramsRequest"> & {
+  /**
+   * Only of this model; empty means all.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * Only those with a place on this replica; empty means all.
+   *
+   * @generated from field: string replica_id = 2;
+   */
+  replicaId: string;
+
+  /**
+   * Only of this tenant; empty means all that the caller may see.
+   *
+   * @generated from field: string tenant = 3;
+   */
+  tenant: string;
+
+  /**
+   * Only those in one of these states; empty means all.
+   *
+   * @generated from field: repeated kvpilot.v1.ProgramState states = 4;
+   */
+  states: ProgramState[];
+
+  /**
+   * The largest number of programs in one answer. 0, and more than 500, mean 500.
+   *
+   * @generated from field: uint32 page_size = 5;
+   */
+  pageSize: number;
+
+  /**
+   * The next_page_token of the answer before, with the same filters; empty for the first programs.
+   *
+   * @generated from field: string page_token = 6;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message kvpilot.v1.ListProgramsRequest.
+ * Use `create(ListProgramsRequestSchema)` to create a new message.
+ */
+export const ListProgramsRequestSchema: GenMessage<ListProgramsRequest> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 16);
+
+/**
+ * ListProgramsResponse has programs.
+ *
+ * @generated from message kvpilot.v1.ListProgramsResponse
+ */
+export type ListProgramsResponse = Message<"kvpilot.v1.ListProgramsResponse"> & {
+  /**
+   * The programs, in the order of models and ids.
+   *
+   * @generated from field: repeated kvpilot.v1.Program programs = 1;
+   */
+  programs: Program[];
+
+  /**
+   * How the programs of each model stand with the memory, whatever the filters besides the model. Empty for a caller without the role observe.
+   *
+   * @generated from field: repeated kvpilot.v1.ProgramPressure pressure = 2;
+   */
+  pressure: ProgramPressure[];
+
+  /**
+   * The names of the fleet's routers that decide for a pool and did not answer in time: the programs of their pools are those that
+   * this router knows.
+   *
+   * @generated from field: repeated string unanswered = 3;
+   */
+  unanswered: string[];
+
+  /**
+   * The page_token of the next programs; empty when there are none.
+   *
+   * @generated from field: string next_page_token = 4;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message kvpilot.v1.ListProgramsResponse.
+ * Use `create(ListProgramsResponseSchema)` to create a new message.
+ */
+export const ListProgramsResponseSchema: GenMessage<ListProgramsResponse> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 17);
+
+/**
+ * Program is a session that returns soon after each call, such as an agent.
+ *
+ * @generated from message kvpilot.v1.Program
+ */
+export type Program = Message<"kvpilot.v1.Program"> & {
+  /**
+   * Its id: 16 hexadecimal digits. It is made by the router that decides, and is another one after another router decides.
+   *
+   * @generated from field: string program_id = 1;
+   */
+  programId: string;
+
+  /**
+   * The model as its calls name it.
+   *
+   * @generated from field: string model = 2;
+   */
+  model: string;
+
+  /**
+   * Its tenant; empty when callers need no key.
+   *
+   * @generated from field: string tenant = 3;
+   */
+  tenant: string;
+
+  /**
+   * How it stands.
+   *
+   * @generated from field: kvpilot.v1.ProgramState state = 4;
+   */
+  state: ProgramState;
+
+  /**
+   * The replica where it has a place; empty without one.
+   *
+   * @generated from field: string replica_id = 5;
+   */
+  replicaId: string;
+
+  /**
+   * The data-parallel rank there.
+   *
+   * @generated from field: uint32 rank = 6;
+   */
+  rank: number;
+
+  /**
+   * Tokens of its context that count in the memory of its rank; 0 without a place.
+   *
+   * @generated from field: uint64 resident_tokens = 7;
+   */
+  residentTokens: bigint;
+
+  /**
+   * Tokens that it needs: of the call that is in flight or waits, with the expected answer, otherwise of the next one by its growth.
+   *
+   * @generated from field: uint64 needed_tokens = 8;
+   */
+  neededTokens: bigint;
+
+  /**
+   * Calls that were sent to ranks.
+   *
+   * @generated from field: uint64 calls = 9;
+   */
+  calls: bigint;
+
+  /**
+   * Prompt tokens of these calls.
+   *
+   * @generated from field: uint64 prompt_tokens = 10;
+   */
+  promptTokens: bigint;
+
+  /**
+   * Those of them that the chosen ranks were known to hold.
+   *
+   * @generated from field: uint64 cached_tokens = 11;
+   */
+  cachedTokens: bigint;
+
+  /**
+   * The time since its call waits for memory. Absent: none does.
+   *
+   * @generated from field: google.protobuf.Duration wait = 12;
+   */
+  wait?: Duration | undefined;
+
+  /**
+   * The time since its last call ended. Absent while one is in flight or waits.
+   *
+   * @generated from field: google.protobuf.Duration idle = 13;
+   */
+  idle?: Duration | undefined;
+
+  /**
+   * The id of the program that started it, as an agent starts a subagent; empty for none.
+   *
+   * @generated from field: string parent_id = 14;
+   */
+  parentId: string;
+};
+
+/**
+ * Describes the message kvpilot.v1.Program.
+ * Use `create(ProgramSchema)` to create a new message.
+ */
+export const ProgramSchema: GenMessage<Program> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 18);
+
+/**
+ * ProgramPressure is how the programs of a model stand with the memory of its ranks.
+ *
+ * @generated from message kvpilot.v1.ProgramPressure
+ */
+export type ProgramPressure = Message<"kvpilot.v1.ProgramPressure"> & {
+  /**
+   * The model as calls name it.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * Programs with a place.
+   *
+   * @generated from field: uint32 placed = 2;
+   */
+  placed: number;
+
+  /**
+   * Programs between two calls that have lost their place.
+   *
+   * @generated from field: uint32 paused = 3;
+   */
+  paused: number;
+
+  /**
+   * Programs with a call that waits for memory.
+   *
+   * @generated from field: uint32 waiting = 4;
+   */
+  waiting: number;
+
+  /**
+   * Replicas of the pool.
+   *
+   * @generated from field: uint32 replicas = 5;
+   */
+  replicas: number;
+
+  /**
+   * Replicas that would have memory for all of these programs.
+   *
+   * @generated from field: uint32 replicas_needed = 6;
+   */
+  replicasNeeded: number;
+};
+
+/**
+ * Describes the message kvpilot.v1.ProgramPressure.
+ * Use `create(ProgramPressureSchema)` to create a new message.
+ */
+export const ProgramPressureSchema: GenMessage<ProgramPressure> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 19);
+
+/**
  * ListPoliciesRequest has no filters.
  *
  * @generated from message kvpilot.v1.ListPoliciesRequest
@@ -1016,7 +1283,7 @@ export type ListPoliciesRequest = Message<"kvpilot.v1.ListPoliciesRequest"> & {
  * Use `create(ListPoliciesRequestSchema)` to create a new message.
  */
 export const ListPoliciesRequestSchema: GenMessage<ListPoliciesRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_routing, 16);
+  messageDesc(file_kvpilot_v1_routing, 20);
 
 /**
  * ListPoliciesResponse has every policy.
@@ -1037,7 +1304,7 @@ export type ListPoliciesResponse = Message<"kvpilot.v1.ListPoliciesResponse"> & 
  * Use `create(ListPoliciesResponseSchema)` to create a new message.
  */
 export const ListPoliciesResponseSchema: GenMessage<ListPoliciesResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_routing, 17);
+  messageDesc(file_kvpilot_v1_routing, 21);
 
 /**
  * Policy is a routing policy.
@@ -1079,7 +1346,7 @@ export type Policy = Message<"kvpilot.v1.Policy"> & {
  * Use `create(PolicySchema)` to create a new message.
  */
 export const PolicySchema: GenMessage<Policy> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_routing, 18);
+  messageDesc(file_kvpilot_v1_routing, 22);
 
 /**
  * Reports is what a caller reports of a booking before its end.
@@ -1155,6 +1422,54 @@ export enum Booking {
  */
 export const BookingSchema: GenEnum<Booking> = /*@__PURE__*/
   enumDesc(file_kvpilot_v1_routing, 1);
+
+/**
+ * ProgramState is how a program stands with the memory of the ranks.
+ *
+ * @generated from enum kvpilot.v1.ProgramState
+ */
+export enum ProgramState {
+  /**
+   * Not specified.
+   *
+   * @generated from enum value: PROGRAM_STATE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * A call of it is in flight, or waits for room on a rank.
+   *
+   * @generated from enum value: PROGRAM_STATE_RUNNING = 1;
+   */
+  RUNNING = 1,
+
+  /**
+   * It is between two calls and has a place: its context has a claim on the memory of its rank.
+   *
+   * @generated from enum value: PROGRAM_STATE_GAP = 2;
+   */
+  GAP = 2,
+
+  /**
+   * It is between two calls and has lost its place, because the contexts of its rank had outgrown the memory.
+   *
+   * @generated from enum value: PROGRAM_STATE_PAUSED = 3;
+   */
+  PAUSED = 3,
+
+  /**
+   * A call of it waits for memory.
+   *
+   * @generated from enum value: PROGRAM_STATE_WAITING = 4;
+   */
+  WAITING = 4,
+}
+
+/**
+ * Describes the enum kvpilot.v1.ProgramState.
+ */
+export const ProgramStateSchema: GenEnum<ProgramState> = /*@__PURE__*/
+  enumDesc(file_kvpilot_v1_routing, 2);
 
 /**
  * RoutingService decides which replica should answer, without answering itself: for proxies and schedulers that talk to
@@ -1278,6 +1593,17 @@ export const RoutingService: GenService<{
     methodKind: "unary";
     input: typeof GetLoadsRequestSchema;
     output: typeof GetLoadsResponseSchema;
+  },
+  /**
+   * ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
+   * models and ids. A caller without the role observe gets those of its own tenant.
+   *
+   * @generated from rpc kvpilot.v1.RoutingService.ListPrograms
+   */
+  listPrograms: {
+    methodKind: "unary";
+    input: typeof ListProgramsRequestSchema;
+    output: typeof ListProgramsResponseSchema;
   },
   /**
    * ListPolicies returns the policies that a request may name.
