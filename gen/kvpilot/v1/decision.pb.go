@@ -757,7 +757,10 @@ type Decision struct {
 	// another one.
 	Ways []*Way `protobuf:"bytes,45,rep,name=ways,proto3" json:"ways,omitempty"`
 	// The wait of a program's call for memory before this choice. Absent: it did not wait for any.
-	MemoryWait    *MemoryWait `protobuf:"bytes,46,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
+	MemoryWait *MemoryWait `protobuf:"bytes,46,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
+	// The mean prefill rate of the ranks that could serve, in tokens per second; 0 where the policy does not use it. A rank's decodes count
+	// by its own rate against it.
+	PrefillRate   float64 `protobuf:"fixed64,47,opt,name=prefill_rate,json=prefillRate,proto3" json:"prefill_rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1112,6 +1115,13 @@ func (x *Decision) GetMemoryWait() *MemoryWait {
 		return x.MemoryWait
 	}
 	return nil
+}
+
+func (x *Decision) GetPrefillRate() float64 {
+	if x != nil {
+		return x.PrefillRate
+	}
+	return 0
 }
 
 // MemoryWait is the wait of a program's call while no rank has memory for the program's context. Tokens and programs are those at
@@ -2142,7 +2152,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xa7\r\n" +
+	"diskTokens\"\xca\r\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -2199,7 +2209,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\treturning\x18, \x01(\x01R\treturning\x12#\n" +
 	"\x04ways\x18- \x03(\v2\x0f.kvpilot.v1.WayR\x04ways\x127\n" +
 	"\vmemory_wait\x18. \x01(\v2\x16.kvpilot.v1.MemoryWaitR\n" +
-	"memoryWait\x1a9\n" +
+	"memoryWait\x12!\n" +
+	"\fprefill_rate\x18/ \x01(\x01R\vprefillRate\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x84\x02\n" +
