@@ -43,6 +43,19 @@ type demoFlags struct {
 	admin         string
 }
 
+// documents makes the load one for split requests: documents that no cache holds, and answers that would wait while they are computed.
+// It leaves the flags that changed reports as they are.
+func (f *demoFlags) documents(changed func(flag string) bool) {
+	for flag, to := range map[string]struct {
+		field *int
+		value int
+	}{"conversations": {&f.conversations, 80}, "turns": {&f.turns, 1}, "concurrency": {&f.concurrency, 32}} {
+		if !changed(flag) {
+			*to.field = to.value
+		}
+	}
+}
+
 // newDemoCommand shows what KV-aware routing is worth, on one machine.
 func newDemoCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	var f demoFlags
@@ -55,11 +68,15 @@ next one, and one of them decides for all.`,
 		Example: `  kvpilot demo
   kvpilot demo --serve
   kvpilot demo --routers 3
+  kvpilot demo --disaggregated
   kvpilot demo --replica http://10.0.0.7:8000 --replica http://10.0.0.8:8000`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.routers < 1 || f.routers > 16 {
 				return fmt.Errorf("--routers must be from 1 to 16, got %d", f.routers)
+			}
+			if f.disaggregated {
+				f.documents(cmd.Flags().Changed)
 			}
 			d := &demo{demoFlags: f, env: env, out: out, log: io.Discard}
 			if f.verbose {
@@ -77,7 +94,7 @@ next one, and one of them decides for all.`,
 	flags.IntVar(&f.routers, "routers", 1, "number of routers")
 	flags.Float64Var(&f.speed, "speed", 3, "speed, relative to a 70B model on four GPUs")
 	flags.BoolVar(&f.serve, "serve", false, "keep everything running after the comparison, until stopped")
-	flags.BoolVar(&f.disaggregated, "disaggregated", false, "let simulated replicas compute prompts for each other, where the router finds that cheaper")
+	flags.BoolVar(&f.disaggregated, "disaggregated", false, "let a simulated replica compute long prompts for the others, where the router finds that cheaper")
 	flags.BoolVar(&f.verbose, "verbose", false, "write the router's log")
 	flags.IntVar(&f.conversations, "conversations", 40, "conversations to play")
 	flags.IntVar(&f.turns, "turns", 6, "turns of each conversation")
@@ -151,7 +168,7 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 	cfg.Core.Blocks = 2561 // 40k tokens: about a third of what the demo's conversations need
 	cfg.Core.MaxModelLen = 32768
 	if d.disaggregated {
-		cfg.Transfer.Connector = replica.NIXL.String()
+		cfg.Transfer.Connector, cfg.Core.Blocks = replica.NIXL.String(), 10_240 // room for the documents in flight
 	}
 	for n := range d.count {
 		cfg.Core.Seed = uint64(time.Now().UnixNano()) + uint64(n)
@@ -164,6 +181,9 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 		spec.Events.Endpoint, spec.Events.Replay = r.events[0], r.replays[0]
 		if d.disaggregated {
 			spec.Labels = map[string]string{replica.LabelConnector: cfg.Transfer.Connector}
+			if n == 0 && d.count > 1 {
+				spec.Labels[replica.LabelRole] = replica.PrefillOnly.String()
+			}
 		}
 		specs = append(specs, spec)
 	}
@@ -294,6 +314,9 @@ func (d *demo) welcome(routers []*demoRouter) {
 	load := d.load()
 	fmt.Fprintf(d.out, "load: %d conversations of %d turns, %d at once; %d applications, each with a system prompt of %d words; questions of about %d words, answers of at most %d tokens\n",
 		load.Conversations, load.Turns, load.Concurrency, load.Tenants, load.SystemWords, load.UserWords, load.MaxTokens)
+	if d.disaggregated && len(d.sims) > 1 {
+		fmt.Fprintln(d.out, "sim-0 only computes prompts for the others, where the KV-aware rule finds that cheaper")
+	}
 	if !d.serve {
 		fmt.Fprintln(d.out, "all of it ends with the demo; --serve keeps it running, with a console to look at")
 	}
@@ -308,6 +331,9 @@ func (d *demo) load() loadgen.Config {
 	}
 	if len(d.sims) == 0 { // unknown engines: short prompts, short answers
 		load.SystemWords, load.UserWords, load.MaxTokens = 200, 60, 32
+	}
+	if d.disaggregated {
+		load.Tenants, load.SystemWords, load.MaxTokens = load.Conversations, 5000, 200
 	}
 	return load
 }
