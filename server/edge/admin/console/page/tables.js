@@ -123,7 +123,7 @@ export function routerRow(r) {
     el('td', {}, report ? report.version || '–' : '–'));
 }
 
-const endKind = { completed: 'plain', canceled: 'plain', 'handed over': 'plain', failed: 'bad', unserved: 'bad' };
+const endKind = { completed: 'plain', canceled: 'plain', 'handed over': 'plain', failed: 'bad', poisoned: 'bad', unserved: 'bad' };
 
 function ending(d) {
   if (d.dry_run) return el('span', { class: 'soft' }, 'dry run');
