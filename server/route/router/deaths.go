@@ -66,7 +66,7 @@ func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery,
 	switch {
 	case other == nil:
 		return false
-	case !t.deaths.named && !(s.stopped(ctx, other) && s.stopped(ctx, own)):
+	case !t.deaths.named && (!s.stopped(ctx, other) || !s.stopped(ctx, own)):
 		return false
 	}
 	if !t.deaths.named {
