@@ -656,7 +656,9 @@ type HistoryStep struct {
 	Retries uint32 `protobuf:"varint,18,opt,name=retries,proto3" json:"retries,omitempty"`
 	// Bookings of this router's books that went to another decider or to another choice before anything was sent for them. They are
 	// neither requests nor attempts.
-	HandOvers     uint32 `protobuf:"varint,19,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"`
+	HandOvers uint32 `protobuf:"varint,19,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"`
+	// Streams that lost their replica after their first byte, or left it, and continued on another one. They are among retries.
+	Continued     uint32 `protobuf:"varint,20,opt,name=continued,proto3" json:"continued,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -820,6 +822,13 @@ func (x *HistoryStep) GetRetries() uint32 {
 func (x *HistoryStep) GetHandOvers() uint32 {
 	if x != nil {
 		return x.HandOvers
+	}
+	return 0
+}
+
+func (x *HistoryStep) GetContinued() uint32 {
+	if x != nil {
+		return x.Continued
 	}
 	return 0
 }
@@ -1502,7 +1511,7 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\x04step\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b:\x02\b\x01:\x02\b\x0fR\x04step\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"C\n" +
 	"\x12GetHistoryResponse\x12-\n" +
-	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\x8a\a\n" +
+	"\x05steps\x18\x01 \x03(\v2\x17.kvpilot.v1.HistoryStepR\x05steps\"\xa8\a\n" +
 	"\vHistoryStep\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x123\n" +
 	"\acounted\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\acounted\x12\x1a\n" +
@@ -1524,7 +1533,8 @@ const file_kvpilot_v1_router_proto_rawDesc = "" +
 	"\battempts\x18\x11 \x01(\rR\battempts\x12\x18\n" +
 	"\aretries\x18\x12 \x01(\rR\aretries\x12\x1d\n" +
 	"\n" +
-	"hand_overs\x18\x13 \x01(\rR\thandOvers\x1a;\n" +
+	"hand_overs\x18\x13 \x01(\rR\thandOvers\x12\x1c\n" +
+	"\tcontinued\x18\x14 \x01(\rR\tcontinued\x1a;\n" +
 	"\rUnservedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01B\x10\n" +

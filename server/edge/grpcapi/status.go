@@ -99,7 +99,7 @@ func stepProto(s history.Step) *kvpilotv1.HistoryStep {
 		PromptTokens: uint64(s.PromptTokens), CachedTokens: uint64(s.CachedTokens), CountedTokens: uint64(s.CountedTokens),
 		TtftP50: seconds(s.P50 / milli), TtftP99: seconds(s.P99 / milli), ShadowRegret: seconds(s.Regret / milli), Unserved: map[string]uint32{},
 		TpotP50: seconds(s.TPOT50 / milli), TpotP99: seconds(s.TPOT99 / milli), Held: uint32(s.Held), HeldMax: limitProto(s.HeldMost),
-		Attempts: uint32(s.Attempts), Retries: uint32(s.Retries), HandOvers: uint32(s.HandOvers),
+		Attempts: uint32(s.Attempts), Retries: uint32(s.Retries), HandOvers: uint32(s.HandOvers), Continued: uint32(s.Continued),
 	}
 	for reason, n := range s.Unserved {
 		out.Unserved[reason] = uint32(n)

@@ -25,6 +25,8 @@ type Step struct {
 	// Attempts ended on a replica, Retries of them were repeated or continued on another one. HandOvers are bookings that went to
 	// another decider or another choice; they are neither.
 	Attempts, Retries, HandOvers int
+	// Continued are the streams among them that another replica continued.
+	Continued int
 	// Unserved requests were answered with an error before any replica was chosen, by its reason; nil when there were none.
 	Unserved map[string]int
 	// PromptTokens and CachedTokens are the engines' own counts, of answers that gave both, and the router's of
@@ -132,6 +134,9 @@ func (h *History) Outcome(o decision.Outcome) {
 	}
 	h.count(time.Now(), func(s *second) {
 		s.Attempts++
+		if o.End == decision.EndResumed {
+			s.Continued++
+		}
 		switch again := o.End == decision.EndMoved || o.End == decision.EndResumed; {
 		case !o.External:
 		case again:
@@ -224,6 +229,7 @@ func (s *second) add(o *second) {
 	s.Attempts += o.Attempts
 	s.Retries += o.Retries
 	s.HandOvers += o.HandOvers
+	s.Continued += o.Continued
 	for reason, n := range o.Unserved {
 		s.unserve(reason, n)
 	}

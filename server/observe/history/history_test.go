@@ -90,7 +90,7 @@ func TestRequestsAttemptsAndHandOversAreApart(t *testing.T) {
 		}
 		return list
 	}
-	type counts struct{ requests, failed, attempts, retries, handOvers int }
+	type counts struct{ requests, failed, attempts, retries, handOvers, continued int }
 	for name, tc := range map[string]struct {
 		of   outcomes
 		do   func(*history.History)
@@ -110,7 +110,12 @@ func TestRequestsAttemptsAndHandOversAreApart(t *testing.T) {
 			do: func(h *history.History) { h.Retried(); h.Served(true) }, want: counts{requests: 1, failed: 1, attempts: 2, retries: 1},
 		},
 		"an external caller tries twice": {of: external(decision.EndMoved, decision.EndCompleted), want: counts{requests: 1, attempts: 2, retries: 1}},
-		"an external caller gives up":    {of: external(decision.EndResumed, decision.EndFailed), want: counts{requests: 1, failed: 1, attempts: 2, retries: 1}},
+		"an external caller gives up":    {of: external(decision.EndResumed, decision.EndFailed), want: counts{requests: 1, failed: 1, attempts: 2, retries: 1, continued: 1}},
+		"a stream continues twice": {
+			of: own(decision.EndResumed, decision.EndResumed, decision.EndCompleted),
+			do: func(h *history.History) { h.Retried(); h.Retried(); h.Served(false) }, want: counts{requests: 1, attempts: 3, retries: 2, continued: 2},
+		},
+		"a stream stops two replicas": {of: external(decision.EndResumed, decision.EndPoisoned), want: counts{requests: 1, failed: 1, attempts: 2, retries: 1, continued: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -123,7 +128,7 @@ func TestRequestsAttemptsAndHandOversAreApart(t *testing.T) {
 				}
 				time.Sleep(time.Second)
 				s := h.Minute()
-				if got := (counts{s.Requests, s.Failed, s.Attempts, s.Retries, s.HandOvers}); got != tc.want {
+				if got := (counts{s.Requests, s.Failed, s.Attempts, s.Retries, s.HandOvers, s.Continued}); got != tc.want {
 					t.Errorf("counted %+v, want %+v", got, tc.want)
 				}
 			})

@@ -56,7 +56,7 @@ function showTiles(s) {
     tile('Requests', units(`${m.counted ? (1000 * (m.requests + m.unservedTotal) / router.milliseconds(m.counted)).toFixed(1) : '0'} /s`), apart.join(', ') || 'last minute'),
     tile('First token', m.ttft_p50 ? units(ms(router.milliseconds(m.ttft_p50))) : '–', m.ttft_p99 ? `p99 ${ms(router.milliseconds(m.ttft_p99))}` : 'median, last minute'),
     tile('From caches', prompt ? units(share(m.cached_tokens / prompt)) : '–', counted ? `of prompt tokens; ${share(counted / prompt)} by kvpilot's own count` : 'of prompt tokens'),
-    tile('Failed', failed ? el('a', { href: '#decisions', 'data-show': m.unservedTotal > m.failed ? 'refused' : 'failed', title: 'list them' }, count(failed)) : '0', unserved.length ? unserved.join(', ') : 'last minute', failed ? 'bad' : ''),
+    tile('Failed', failed ? el('a', { href: '#decisions', 'data-show': m.unservedTotal > m.failed ? 'refused' : 'failed', title: 'list them' }, count(failed)) : '0', unserved.length ? unserved.join(', ') : m.continued ? `${count(m.continued)} ${m.continued > 1 ? 'streams' : 'stream'} continued` : 'last minute', failed ? 'bad' : ''),
     tile('In flight', count(now.booked), now.held ? `${count(now.held)} more wait here` : 'none waits here', now.held ? 'warn' : ''),
     tile('Blocks known', units(count(index.blocks)), index.cut ? `${bytes(index.bytes)}, the bound is met` : `${bytes(index.bytes)} of memory`, index.cut ? 'warn' : ''),
     tile('Token ids', suspect.length ? 'suspect' : now.parity.length ? 'agree' : '–', suspect.length ? suspect.map((p) => p.model).join(', ') : now.parity.length ? 'with the engines' : 'not compared yet', suspect.length ? 'bad' : ''),

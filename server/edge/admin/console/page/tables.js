@@ -155,7 +155,7 @@ export function programRow(p) {
     el('td', { class: 'n' }, wait ? units(ms(wait)) : '–'));
 }
 
-const endKind = { completed: 'plain', canceled: 'plain', 'handed over': 'plain', failed: 'bad', unserved: 'bad' };
+const endKind = { completed: 'plain', canceled: 'plain', 'handed over': 'plain', failed: 'bad', poisoned: 'bad', unserved: 'bad' };
 
 function ending(d) {
   if (d.dry_run) return el('span', { class: 'soft' }, 'dry run');
