@@ -1,4 +1,4 @@
-// Package deploy holds the manifests of this folder that the program writes for kvpilot init --kubernetes.
+// Package deploy holds the files of this folder that programs use: the manifests that kvpilot init --kubernetes writes, and the Envoy that the benchmark starts.
 package deploy
 
 import "embed"
@@ -7,3 +7,8 @@ import "embed"
 //
 //go:embed kubernetes/base/*.yaml
 var Base embed.FS
+
+// Envoy is envoy/envoy.yaml: a stand-alone Envoy that asks kvpilot for a replica.
+//
+//go:embed envoy/envoy.yaml
+var Envoy string

@@ -196,7 +196,7 @@ func check(t *testing.T, docs []object, c config.Config) {
 		}
 	}
 	rules := at(t, byKind(t, docs, "Role"), "rules")
-	if fmt.Sprint(rules) != "[map[apiGroups:[discovery.k8s.io] resources:[endpointslices] verbs:[list watch]] map[apiGroups:[] resources:[pods] verbs:[list watch]]]" {
+	if fmt.Sprint(rules) != "[map[apiGroups:[discovery.k8s.io] resources:[endpointslices] verbs:[list watch]] map[apiGroups:[] resources:[pods] verbs:[list watch]] map[apiGroups:[inference.networking.k8s.io] resources:[inferencepools] verbs:[list watch]] map[apiGroups:[llm-d.ai inference.networking.x-k8s.io] resources:[inferenceobjectives inferencemodelrewrites] verbs:[list watch]]]" {
 		t.Errorf("rights %v, want to list and watch EndpointSlices and Pods", rules)
 	}
 	account := at(t, pod, "spec", "serviceAccountName")
@@ -333,6 +333,12 @@ func render(t *testing.T, values object) []object {
 		},
 		"hasKey": func(d object, key string) bool { _, has := d[key]; return has },
 		"set":    func(d object, key string, v any) object { d[key] = v; return d },
+		"ternary": func(yes, no any, condition bool) any {
+			if condition {
+				return yes
+			}
+			return no
+		},
 		"unset":  func(d object, key string) object { delete(d, key); return d },
 		"has":    func(v any, list []any) bool { return slices.Contains(list, v) },
 		"merge":  merge,

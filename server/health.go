@@ -29,6 +29,18 @@ func (h *healthService) Shutdown() {
 	h.end()
 }
 
+// serviceLiveness is the name under which gateways' probes ask whether the process works.
+const serviceLiveness = "liveness"
+
+// Check implements healthpb.HealthServer. A router that drains is live: its orchestrator must not kill it.
+func (h *healthService) Check(ctx context.Context, in *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	answer, err := h.Server.Check(ctx, in)
+	if err == nil && in.GetService() == serviceLiveness {
+		answer.Status = healthpb.HealthCheckResponse_SERVING
+	}
+	return answer, err
+}
+
 // Watch implements healthpb.HealthServer.
 func (h *healthService) Watch(in *healthpb.HealthCheckRequest, out healthpb.Health_WatchServer) error {
 	ctx, cancel := context.WithCancel(out.Context())

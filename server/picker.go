@@ -19,13 +19,16 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/edge/extproc"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
 // picker is the endpoint picker: the surface that gateways ask for a replica.
 type picker struct {
-	server *extproc.Server
-	guard  *guard.Guard
+	server     *extproc.Server
+	guard      *guard.Guard
+	objectives *registry.Objectives
+	rewrites   *registry.Rewrites
 	// grpc serves gateways, health the probes at an address of their own.
 	grpc, health *grpc.Server
 }
@@ -38,9 +41,10 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 	if c.EPP.Listen == "" && !given {
 		return nil
 	}
+	objectives, rewrites := registry.NewObjectives(c.Registry, p.part("epp")), registry.NewRewrites(c.Registry, p.part("epp"))
 	server := extproc.New(c.EPP, extproc.Params{
 		Router: p.router, Senders: s.api, Fleet: p.ranks.Registry, Ledger: s.ledger, TenantHeader: c.API.TenantHeader,
-		MaxBodyBytes: int64(c.Gateway.MaxBodyBytes), Times: s.gateway,
+		MaxBodyBytes: int64(c.Gateway.MaxBodyBytes), Times: s.gateway, Objectives: objectives, Rewrites: rewrites,
 		Log: p.part("epp"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
 	})
 	g := guard.New(guard.Limits{
@@ -57,7 +61,7 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 	if secure != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(secure)))
 	}
-	s.picker = &picker{server: server, guard: g, grpc: grpc.NewServer(options...), health: grpc.NewServer(g.Options()...)}
+	s.picker = &picker{server: server, guard: g, objectives: objectives, rewrites: rewrites, grpc: grpc.NewServer(options...), health: grpc.NewServer(g.Options()...)}
 	guarded := g.Registrar(s.picker.grpc)
 	extprocv3.RegisterExternalProcessorServer(guarded, server)
 	healthpb.RegisterHealthServer(guarded, s.health)
@@ -69,7 +73,7 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 func (*picker) setHealth(to *healthService, state healthpb.HealthCheckResponse_ServingStatus) {
 	to.SetServingStatus(extprocv3.ExternalProcessor_ServiceDesc.ServiceName, state)
 	to.SetServingStatus("readiness", state)
-	to.SetServingStatus("liveness", healthpb.HealthCheckResponse_SERVING)
+	to.SetServingStatus(serviceLiveness, healthpb.HealthCheckResponse_SERVING)
 }
 
 // pickerTLS is the TLS of the endpoint picker's address; nil when it speaks plain text.

@@ -91,7 +91,7 @@ var errNoFleet = errors.New("registry.replicas: the new settings have no replica
 // hasSource reports whether replicas may come from the settings.
 func hasSource(c config.Config) bool {
 	r := c.Registry
-	return len(r.Replicas)+len(r.DNS)+len(r.Kubernetes) > 0 || r.File != ""
+	return len(r.Replicas)+len(r.DNS)+len(r.Kubernetes)+len(r.InferencePools) > 0 || r.File != ""
 }
 
 // fleetUpdate bounds how long the registry may take to change its list.

@@ -162,7 +162,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})})
 	background = append(background, component{"guard", s.surfaces.guard}, component{"callers", s.surfaces.callers}, component{"audit", s.surfaces.audit})
 	if s.surfaces.picker != nil {
-		background = append(background, component{"epp guard", s.surfaces.picker.guard})
+		background = append(background, component{"epp guard", s.surfaces.picker.guard}, component{"epp objectives", s.surfaces.picker.objectives}, component{"epp rewrites", s.surfaces.picker.rewrites})
 	}
 	if s.params.Source != nil {
 		background = append(background, component{"settings", task(s.followSettings)})
@@ -173,7 +173,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer shut()
 	for _, d := range endpoints {
 		running.start(serving, component{d.name(), task(func(ctx context.Context) error {
-			if d.name() != "admin" {
+			if name := d.name(); name != "admin" && name != "epp health" {
 				s.awaitFleet(ctx)
 			}
 			return d.serve() // when ctx has ended, it closes the listener

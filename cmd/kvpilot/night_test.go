@@ -91,7 +91,7 @@ func TestAnEngineThatCountsOtherwiseIsTold(t *testing.T) {
 		var state struct {
 			Parity []struct{ Model, State string }
 		}
-		return json.NewDecoder(resp.Body).Decode(&state) == nil && len(state.Parity) == 1 && state.Parity[0].Model == "sim" && state.Parity[0].State == "suspect"
+		return json.NewDecoder(resp.Body).Decode(&state) == nil && len(state.Parity) == 1 && state.Parity[0].Model == "sim" && state.Parity[0].State == "PARITY_STATE_SUSPECT"
 	})
 	f.eventually("the log says at which token they part", func() bool {
 		return strings.Contains(f.log.String(), "tokenization of this model is suspect") && strings.Contains(f.log.String(), "position=20")

@@ -80,7 +80,7 @@ func (vocabulary) Render(c vocab.Chat) (vocab.Rendered, error) { return vocab.Re
 func DefaultConfig() Config {
 	return Config{
 		Models: []string{"sim"}, Version: "0.32.0", Ranks: 1, Core: core.DefaultConfig(),
-		Flags: Flags{TokenDetails: true, ScaleOut: true}, Publishing: Publishing{ReplayBuffer: 10_000}, Transfer: DefaultTransfer(), MeanAnswer: 128, KeepAlive: 5 * time.Second,
+		Flags: Flags{TokenDetails: true, ScaleOut: true}, Publishing: Publishing{ReplayBuffer: 10_000}, Transfer: defaultTransfer(), MeanAnswer: 128, KeepAlive: 5 * time.Second,
 	}
 }
 

@@ -51,6 +51,9 @@ func surfaceOf(f *features, rust bool) surface {
 	pooled := func(serve func(*pooler, *call)) handler {
 		return func(l *life, c *call) { serve(&pooler{&l.dialect, l}, c) }
 	}
+	byTokens := func(serve func(tokenRoutes, *call)) handler {
+		return func(l *life, c *call) { serve(tokenRoutes{l}, c) }
+	}
 	s.add(true, "GET", (*life).health, "/health")
 	s.add(true, "GET", (*life).versionReply, "/version")
 	s.add(true, "GET", (*life).metrics, "/metrics")
@@ -73,8 +76,8 @@ func surfaceOf(f *features, rust bool) surface {
 	s.add(python && f.has(messages), "POST", (*life).messagesCreate, "/v1/messages")
 	s.add(python && f.has(messages), "POST", (*life).messagesCount, "/v1/messages/count_tokens")
 	s.add(python && f.has(render), "POST", (*life).renderChat, "/v1/chat/completions/render")
-	s.add(python && f.has(derender), "POST", (*life).generate, "/inference/v1/generate")
-	s.add(python && f.has(derender), "POST", (*life).derender, "/v1/chat/completions/derender")
+	s.add(python && f.has(derender), "POST", byTokens(tokenRoutes.generate), "/inference/v1/generate")
+	s.add(python && f.has(derender), "POST", byTokens(tokenRoutes.derender), "/v1/chat/completions/derender")
 	s.add(python && f.has(render), "POST", (*life).renderCompletion, "/v1/completions/render")
 	s.add(python && f.has(renderAll), "POST", (*life).renderMessages, "/v1/messages/render")
 	s.add(python && f.has(renderAll), "POST", (*life).renderResponses, "/v1/responses/render")

@@ -154,7 +154,7 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 		reason = "tool_calls"
 	}
 	inner, skip := a.delta(ch, d)
-	if skip && !d.done && !(a.req.ReturnTokenIDs && a.g.l.features.has(derender)) {
+	if skip && !d.done && (!a.req.ReturnTokenIDs || !a.g.l.features.has(derender)) {
 		return
 	}
 	b := append(s.begin(""), a.prefix...).raw(`{"index":`).int(ch.index)

@@ -25,8 +25,11 @@ type generateRequest struct {
 	} `json:"sampling_params"`
 }
 
+// tokenRoutes are the routes of a life that take and return token ids: what a front end of its own asks (--enable-scale-out).
+type tokenRoutes struct{ *life }
+
 // generate serves the route as far as its stream of token ids goes.
-func (l *life) generate(c *call) {
+func (l tokenRoutes) generate(c *call) {
 	var req generateRequest
 	if !l.renderAllowed(c) || !l.read(c, &req) {
 		return
@@ -74,7 +77,7 @@ func (l *life) generate(c *call) {
 }
 
 // begun returns what the model is made to write for a chat's prompt, which ids begin with, and how many tokens of it they end with.
-func (l *life) begun(ids []uint32) (forced string, said int) {
+func (l tokenRoutes) begun(ids []uint32) (forced string, said int) {
 	opening := vocab.Encode(nil, "<|im_start|>assistant\n")
 	for at := len(ids) - len(opening); at >= 0; at-- {
 		if !slices.Equal(ids[at:at+len(opening)], opening) {
@@ -112,7 +115,7 @@ type derenderRequest struct {
 }
 
 // derender parses a portion behind the ones before, as an engine with a tool parser and a reasoning parser does.
-func (l *life) derender(c *call) {
+func (l tokenRoutes) derender(c *call) {
 	var req derenderRequest
 	if !l.renderAllowed(c) || !l.read(c, &req) {
 		return
@@ -141,7 +144,7 @@ func (l *life) derender(c *call) {
 	c.send(http.StatusOK, "application/json", l.derendered(&req))
 }
 
-func (l *life) derendered(req *derenderRequest) text {
+func (l tokenRoutes) derendered(req *derenderRequest) text {
 	_, tool := l.forced(&req.Chat)
 	ch := &choice{bare: true, callID: l.newID()}
 	p := &parser{tool: tool, thinks: l.features.has(derender) && req.Chat.thinks()}

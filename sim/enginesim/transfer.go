@@ -25,8 +25,8 @@ type Transfer struct {
 	Lease time.Duration
 }
 
-// DefaultTransfer has the times that llm-d published for single requests.
-func DefaultTransfer() Transfer {
+// defaultTransfer has the times that llm-d published for single requests.
+func defaultTransfer() Transfer {
 	return Transfer{Start: 25 * time.Millisecond, PerToken: 4400 * time.Nanosecond, Lease: 30 * time.Second}
 }
 

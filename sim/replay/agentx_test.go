@@ -1,14 +1,66 @@
 package replay
 
 import (
+	"math"
 	"slices"
 	"testing"
 )
 
+// shape are figures of a closed loop's trace.
+type shape struct {
+	// Spawning is the share of programs with subagents.
+	Spawning float64
+	// Turns is the median of turns of the programs' own sessions, In and Out are medians of a call's tokens.
+	Turns, In, Out float64
+	// Hits is the share of prompt tokens that a cache without a bound would hold, Quick the share of gaps below a second.
+	Hits, Quick float64
+}
+
+// shapeOf reads the trace.
+func shapeOf(t *Trace) shape {
+	var ins, outs, turns []float64
+	var in, hit, gaps, quick float64
+	own, spawning := map[int]float64{}, map[int]bool{}
+	held := map[uint64]bool{}
+	callers := t.callers()
+	for i := range t.Calls {
+		c := &t.Calls[i]
+		ins, outs, in = append(ins, float64(c.In)), append(outs, float64(c.Out)), in+float64(c.In)
+		for n, id := range c.IDs {
+			if n*t.Chunk < c.In && held[id] {
+				hit += float64(min(t.Chunk, c.In-n*t.Chunk))
+			}
+		}
+		for _, id := range c.IDs {
+			held[id] = true
+		}
+		switch {
+		case callers[i] >= 0:
+			spawning[t.program(i)] = true
+		default:
+			own[t.program(i)]++
+		}
+		if c.Prev >= 0 && len(c.Joins) == 0 {
+			gaps++
+			if c.At < 1 {
+				quick++
+			}
+		}
+	}
+	for _, n := range own {
+		turns = append(turns, n)
+	}
+	median := func(list []float64) float64 { slices.Sort(list); return quantile(list, 0.5) }
+	return shape{
+		Spawning: float64(len(spawning)) / math.Max(1, float64(len(own))), Turns: median(turns), In: median(ins), Out: median(outs),
+		Hits: hit / in, Quick: quick / math.Max(1, gaps),
+	}
+}
+
 // The generator keeps the shape of the recorded sessions: medians within a tenth, shares within a few points.
 func TestAgentXHasTheShapeOfRecordedSessions(t *testing.T) {
 	trace := generated(t, "agentx", 20_000)
-	s := trace.shape()
+	s := shapeOf(trace)
 	t.Logf("%+v, %.0f tokens per program", s, trace.resident())
 	for name, v := range map[string][3]float64{
 		"median turns": {s.Turns, 39, 48}, "median prompt": {s.In, 128e3, 156e3}, "median answer": {s.Out, 400, 490},

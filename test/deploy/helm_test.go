@@ -218,10 +218,65 @@ func TestWrongValuesAreRejectedWithTheirName(t *testing.T) {
 		{`{extraArgs: [--admin=:9000]}`, "--admin=:9000: the chart depends on it"},
 		{`{extraArgs: [--set=listen.admin_tls=true]}`, "the chart depends on it"},
 		{`{extraArgs: [serve]}`, "extraArgs"},
+		{`{mode: picker}`, "mode"},
+		{`{config: {epp: {listen: ":9002"}}}`, "config.epp.listen is set by the chart: remove it and use mode"},
+		{`{mode: both, config: {epp: {health: ":9003"}}}`, "config.epp.health is set by the chart"},
+		{`{mode: both, env: [{name: KVPILOT_EPP_LISTEN, value: ":9000"}]}`, "KVPILOT_EPP_LISTEN is set by the chart"},
+		{`{mode: both, extraArgs: [--set=epp.listen=]}`, "the chart depends on it"},
+		{`{mode: epp, httpRoute: {enabled: true, parentRefs: [{name: g}]}}`, "set mode to both"},
+		{`{mode: epp, ingress: {enabled: true}}`, "set mode to both"},
+		{`{inferencePool: {create: true}}`, "set mode to epp or both"},
+		{`{mode: epp, inferencePool: {create: true, targetPorts: [1, 2, 3, 4, 5, 6, 7, 8, 9]}}`, "targetPorts"},
+		{`{mode: epp, networkPolicy: {enabled: true, engines: {podSelector: {matchLabels: {app: vllm}}}}}`, "set networkPolicy.gateways"},
 	} {
 		if text, err := render(t, test.values, nil); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want an error with %q\n%s", test.values, err, test.want, text)
 		}
+	}
+}
+
+// The ports of callers and of gateways are there as the mode says, on the Service, the pods and in the policy.
+func TestTheModeOpensPorts(t *testing.T) {
+	for mode, want := range map[string][]string{
+		"proxy": {"http", "grpc"}, "epp": {"grpc", "epp", "epp-health"}, "both": {"http", "grpc", "epp", "epp-health"},
+	} {
+		o := mustRender(t, "mode: "+mode+"\nnetworkPolicy: {enabled: true, gateways: [{namespaceSelector: {matchLabels: {team: edge}}}], engines: {podSelector: {matchLabels: {app: vllm}}}}\n")
+		var service, pod, allowed []string
+		for _, port := range o.services["prod-kvpilot"].Spec.Ports {
+			service = append(service, port.Name)
+		}
+		for _, port := range o.deployment.Spec.Template.Spec.Containers[0].Ports {
+			if slices.Contains([]string{"http", "grpc", "epp", "epp-health"}, port.Name) {
+				pod = append(pod, port.Name)
+			}
+		}
+		for _, rule := range o.policies["prod-kvpilot"].Spec.Ingress {
+			for _, port := range rule.Ports {
+				if slices.Contains(want, port.Port.StrVal) {
+					allowed = append(allowed, port.Port.StrVal)
+				}
+				if closed := strings.HasPrefix(port.Port.StrVal, "epp"); closed != (len(rule.From) == 1 && rule.From[0].NamespaceSelector != nil && rule.From[0].NamespaceSelector.MatchLabels["team"] == "edge") {
+					t.Errorf("%s: port %s is open to %v", mode, port.Port.StrVal, rule.From)
+				}
+			}
+		}
+		if !slices.Equal(service, want) || !slices.Equal(pod, want) || !slices.Equal(allowed, want) {
+			t.Errorf("%s: the Service has %v, the pods %v, the policy allows %v; want %v", mode, service, pod, allowed, want)
+		}
+		engines := o.policies["prod-kvpilot-engines"].Spec.Ingress[0].From
+		if reached := len(engines) == 2; reached != (mode != "proxy") {
+			t.Errorf("%s: the engines are open to %v", mode, engines)
+		}
+	}
+}
+
+func TestTheChartsPoolLeadsToTheRouters(t *testing.T) {
+	for _, name := range []string{"picker-values.yaml", "picker-and-proxy-values.yaml"} {
+		onePool(t, mustRender(t, allValueSets(t)[name]))
+	}
+	pool := onePool(t, mustRender(t, allValueSets(t)["picker-values.yaml"]))
+	if pool.Name != "qwen" || len(pool.Spec.TargetPorts) != 2 || len(pool.Spec.Selector.MatchLabels) != 2 {
+		t.Errorf("the pool is %+v", pool.Spec)
 	}
 }
 

@@ -22,7 +22,7 @@ func built(t *testing.T, folder string) *objects {
 }
 
 func TestKustomizeBuildsEachFolder(t *testing.T) {
-	for _, folder := range []string{"base", "hardened", "with-vllm"} {
+	for _, folder := range []string{"base", "hardened", "with-vllm", "../gateway-api/base"} {
 		t.Run(folder, func(t *testing.T) {
 			o := built(t, folder)
 			o.consistent(t)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	istiov1 "istio.io/client-go/pkg/apis/networking/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	inferencev1 "sigs.k8s.io/gateway-api-inference-extension/api/v1"
 	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
@@ -46,7 +48,7 @@ func read(t *testing.T, manifests []byte) *objects {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		appsv1.AddToScheme, corev1.AddToScheme, networkingv1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
-		gatewayv1.Install, monitoringv1.AddToScheme, autoscalingv2.AddToScheme, addKEDA,
+		gatewayv1.Install, inferencev1.Install, istiov1.AddToScheme, monitoringv1.AddToScheme, autoscalingv2.AddToScheme, addKEDA,
 	} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
@@ -72,9 +74,12 @@ func read(t *testing.T, manifests []byte) *objects {
 		if len(bytes.TrimSpace(stripComments(text))) == 0 {
 			continue
 		}
-		object, _, err := decoder.Decode(text, nil, nil)
+		object, kind, err := decoder.Decode(text, nil, nil)
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, text)
+		}
+		for _, err := range faults(t, *kind, text) {
+			t.Errorf("%s: %v in\n%s", kind.Kind, err, text)
 		}
 		o.add(t, object)
 	}
@@ -149,11 +154,13 @@ func (o *objects) consistent(t *testing.T) {
 		}
 	}
 	names := map[string]corev1.Protocol{}
-	for _, port := range pod.Spec.Containers[0].Ports {
-		if errs := validation.IsValidPortName(port.Name); len(errs) > 0 || names[port.Name] != "" {
-			t.Errorf("port %q: %v, or twice", port.Name, errs)
+	for _, container := range pod.Spec.Containers {
+		for _, port := range container.Ports {
+			if errs := validation.IsValidPortName(port.Name); len(errs) > 0 || names[port.Name] != "" {
+				t.Errorf("port %q: %v, or twice", port.Name, errs)
+			}
+			names[port.Name] = protocol(port.Protocol)
 		}
-		names[port.Name] = protocol(port.Protocol)
 	}
 	for _, service := range o.services {
 		if service.Spec.Selector["app.kubernetes.io/name"] != pod.Labels["app.kubernetes.io/name"] {
@@ -200,7 +207,7 @@ func (o *objects) mountsExist(t *testing.T) {
 func (o *objects) settings(t *testing.T) string {
 	t.Helper()
 	for _, volume := range o.deployment.Spec.Template.Spec.Volumes {
-		if volume.ConfigMap != nil {
+		if volume.ConfigMap != nil && volume.Name == "config" {
 			return o.configMaps[volume.ConfigMap.Name].Data["kvpilot.yaml"]
 		}
 	}

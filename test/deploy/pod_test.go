@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -27,6 +28,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -137,7 +141,12 @@ func (p *pod) settle(t *testing.T, engine string) {
 	}
 	listen := section(settings, "listen")
 	for _, name := range []string{"http", "grpc", "admin"} {
-		listen[name] = p.address(t, listen[name])
+		if listen[name] != "" {
+			listen[name] = p.address(t, listen[name])
+		}
+	}
+	if epp := section(settings, "epp"); epp["listen"] != nil {
+		epp["listen"], epp["health"] = p.address(t, epp["listen"]), p.address(t, epp["health"])
 	}
 	listen["drain_delay"] = "5m"
 	if fleet := section(settings, "fleet"); fleet["listen"] != nil {
@@ -211,6 +220,8 @@ func (p *pod) probe(t *testing.T, probe *corev1.Probe) error {
 		return nil
 	case probe.HTTPGet != nil:
 		return p.get(t, probe.HTTPGet)
+	case probe.GRPC != nil:
+		return p.check(t, probe.GRPC)
 	}
 	return fmt.Errorf("a probe of this kind says nothing of requests: %+v", probe.ProbeHandler)
 }
@@ -242,6 +253,26 @@ func (p *pod) get(t *testing.T, get *corev1.HTTPGetAction) error {
 	defer resp.Body.Close()
 	if resp.StatusCode < 200 || resp.StatusCode >= 400 {
 		return fmt.Errorf("%s: status %d", req.URL, resp.StatusCode)
+	}
+	return nil
+}
+
+// check asks a gRPC health service, without TLS, as the kubelet does.
+func (p *pod) check(t *testing.T, grpcAction *corev1.GRPCAction) error {
+	t.Helper()
+	conn, err := grpc.NewClient(p.ports[grpcAction.Port], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	answer, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: *grpcAction.Service})
+	if err != nil {
+		return err
+	}
+	if answer.Status != healthpb.HealthCheckResponse_SERVING {
+		return fmt.Errorf("%s is %s", *grpcAction.Service, answer.Status)
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func TestProbesOfEveryValueSetFitTheRouter(t *testing.T) {
 
 func TestProbesOfTheManifestsFitTheRouter(t *testing.T) {
 	engine := startEngine(t)
-	for _, folder := range []string{"base", "hardened"} {
+	for _, folder := range []string{"base", "hardened", "../gateway-api/base"} {
 		t.Run(folder, func(t *testing.T) {
 			checkProbes(t, built(t, folder), engine)
 		})

@@ -59,7 +59,11 @@ func rows() []row {
 			{title: "Regret of served choices", unit: "s", text: "How much later the first token was predicted where requests went than at the fastest candidate: what fairness to later requests costs.", queries: quantiles("kvpilot_decisionlog_regret_seconds", "")},
 			{title: "Faults by cause", unit: "reqps", text: "Attempts that failed, by the party at fault. Only network, replica and rank count against a replica.", queries: [][2]string{{"sum by (cause) (rate(kvpilot_router_faults_total" + rate + "))", "{{cause}}"}}},
 			{title: "Retries by cause", unit: "reqps", text: "Attempts on another replica, by the outcome of the previous attempt.", queries: [][2]string{{"sum by (outcome) (rate(kvpilot_router_retries_total" + rate + "))", "{{outcome}}"}}},
-			{title: "Streams resumed elsewhere", unit: "reqps", text: "Streams whose replica died after their first byte, by outcome.", queries: [][2]string{{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"}}},
+			{title: "Streams resumed elsewhere", unit: "reqps", text: "Streams that lost their replica after their first byte, by outcome; by cause, those that continue elsewhere, and those that were lost: their clients got an error.", queries: [][2]string{
+				{"sum by (result) (rate(kvpilot_router_resumes_total" + rate + "))", "{{result}}"},
+				{`sum by (cause) (rate(kvpilot_router_interrupted_total{result="continued"}` + rate + `))`, "continued: {{cause}}"},
+				{`sum by (kind, cause) (rate(kvpilot_router_interrupted_total{result="lost"}` + rate + `)) > 0 or on () label_replace(vector(0), "kind", "none", "", "")`, "lost: {{kind}} {{cause}}"},
+			}},
 		}},
 		{"Replicas and reservations", []panel{
 			{title: "Replicas by state", unit: "short", text: "Only ready replicas get requests.", queries: [][2]string{{"sum by (state) (kvpilot_registry_replicas)", "{{state}}"}}},
@@ -94,23 +98,7 @@ func rows() []row {
 				{"sum by (cause) (rate(kvpilot_admission_refusals_total" + rate + "))", "refused: {{cause}}"}, {"sum(rate(kvpilot_telemetry_spans_dropped_total" + rate + "))", "spans"}, {`sum(rate(kvpilot_decisionlog_dropped_total{by="file"}` + rate + "))", "decisions"},
 			}},
 		}},
-		{"Routers", []panel{
-			{title: "Routers of the fleet", unit: "short", text: "Members by state, as the router that sees the fewest or the most of them does: alive; stranger, with another major wire version; dead, in the last ten minutes and without leaving.", queries: [][2]string{
-				{`min(kvpilot_peers_members{state="alive"})`, "alive, at least"}, {`max by (state) (kvpilot_peers_members{state!="alive"})`, "{{state}}"},
-			}},
-			{title: "Routers that decide", unit: "short", text: "By pool. More than one: the fleet is split. A router shows a pool once it has had a request for it.", queries: [][2]string{{"sum by (pool) (kvpilot_peers_decider)", "{{pool}}"}}},
-			{title: "Questions between routers", unit: "reqps", text: "Questions to deciders by outcome, and decisions that a router made alone, by reason. Alone should be zero: fleet.md.", queries: [][2]string{
-				{"sum by (outcome) (rate(kvpilot_peers_asks_total" + rate + "))", "{{outcome}}"}, {"sum by (reason) (rate(kvpilot_peers_alone_total" + rate + "))", "alone: {{reason}}"},
-			}},
-			{title: "Time of a question", unit: "s", text: "From a question to the decider's answer, without the time in the hold queue.", queries: quantiles("kvpilot_peers_ask_duration_seconds", "")},
-			{title: "Bookings between routers", unit: "ops", text: "Requests in flight that were reported to a decider that did not know them, after a change of decider or of a connection; lists that a decider asked for again.", queries: [][2]string{
-				{"sum(rate(kvpilot_peers_handed_over_total" + rate + "))", "handed over"}, {"sum(rate(kvpilot_peers_resyncs_total" + rate + "))", "lists asked for again"},
-			}},
-			{title: "Tenants' limits", unit: "ops", text: "Grants from a router's own share because the owner of an account does not answer, and reported tokens that were not charged. Both should be zero.", queries: [][2]string{
-				{"sum(rate(kvpilot_tenant_grants_alone_total" + rate + "))", "grants alone"}, {"sum(rate(kvpilot_tenant_tokens_unbelieved_total" + rate + "))", "tokens not charged"},
-			}},
-			{title: "Refused of other routers", unit: "ops", text: "By reason; the log names the router. All should be zero: fleet.md.", queries: [][2]string{{"sum by (reason) (rate(kvpilot_peers_refused_total" + rate + "))", "{{reason}}"}}},
-		}},
+		fleet(),
 		{"Tokenization", []panel{
 			{title: "Time until ids are known", unit: "s", text: "How long requests wait for their token ids.", queries: quantiles("kvpilot_router_tokenize_seconds", "")},
 			{title: "Where ids come from", unit: "reqps", text: "exact_cache and conversation need no replica; none is a prompt without ids, by reason.", queries: [][2]string{{"sum by (source, reason) (rate(kvpilot_tokenizer_encodings_total" + rate + "))", "{{source}} {{reason}}"}}},
@@ -118,6 +106,27 @@ func rows() []row {
 			{title: "Failures and mismatches", unit: "ops", text: "Failed calls per second, and prompts whose ids differ from the engine's. Mismatches above zero: operations.md, 7.", queries: [][2]string{{"sum(rate(kvpilot_tokenizer_endpoint_failures_total" + rate + ")) or vector(0)", "failed calls"}, {"sum(rate(kvpilot_tokenizer_parity_mismatches_total" + rate + "))", "mismatches"}}},
 		}},
 	}
+}
+
+// fleet is the row of several routers.
+func fleet() row {
+	return row{"Routers", []panel{
+		{title: "Routers of the fleet", unit: "short", text: "Members by state, as the router that sees the fewest or the most of them does: alive; stranger, with another major wire version; dead, in the last ten minutes and without leaving.", queries: [][2]string{
+			{`min(kvpilot_peers_members{state="alive"})`, "alive, at least"}, {`max by (state) (kvpilot_peers_members{state!="alive"})`, "{{state}}"},
+		}},
+		{title: "Routers that decide", unit: "short", text: "By pool. More than one: the fleet is split. A router shows a pool once it has had a request for it.", queries: [][2]string{{"sum by (pool) (kvpilot_peers_decider)", "{{pool}}"}}},
+		{title: "Questions between routers", unit: "reqps", text: "Questions to deciders by outcome, and decisions that a router made alone, by reason. Alone should be zero: fleet.md.", queries: [][2]string{
+			{"sum by (outcome) (rate(kvpilot_peers_asks_total" + rate + "))", "{{outcome}}"}, {"sum by (reason) (rate(kvpilot_peers_alone_total" + rate + "))", "alone: {{reason}}"},
+		}},
+		{title: "Time of a question", unit: "s", text: "From a question to the decider's answer, without the time in the hold queue.", queries: quantiles("kvpilot_peers_ask_duration_seconds", "")},
+		{title: "Bookings between routers", unit: "ops", text: "Requests in flight that were reported to a decider that did not know them, after a change of decider or of a connection; lists that a decider asked for again.", queries: [][2]string{
+			{"sum(rate(kvpilot_peers_handed_over_total" + rate + "))", "handed over"}, {"sum(rate(kvpilot_peers_resyncs_total" + rate + "))", "lists asked for again"},
+		}},
+		{title: "Tenants' limits", unit: "ops", text: "Grants from a router's own share because the owner of an account does not answer, and reported tokens that were not charged. Both should be zero.", queries: [][2]string{
+			{"sum(rate(kvpilot_tenant_grants_alone_total" + rate + "))", "grants alone"}, {"sum(rate(kvpilot_tenant_tokens_unbelieved_total" + rate + "))", "tokens not charged"},
+		}},
+		{title: "Refused of other routers", unit: "ops", text: "By reason; the log names the router. All should be zero: fleet.md.", queries: [][2]string{{"sum by (reason) (rate(kvpilot_peers_refused_total" + rate + "))", "{{reason}}"}}},
+	}}
 }
 
 func main() {

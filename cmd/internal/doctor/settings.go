@@ -148,7 +148,7 @@ func checkReplicas(ctx context.Context, in scope) []Finding {
 		starts = starts && (s.Err == nil || s.Setting != "file" && s.What != registry.CredentialsWhat)
 		switch {
 		case s.Forbidden:
-			list = append(list, fault(Fail, setting, "the rights to get, list and watch "+s.What, oneLine(s.Err), "grant kvpilot's service account list and watch on endpointslices (discovery.k8s.io) and pods with a Role, as deploy/kubernetes does; or set pod_labels: ignore to need no pods")...)
+			list = append(list, fault(Fail, setting, "the rights to get, list and watch "+s.What, oneLine(s.Err), grantFor(s))...)
 		case s.Err != nil:
 			list = append(list, fault(Fail, setting, "replicas from "+s.What, oneLine(s.Err), changeOf(s))...)
 		case s.Replicas == 0 && s.What != "pods":
@@ -179,12 +179,22 @@ func checkReplicas(ctx context.Context, in scope) []Finding {
 	return append(list, ok("", "%d found", len(in.setup.replicas)))
 }
 
+// grantFor is the right that the service account lacks.
+func grantFor(s registry.SourceExamination) string {
+	if strings.HasPrefix(s.Setting, "inference_pools") {
+		return "grant kvpilot's service account list and watch on inferencepools (inference.networking.k8s.io) and pods with a Role, as deploy/kubernetes does"
+	}
+	return "grant kvpilot's service account list and watch on endpointslices (discovery.k8s.io) and pods with a Role, as deploy/kubernetes does; or set pod_labels: ignore to need no pods"
+}
+
 // changeOf is what to do about a source that cannot be read, or is empty.
 func changeOf(s registry.SourceExamination) string {
 	switch {
 	case strings.HasPrefix(s.Setting, "dns") && s.Err != nil:
 		return "correct the name (an SRV name is _port._tcp.NAME), or the resolver of this machine: look it up with dig or nslookup"
-	case strings.HasPrefix(s.Setting, "kubernetes") && s.Err != nil:
+	case strings.HasPrefix(s.Setting, "inference_pools") && s.What == "inference pools" && s.Err == nil:
+		return "no pod of the InferencePool is ready: kubectl get pods -l SELECTOR lists what it would find"
+	case (strings.HasPrefix(s.Setting, "kubernetes") || strings.HasPrefix(s.Setting, "inference_pools")) && s.Err != nil:
 		return "is the API server reachable, and are token, ca.crt and namespace in the folder of credentials? Outside of a pod set api_server and credentials"
 	case strings.HasPrefix(s.Setting, "kubernetes"):
 		return "correct service and namespace: kubectl get endpointslices -l kubernetes.io/service-name=NAME lists what it would find"

@@ -532,6 +532,8 @@ const (
 	End_END_UNSERVED End = 9
 	// The booking went to another decider, or to another choice, before anything was sent for it. The request continues.
 	End_END_HANDED_OVER End = 10
+	// Two replicas stopped at the same token of the stream, or both before its first one: the request is not tried on a third.
+	End_END_POISONED End = 11
 )
 
 // Enum value maps for End.
@@ -548,6 +550,7 @@ var (
 		8:  "END_RESUMED",
 		9:  "END_UNSERVED",
 		10: "END_HANDED_OVER",
+		11: "END_POISONED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -561,6 +564,7 @@ var (
 		"END_RESUMED":     8,
 		"END_UNSERVED":    9,
 		"END_HANDED_OVER": 10,
+		"END_POISONED":    11,
 	}
 )
 
@@ -753,7 +757,10 @@ type Decision struct {
 	// another one.
 	Ways []*Way `protobuf:"bytes,45,rep,name=ways,proto3" json:"ways,omitempty"`
 	// The wait of a program's call for memory before this choice. Absent: it did not wait for any.
-	MemoryWait    *MemoryWait `protobuf:"bytes,46,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
+	MemoryWait *MemoryWait `protobuf:"bytes,46,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
+	// The mean prefill rate of the ranks that could serve, in tokens per second; 0 where the policy does not use it. A rank's decodes count
+	// by its own rate against it.
+	PrefillRate   float64 `protobuf:"fixed64,47,opt,name=prefill_rate,json=prefillRate,proto3" json:"prefill_rate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1108,6 +1115,13 @@ func (x *Decision) GetMemoryWait() *MemoryWait {
 		return x.MemoryWait
 	}
 	return nil
+}
+
+func (x *Decision) GetPrefillRate() float64 {
+	if x != nil {
+		return x.PrefillRate
+	}
+	return 0
 }
 
 // MemoryWait is the wait of a program's call while no rank has memory for the program's context. Tokens and programs are those at
@@ -2138,7 +2152,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xa7\r\n" +
+	"diskTokens\"\xca\r\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -2195,7 +2209,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\treturning\x18, \x01(\x01R\treturning\x12#\n" +
 	"\x04ways\x18- \x03(\v2\x0f.kvpilot.v1.WayR\x04ways\x127\n" +
 	"\vmemory_wait\x18. \x01(\v2\x16.kvpilot.v1.MemoryWaitR\n" +
-	"memoryWait\x1a9\n" +
+	"memoryWait\x12!\n" +
+	"\fprefill_rate\x18/ \x01(\x01R\vprefillRate\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x84\x02\n" +
@@ -2373,7 +2388,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\fALONE_SILENT\x10\x01\x12\x16\n" +
 	"\x12ALONE_UNKNOWN_RANK\x10\x02\x12\x14\n" +
 	"\x10ALONE_NO_REPLICA\x10\x03\x12\x0f\n" +
-	"\vALONE_MOVED\x10\x04*\xca\x01\n" +
+	"\vALONE_MOVED\x10\x04*\xdc\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -2387,7 +2402,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\vEND_RESUMED\x10\b\x12\x10\n" +
 	"\fEND_UNSERVED\x10\t\x12\x13\n" +
 	"\x0fEND_HANDED_OVER\x10\n" +
-	"B5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
+	"\x12\x10\n" +
+	"\fEND_POISONED\x10\vB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
 	file_kvpilot_v1_decision_proto_rawDescOnce sync.Once

@@ -204,9 +204,9 @@ func (w *worker) close() {
 	}
 }
 
-// readAnswer reads one answer that has a Content-Length.
+// readAnswer reads one answer that has a Content-Length, or comes in chunks.
 func readAnswer(in *bufio.Reader) error {
-	length := -1
+	length, chunked := -1, false
 	for first := true; ; first = false {
 		line, err := in.ReadSlice('\n')
 		if err != nil {
@@ -219,15 +219,37 @@ func readAnswer(in *bufio.Reader) error {
 		if len(line) <= 2 {
 			break
 		}
-		if name, value, _ := bytes.Cut(line, []byte(":")); bytes.EqualFold(name, []byte("content-length")) {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		if bytes.EqualFold(name, []byte("content-length")) {
 			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
 				return err
 			}
 		}
+		chunked = chunked || bytes.EqualFold(name, []byte("transfer-encoding"))
 	}
-	if length < 0 {
+	switch {
+	case chunked:
+		return readChunks(in)
+	case length < 0:
 		return errors.New("an answer without Content-Length")
 	}
 	_, err := io.CopyN(io.Discard, in, int64(length))
 	return err
+}
+
+// readChunks reads a body in chunks, without trailers.
+func readChunks(in *bufio.Reader) error {
+	for {
+		line, err := in.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		n, err := strconv.ParseInt(string(bytes.TrimSpace(line)), 16, 32)
+		if err != nil {
+			return err
+		}
+		if _, err := io.CopyN(io.Discard, in, n+2); err != nil || n == 0 {
+			return err
+		}
+	}
 }

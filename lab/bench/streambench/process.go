@@ -25,6 +25,8 @@ type process struct {
 	// upstream is the subject's own, when it needs another one than all share; events and replay are then where it publishes.
 	upstream       *process
 	events, replay string
+	// picker is the endpoint picker that the subject asks; its CPU and memory are the subject's.
+	picker *process
 }
 
 // start runs the command; its first line of output is its address, and for an upstream with events where these are.
@@ -59,8 +61,10 @@ const grace = 10 * time.Second
 // stop ends the process and waits for it.
 func (p *process) stop() {
 	p.Stop(grace)
-	if p.upstream != nil {
-		p.upstream.stop()
+	for _, other := range []*process{p.upstream, p.picker} {
+		if other != nil {
+			other.stop()
+		}
 	}
 }
 

@@ -19,6 +19,12 @@ type pull struct{ at, weight float64 }
 // huber is the relative error from which a row counts less, as 1/error.
 const huber = 0.25
 
+// huberFactor is huber as a factor.
+var huberFactor = math.Exp(huber)
+
+// factor is how many times the larger one of two positive numbers is the other one.
+func factor(a, b float64) float64 { return max(a/b, b/a) }
+
 // rounds is the number of times a fit weighs its rows again.
 const rounds = 5
 
@@ -32,16 +38,18 @@ func least(rows []row, p [3]float64, pulls [3]pull) [3]float64 {
 			r := &rows[i]
 			predicted := max(dot(p, r.x)+r.offset, 1e-9)
 			w := r.weight / (predicted * predicted)
-			if e := math.Abs(math.Log(max(r.t+r.offset, 1e-9) / predicted)); e > huber {
-				w *= huber / e
+			if f := factor(max(r.t+r.offset, 1e-9), predicted); f > huberFactor {
+				w *= huber / math.Log(f)
 			}
 			for j := range 3 {
-				for k := range 3 {
-					a[j][k] += w * r.x[j] * r.x[k]
+				wx := w * r.x[j]
+				for k := range j + 1 {
+					a[j][k] += wx * r.x[k]
 				}
-				b[j] += w * r.x[j] * r.t
+				b[j] += wx * r.t
 			}
 		}
+		a[0][1], a[0][2], a[1][2] = a[1][0], a[2][0], a[2][1]
 		for j, q := range pulls {
 			w := q.weight / max(q.at*q.at, 1e-30)
 			a[j][j] += w
@@ -101,7 +109,7 @@ func solve(a [3][3]float64, b [3]float64) (p [3]float64, ok bool) {
 // weighed is a number with a weight.
 type weighed struct{ value, weight float64 }
 
-// median is the weighted median of list, which it sorts.
+// median is the weighted median of list, which it sorts; list has weight.
 func median(list []weighed) float64 {
 	slices.SortFunc(list, func(a, b weighed) int {
 		switch {

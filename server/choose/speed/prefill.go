@@ -106,7 +106,7 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 		m.Token, m.Bend, m.Overhead, m.Spread, m.Samples = prior.Token, prior.Bend, prior.Overhead, prior.Spread, 0
 		return
 	}
-	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{0, priorWeight})
+	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{1, priorWeight})
 	weight := 1.0
 	for i := range n {
 		s := &f.ring[(f.count-1-i)%kept]
@@ -114,10 +114,10 @@ func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 		predicted := prior.Token*s.tokens + prior.Token/prior.Bend*s.bent + prior.Overhead*s.starts
 		w := weight * s.weight()
 		f.rows = append(f.rows, row{x: [3]float64{s.tokens, s.bent, s.starts}, t: s.seconds - offset, offset: offset, weight: w})
-		f.list = append(f.list, weighed{math.Log((s.seconds - offset) / predicted), w * s.tokens / (s.tokens + tokensOfHalf)})
+		f.list = append(f.list, weighed{(s.seconds - offset) / predicted, w * s.tokens / (s.tokens + tokensOfHalf)})
 		weight *= fading
 	}
-	scale := math.Exp(median(f.list))
+	scale := median(f.list)
 	token := boundToken(prior.Token * scale)
 	start := [3]float64{token, token / prior.Bend, prior.Overhead}
 	// The bend is drawn to the built-in one and not to the kind's: where prompts are no evidence, ranks that
@@ -146,9 +146,9 @@ func (f *prefillFit) spread(m *Model) float64 {
 		r := &f.rows[i]
 		predicted := m.Token*r.x[0] + m.Token/m.Bend*r.x[1] + m.Overhead*r.x[2] + r.offset
 		w := r.weight * r.x[0] / (r.x[0] + tokensOfHalf)
-		f.list = append(f.list, weighed{math.Abs(math.Log((r.t + r.offset) / predicted)), w})
+		f.list = append(f.list, weighed{factor(r.t+r.offset, predicted), w})
 		effective += w
 	}
 	// The median absolute deviation of a normal distribution is 0.67 standard deviations.
-	return 2*median(f.list)/0.67/math.Sqrt(1+effective) + 1/(1+effective)
+	return 2*math.Log(median(f.list))/0.67/math.Sqrt(1+effective) + 1/(1+effective)
 }

@@ -75,17 +75,17 @@ const wholePull = 1
 // fit updates m, from what is believed without samples with the weight of so many samples. A token takes most seconds at the longest; 0: no limit.
 func (f *wholeFit) fit(m *Model, prior *Model, priorWeight, most float64) {
 	n := min(f.count-f.from, kept)
-	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{0, priorWeight})
+	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{1, priorWeight})
 	weight := 1.0
 	for i := range n {
 		s := &f.ring[(f.count-1-i)%kept]
 		w := weight * s.weight()
 		x := [3]float64{s.tokens + s.bent/prior.Bend, s.steps * prior.Step(s.decode.Sequences, s.decode.Context), 0}
 		f.rows = append(f.rows, row{x: x, t: s.seconds - prior.Overhead, offset: prior.Overhead, weight: w})
-		f.list = append(f.list, weighed{math.Log(s.seconds / s.predicted(prior)), w})
+		f.list = append(f.list, weighed{s.seconds / s.predicted(prior), w})
 		weight *= fading
 	}
-	scale := math.Exp(median(f.list))
+	scale := median(f.list)
 	token := boundToken(prior.Token * scale)
 	p := least(f.rows, [3]float64{token, scale, 1}, [3]pull{{token, wholePull}, {scale, wholePull}, {1, 1}})
 	m.Token = boundToken(p[0])
@@ -133,8 +133,8 @@ func (f *wholeFit) spread(m *Model, step float64) float64 {
 	for i := range f.rows {
 		r := &f.rows[i]
 		predicted := m.Token*r.x[0] + step*r.x[1] + r.offset
-		f.list = append(f.list, weighed{math.Abs(math.Log((r.t + r.offset) / predicted)), r.weight})
+		f.list = append(f.list, weighed{factor(r.t+r.offset, predicted), r.weight})
 		effective += r.weight
 	}
-	return 2*median(f.list)/0.67/math.Sqrt(1+effective) + 1/(1+effective)
+	return 2*math.Log(median(f.list))/0.67/math.Sqrt(1+effective) + 1/(1+effective)
 }

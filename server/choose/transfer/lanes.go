@@ -16,12 +16,12 @@ type Model struct {
 	Samples int
 }
 
-// Seconds is the predicted time of a transfer of so many tokens.
-func (m *Model) Seconds(tokens float64) float64 { return m.Start + m.PerToken*tokens }
+// seconds is the predicted time of a transfer of so many tokens.
+func (m *Model) seconds(tokens float64) float64 { return m.Start + m.PerToken*tokens }
 
-// Prior is the model of a lane without transfers. It is a line through llm-d's published times of single requests (gpt-oss-120b: 2k
+// priorModel is the model of a lane without transfers. It is a line through llm-d's published times of single requests (gpt-oss-120b: 2k
 // tokens 35 ms, 8k 57, 16k 86, 32k 165, 48k 235).
-func Prior() Model { return Model{Start: 0.025, PerToken: 4.4e-6} }
+func priorModel() Model { return Model{Start: 0.025, PerToken: 4.4e-6} }
 
 const (
 	// memory is how many of the latest transfers a lane remembers.
@@ -48,7 +48,7 @@ type Lane struct {
 
 func newLane(from, to string) *Lane {
 	l := &Lane{From: from, To: to}
-	prior := Prior()
+	prior := priorModel()
 	l.model.Store(&prior)
 	return l
 }
@@ -86,19 +86,19 @@ const (
 // fit is the line with the least relative errors. Where the samples do not show how the time divides into start and tokens, it divides
 // as in the prior.
 func fit(samples []sample) Model {
-	prior := Prior()
+	prior := priorModel()
 	ratios := make([]float64, len(samples))
 	for i, s := range samples {
-		ratios[i] = s.seconds / prior.Seconds(s.tokens)
+		ratios[i] = s.seconds / prior.seconds(s.tokens)
 	}
 	slices.Sort(ratios)
 	scale := ratios[(len(ratios)-1)/2]
 	m := Model{Start: scale * prior.Start, PerToken: scale * prior.PerToken}
-	rows := append(slices.Clone(samples), sample{2048, m.Seconds(2048)}, sample{49152, m.Seconds(49152)})
+	rows := append(slices.Clone(samples), sample{2048, m.seconds(2048)}, sample{49152, m.seconds(49152)})
 	for range rounds {
 		var w, x, y, xx, xy float64
 		for _, r := range rows {
-			predicted := max(m.Seconds(r.tokens), 1e-6)
+			predicted := max(m.seconds(r.tokens), 1e-6)
 			weight := 1 / (predicted * predicted)
 			if off := math.Abs(r.seconds/predicted - 1); off > huber {
 				weight *= huber / off

@@ -1,19 +1,17 @@
-package transfer_test
+package transfer
 
 import (
 	"math"
 	"math/rand/v2"
 	"strconv"
 	"testing"
-
-	"github.com/kvpilot/kvpilot/server/choose/transfer"
 )
 
 // The published times of single requests, which the prior is a line through.
 func TestPriorFollowsThePublishedTimes(t *testing.T) {
-	prior := transfer.Prior()
+	prior := priorModel()
 	for tokens, ms := range map[float64]float64{2048: 35, 8192: 57, 16384: 86, 32768: 165, 49152: 235} {
-		if got := prior.Seconds(tokens) * 1e3; got < 0.8*ms || got > 1.2*ms {
+		if got := prior.seconds(tokens) * 1e3; got < 0.8*ms || got > 1.2*ms {
 			t.Errorf("%v tokens take %.0f ms, published are %v", tokens, got, ms)
 		}
 	}
@@ -32,7 +30,7 @@ func TestLaneLearnsStartAndRate(t *testing.T) {
 		{"one length only", 0.5, 1e-4, []int{1200}, []float64{1200}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var lanes transfer.Lanes
+			var lanes Lanes
 			lane := lanes.Of("a", "b")
 			dice := rand.New(rand.NewPCG(1, 2))
 			for i := range 50 {
@@ -46,7 +44,7 @@ func TestLaneLearnsStartAndRate(t *testing.T) {
 			m := lane.Model()
 			for _, tokens := range tt.at {
 				want := tt.start + tt.perToken*tokens
-				if got := m.Seconds(tokens); got < 0.8*want || got > 1.25*want {
+				if got := m.seconds(tokens); got < 0.8*want || got > 1.25*want {
 					t.Errorf("%v tokens: predicted %.4f s, are %.4f s (%+v)", tokens, got, want, m)
 				}
 			}
@@ -58,7 +56,7 @@ func TestLaneLearnsStartAndRate(t *testing.T) {
 }
 
 func TestLaneForgetsAnOldSpeed(t *testing.T) {
-	var lanes transfer.Lanes
+	var lanes Lanes
 	lane := lanes.Of("", "")
 	for range 100 {
 		lane.Learn(4000, 0.1)
@@ -66,25 +64,25 @@ func TestLaneForgetsAnOldSpeed(t *testing.T) {
 	for range 64 {
 		lane.Learn(4000, 1)
 	}
-	if m := lane.Model(); math.Abs(m.Seconds(4000)-1) > 0.1 {
-		t.Errorf("predicts %.2f s, the last 64 took 1 s", m.Seconds(4000))
+	if m := lane.Model(); math.Abs(m.seconds(4000)-1) > 0.1 {
+		t.Errorf("predicts %.2f s, the last 64 took 1 s", m.seconds(4000))
 	}
 }
 
 func TestImpossibleTransfersTeachNothing(t *testing.T) {
-	var lanes transfer.Lanes
+	var lanes Lanes
 	lane := lanes.Of("a", "a")
 	for _, seconds := range []float64{0, -1, math.NaN(), math.Inf(1)} {
 		lane.Learn(1000, seconds)
 	}
 	lane.Learn(0, 1)
-	if m := lane.Model(); m != transfer.Prior() {
+	if m := lane.Model(); m != priorModel() {
 		t.Errorf("learned %+v", m)
 	}
 }
 
 func TestLanesAreBounded(t *testing.T) {
-	var lanes transfer.Lanes
+	var lanes Lanes
 	if a, b := lanes.Of("a", "b"), lanes.Of("a", "b"); a != b || a == lanes.Of("b", "a") {
 		t.Error("a lane is not found again, or is that of the other direction")
 	}

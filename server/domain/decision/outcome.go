@@ -32,11 +32,13 @@ const (
 	EndUnserved
 	// EndHandedOver: the booking went to another decider, or to another choice, before anything was sent for it. The request continues.
 	EndHandedOver
+	// EndPoisoned: two replicas stopped at the same token of the stream, or both before its first one. The request is not tried on a third.
+	EndPoisoned
 	ends
 )
 
 func endNames() [ends]string {
-	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed", "unserved", "handed_over"}
+	return [ends]string{"completed", "canceled", "rejected", "failed", "moved", "expired", "removed", "resumed", "unserved", "handed_over", "poisoned"}
 }
 
 // String gives the end in the form that metrics and logs use.

@@ -50,8 +50,12 @@ type Config struct {
 	// Subset limits the choice to the endpoints that the gateway names (x-gateway-destination-endpoint-subset). Turn it off
 	// where a gateway names endpoints that the router knows by other addresses.
 	Subset bool `yaml:"subset"`
+	// Prefiller lets requests be split between two replicas: the header x-prefiller-host-port names the one that is to compute the
+	// prompt. Turn it on where llm-d's routing sidecar stands before each replica with a kv_connector, and asks for that by itself
+	// (docs/disaggregation.md). Needs response: full.
+	Prefiller bool `yaml:"prefiller"`
 	// Objectives gives requests with an inference objective (x-llm-d-inference-objective) its priority, higher first; 0 is that of
-	// requests without one.
+	// requests without one. Names that are not here may come from the InferenceObjectives of registry.inference_pools.
 	Objectives map[string]int `yaml:"objectives"`
 }
 
@@ -72,6 +76,7 @@ func (c Config) Validate() error {
 		check.That((c.TLSCert == "") == (c.TLSKey == ""), "tls_cert", "tls_cert and tls_key must be set together"),
 		check.That(c.TLSCert == "" || c.TLS == TLSFiles, "tls_cert", "has no effect unless tls is files"),
 		check.OneOf("response", c.Response, ResponseFull, ResponseHeaders, ResponseSkip),
+		check.That(!c.Prefiller || c.Response == ResponseFull, "prefiller", "needs response: full, to see when the prompt was computed"),
 		check.Between("endpoints", c.Endpoints, 1, mostEndpoints),
 		check.AtLeast("chunk_bytes", c.ChunkBytes, 1<<10),
 		check.AtLeast("max_body_bytes", c.MaxBodyBytes, 0),

@@ -103,7 +103,7 @@ func (x *exchange) run() error {
 	}
 	x.modes = modesOf(m.GetProtocolConfig())
 	x.sight = x.server.sightOf(x.modes)
-	x.request = newRequest(fieldsOf(head.GetHeaders()), x.server.config.Objectives)
+	x.request = newRequest(fieldsOf(head.GetHeaders()), x.server.priority)
 	call := &x.request.call
 	ctx = x.server.params.Propagator.Extract(ctx, headerCarrier(call.Header))
 	ctx, s := span.StartAt(ctx, x.server.tracer, x.request.spanName(), trace.SpanKindServer, trace.SpanID{}, call.Received)

@@ -94,7 +94,8 @@ func TestHeadersAreReadInEitherForm(t *testing.T) {
 		{Key: ":path", RawValue: []byte("/v1/chat/completions?a=b")}, {Key: ":method", Value: "POST"}, {Key: "x-request-id", Value: "old"},
 		{Key: "x-forwarded-for", RawValue: []byte("10.0.0.1, 10.0.0.2")}, {Key: "x-forwarded-for", RawValue: []byte("192.0.2.9")}, nil,
 	}})
-	rq := newRequest(f, map[string]int{"urgent": 5})
+	s := &Server{config: Config{Objectives: map[string]int{"urgent": 5}}}
+	rq := newRequest(f, s.priority)
 	if c := rq.call; c.Method != "POST" || c.Path != "/v1/chat/completions" || c.RawQuery != "a=b" || c.RequestID != "old" || c.Client != "192.0.2.9" {
 		t.Errorf("%+v", c)
 	}
@@ -102,8 +103,22 @@ func TestHeadersAreReadInEitherForm(t *testing.T) {
 		t.Errorf("no headers: %v", got)
 	}
 	f.header.Set("X-Gateway-Inference-Objective", "urgent")
-	if rq := newRequest(f, map[string]int{"urgent": 5}); rq.call.Priority != 5 {
+	if rq := newRequest(f, s.priority); rq.call.Priority != 5 {
 		t.Errorf("priority %d, want that of the objective", rq.call.Priority)
+	}
+}
+
+// objectives are those of a cluster.
+type objectives map[string]int
+
+func (o objectives) Priority(name string) (int, bool) { p, ok := o[name]; return p, ok }
+
+func TestThePriorityIsTheObjectives(t *testing.T) {
+	s := &Server{config: Config{Objectives: map[string]int{"urgent": 5}}, params: Params{Objectives: objectives{"urgent": 1, "batch": -2}}}
+	for name, want := range map[string]int{"urgent": 5, "batch": -2, "unknown": 0, "": 0} {
+		if got := s.priority(name); got != want {
+			t.Errorf("%q has priority %d, want %d", name, got, want)
+		}
 	}
 }
 
@@ -229,7 +244,7 @@ func TestSendersNeedTheRoleOfTheRoute(t *testing.T) {
 		"POST /v1/responses/resp_1/cancel": "Responses", "POST /sleep": "Forward",
 	} {
 		method, path, _ := strings.Cut(target, " ")
-		rq := newRequest(fields{map[string]string{":method": method, ":path": path}, http.Header{}}, nil)
+		rq := newRequest(fields{map[string]string{":method": method, ":path": path}, http.Header{}}, (&Server{}).priority)
 		if got := rq.rpc(); got != "/kvpilot.v1.InferenceService/"+want {
 			t.Errorf("%s: %s, want %s", target, got, want)
 		}

@@ -33,14 +33,14 @@ type request struct {
 }
 
 // newRequest reads a request's headers.
-func newRequest(f fields, objectives map[string]int) *request {
+func newRequest(f fields, priority func(objective string) int) *request {
 	path, query, _ := strings.Cut(f.pseudo[":path"], "?")
 	h := f.header
 	rq := &request{call: router.Call{
 		Method: cmp.Or(f.pseudo[":method"], http.MethodPost), Path: path, RawQuery: query, Header: h, Route: openai.RouteOf(path),
 		RequestID: httpcall.RequestID(h), Client: clientOf(h), Received: time.Now(),
 		Model:    first(h, "X-Llm-D-Model-Name-Rewrite", "X-Gateway-Model-Name-Rewrite"),
-		Priority: objectives[first(h, "X-Llm-D-Inference-Objective", "X-Gateway-Inference-Objective")],
+		Priority: priority(first(h, "X-Llm-D-Inference-Objective", "X-Gateway-Inference-Objective")),
 	}}
 	return rq
 }
@@ -234,7 +234,7 @@ func (s *Server) limit(ctx context.Context, m *question, call *router.Call) erro
 
 // choose has a replica chosen and names it to the gateway.
 func (x *exchange) choose(ctx context.Context, answer func(naming) error) error {
-	x.request.call.Body = x.body.data
+	x.request.call.Body, x.request.call.Sidecars, x.request.call.Rewrites = x.body.data, x.server.config.Prefiller, x.server.params.Rewrites
 	h, err := x.server.params.Router.HandOff(ctx, &x.request.call, x.sight)
 	if err != nil {
 		return err
@@ -251,6 +251,11 @@ func (x *exchange) choose(ctx context.Context, answer func(naming) error) error 
 	addresses := strings.Join(list, ",")
 	set := h.Header(ctx)
 	set.Set(keyEndpoint, addresses)
+	if by := h.Prefiller(); by != nil {
+		if at, ok := x.server.endpoints.of(ctx, by); ok {
+			set.Set(headerPrefiller, at)
+		}
+	}
 	if err := answer(naming{set, x.request.withheld(set), addresses}); err != nil {
 		return err
 	}
@@ -258,6 +263,9 @@ func (x *exchange) choose(ctx context.Context, answer func(naming) error) error 
 	x.server.metrics.count(resultSent)
 	return nil
 }
+
+// headerPrefiller names the replica that computes the prompt, for llm-d's sidecar of the replica that gets the request.
+const headerPrefiller = "X-Prefiller-Host-Port"
 
 // withheld names the headers that the replica must not get: those of kvpilot, the client's credentials where they are kvpilot's, and
 // what steers an engine or llm-d's sidecar where the sender may not.
@@ -274,7 +282,7 @@ func (rq *request) withheld(set http.Header) []string {
 
 func (rq *request) withholds(name string) bool {
 	switch name {
-	case "X-Data-Parallel-Rank", "X-Prefiller-Host-Port", "X-Encoder-Hosts-Ports", "X-Kv-Cache-Source-Host-Port":
+	case "X-Data-Parallel-Rank", headerPrefiller, "X-Encoder-Hosts-Ports", "X-Kv-Cache-Source-Host-Port":
 		return !rq.call.Steers
 	case "Authorization", "X-Api-Key":
 		return rq.checked

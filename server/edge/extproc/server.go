@@ -43,6 +43,12 @@ type Fleet interface {
 	Snapshot() *registry.Snapshot
 }
 
+// Objectives have priorities by name; *registry.Objectives does.
+type Objectives interface {
+	// Priority returns the priority of an objective, higher first; false when there is none of that name.
+	Priority(name string) (int, bool)
+}
+
 // Times are limits that may change while the router runs.
 type Times interface {
 	// BodyTimeout limits the time in which a body arrives; zero does not.
@@ -66,6 +72,10 @@ type Params struct {
 	MaxBodyBytes int64
 	// Times are the limits of the surfaces; nil has none.
 	Times Times
+	// Objectives are those that the settings do not name; nil has none.
+	Objectives Objectives
+	// Rewrites give requests other models; nil gives none.
+	Rewrites router.Rewrites
 
 	Log        *slog.Logger
 	Meter      metric.MeterProvider
@@ -103,6 +113,18 @@ func New(c Config, p Params) *Server {
 		config: c, params: p, maxBody: cmp.Or(int64(c.MaxBodyBytes), p.MaxBodyBytes), metrics: newMetrics(p.Meter), endpoints: newEndpoints(),
 		tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/edge/extproc", trace.WithSchemaURL(span.SchemaURL)),
 	}
+}
+
+// priority is that of the objective that a request names; 0 without one.
+func (s *Server) priority(objective string) int {
+	if objective == "" {
+		return 0
+	}
+	if priority, ok := s.config.Objectives[objective]; ok || s.params.Objectives == nil {
+		return priority
+	}
+	priority, _ := s.params.Objectives.Priority(objective)
+	return priority
 }
 
 // Process serves one HTTP request of a gateway. The booking made for it ends with the stream at the latest, unless the answer is not seen.

@@ -47,7 +47,7 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 		Objective: objectiveProto(d.Objective), TargetTtft: limitProto(d.Targets.TTFT), TargetTpot: limitProto(d.Targets.TPOT),
 		PromptTokens: uint32(d.PromptTokens), Estimated: d.Estimated, ExpectedOutputTokens: uint32(max(d.ExpectedOutput, 0)),
 		Keyless: d.Keyless, Pinned: d.Pinned, TooLong: d.TooLong, PromptChars: uint32(max(d.PromptChars, 0)),
-		DryRun: d.DryRun, Margin: d.Margin, Params: selector.Numbers(&d.Params), Load: d.Load, Omega: d.Omega,
+		DryRun: d.DryRun, Margin: d.Margin, Params: selector.Numbers(&d.Params), Load: d.Load, Omega: d.Omega, PrefillRate: d.Rate,
 		Waited: durationpb.New(d.Waited), Held: durationpb.New(d.Held), Took: durationpb.New(d.Took), Scored: durationpb.New(d.Scored),
 		Tries: uint32(d.Tries), Seed: d.Seed, Cursor: d.Cursor, TraceId: d.TraceID, SpanId: d.SpanID, Tenant: d.Tenant,
 		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: aloneProto(d.Alone), Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
@@ -210,6 +210,8 @@ func endProto(e decision.End) kvpilotv1.End {
 		return kvpilotv1.End_END_UNSERVED
 	case decision.EndHandedOver:
 		return kvpilotv1.End_END_HANDED_OVER
+	case decision.EndPoisoned:
+		return kvpilotv1.End_END_POISONED
 	}
 	return kvpilotv1.End_END_UNSPECIFIED
 }

@@ -38,7 +38,7 @@ func full() decisionlog.Entry {
 		Ranks:    decision.Ranks{Others: 5, VetoedOthers: 3, Chosen: 1},
 		DryRun:   true,
 		Margin:   .3,
-		Fleet:    decision.Fleet{Load: .5, Omega: 1.7, Returning: .3},
+		Fleet:    decision.Fleet{Load: .5, Omega: 1.7, Rate: 9000, Returning: .3},
 		Timing:   decision.Timing{Waited: 4, Held: 5, Took: 6, Scored: 7, Tries: 8},
 		Ways: []decision.Way{{
 			Prefill: decision.RankID{Replica: "r0", Slot: 1, Rank: 2}, Decode: decision.RankID{Replica: "r1", Rank: 1}, Held: 3, Moved: 4,

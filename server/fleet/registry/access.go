@@ -104,6 +104,9 @@ func (k *keyring) check(c *Config) error {
 	for i, kube := range c.Kubernetes {
 		try(fmt.Sprintf("kubernetes[%d].template", i), kube.Template.access())
 	}
+	for i, pool := range c.InferencePools {
+		try(fmt.Sprintf("inference_pools[%d].template", i), pool.Template.access())
+	}
 	return errors.Join(errs...)
 }
 

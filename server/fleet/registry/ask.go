@@ -169,11 +169,11 @@ func (a *asker) models(ctx context.Context) ([]replica.Model, error) {
 	}
 	listed, err := readModels(body)
 	narrowed, missing := a.spec.narrow(listed)
-	if missing != "" && a.spec.model != a.missed {
+	if missing != "" && a.spec.pod.model != a.missed {
 		a.missed = missing
 		a.log.Warn("the replica does not list the model that its pod names: the label has no effect", "replica", a.spec.ID, "model", missing)
 	}
-	if len(a.spec.Models) > 0 && (a.spec.model == "" || missing != "") {
+	if len(a.spec.Models) > 0 && (a.spec.pod.model == "" || missing != "") {
 		return a.spec.only(listed), nil
 	}
 	if err == nil && len(listed) == 0 {

@@ -26,6 +26,8 @@ type Config struct {
 	DNS []DNSConfig `yaml:"dns"`
 	// Kubernetes lists Services whose pods are replicas.
 	Kubernetes []KubernetesConfig `yaml:"kubernetes"`
+	// InferencePools lists InferencePools of the Gateway API Inference Extension whose pods are replicas.
+	InferencePools []InferencePoolConfig `yaml:"inference_pools"`
 	// Aliases maps names that clients may use to names that replicas serve.
 	Aliases map[string]string `yaml:"aliases"`
 	// Access sets the credentials that the router shows to replicas and the authorities that it trusts, unless a replica or its pool has its own.
@@ -128,6 +130,10 @@ func (c Config) Validate() error {
 	for i, k := range c.Kubernetes {
 		name := fmt.Sprintf("kubernetes[%d]", i)
 		errs = append(errs, check.Within(name, k.validate()), c.knownPool(name+".template", k.Template))
+	}
+	for i, p := range c.InferencePools {
+		name := fmt.Sprintf("inference_pools[%d]", i)
+		errs = append(errs, check.Within(name, p.validate()), c.knownPool(name+".template", p.Template))
 	}
 	for alias, served := range c.Aliases {
 		errs = append(errs, check.That(alias != "" && served != "", "aliases", "%q: %q: neither may be empty", alias, served))

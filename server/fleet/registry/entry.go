@@ -118,20 +118,20 @@ func (e *entry) update(want listing) (reslot, reprobe bool) {
 		e.report = report{version: e.report.version}
 	}
 	return reslot, moved || old.asks() != want.spec.asks() || shown != want.access || !slices.Equal(old.Models, want.spec.Models) ||
-		old.model != want.spec.model || !old.adapters.equal(want.spec.adapters)
+		old.pod.model != want.spec.pod.model || !old.pod.adapters.equal(want.spec.pod.adapters)
 }
 
 func (s Spec) equal(o Spec) bool {
 	return s.ID == o.ID && s.URL == o.URL && s.access() == o.access() && s.Pool == o.Pool && slices.Equal(s.Models, o.Models) &&
 		s.Ranks == o.Ranks && s.ranksSet == o.ranksSet && s.Events == o.Events && s.BlockSize == o.BlockSize && s.Blocks == o.Blocks &&
-		s.MaxBatchedTokens == o.MaxBatchedTokens && s.MetricsPort == o.MetricsPort && s.model == o.model && s.adapters.equal(o.adapters) && s.Leaving == o.Leaving && maps.Equal(s.Labels, o.Labels)
+		s.MaxBatchedTokens == o.MaxBatchedTokens && s.MetricsPort == o.MetricsPort && s.pod.equal(o.pod) && s.Leaving == o.Leaving && maps.Equal(s.Labels, o.Labels)
 }
 
 // rebuild makes a new view and reports whether the state is another one.
 func (e *entry) rebuild(drain *Drain) (changed bool) {
 	state := e.health.state
 	e.drain = drain
-	if drain != nil || e.spec.Leaving {
+	if drain != nil || e.spec.Leaving || e.spec.pod.unready {
 		state = replica.StateDraining
 	}
 	changed = state != e.state || e.view == nil

@@ -128,13 +128,42 @@ func (k *kubeSource) examine(ctx context.Context, setting string) []SourceExamin
 	return list
 }
 
+// examine lists and watches the pool and its pods.
+func (p *poolSource) examine(ctx context.Context, setting string) []SourceExamination {
+	conf, client, err := p.conf.access().connect()
+	if err != nil {
+		return []SourceExamination{{Setting: setting, What: CredentialsWhat, Err: err}}
+	}
+	defer client.CloseIdleConnections()
+	source := newPool(p.in, conf, &kubeAPI{client: client, server: conf.APIServer, credentials: conf.Credentials})
+	found := examineCollection(ctx, setting, source.pools)
+	object, known := source.pools.objects[conf.Service]
+	switch selector := object.selector(); {
+	case found.Err != nil:
+	case !known:
+		found.Err = fmt.Errorf("there is no InferencePool %s in namespace %s", conf.Service, conf.Namespace)
+	case selector == "":
+		found.Err = fmt.Errorf("the InferencePool %s selects nothing", conf.Service)
+	default:
+		pods := source.collect(selector)
+		listed := examineCollection(ctx, setting, pods)
+		for _, one := range pods.objects {
+			if one.isReady() && !one.isLeaving() {
+				found.Replicas += len(object.Spec.Ports)
+			}
+		}
+		return []SourceExamination{found, listed}
+	}
+	return []SourceExamination{found}
+}
+
 // examineCollection lists and watches for a moment.
 func examineCollection[T kubeObject](ctx context.Context, setting string, c *collection[T]) SourceExamination {
 	version, err := c.list(ctx)
 	if err == nil {
 		short, cancel := context.WithTimeout(ctx, shortWatch)
 		defer cancel()
-		if _, err = c.watch(short, version); errors.Is(err, errTooOld) || short.Err() != nil && !forbidden(err) {
+		if _, _, err = c.watch(short, version); errors.Is(err, errTooOld) || short.Err() != nil && !forbidden(err) {
 			err = nil
 		}
 	}

@@ -42,7 +42,7 @@ func (k KubernetesConfig) connect() (KubernetesConfig, *http.Client, error) {
 	if k.Namespace == "" {
 		text, err := os.ReadFile(path.Join(k.Credentials, "namespace"))
 		if err != nil {
-			return k, nil, fmt.Errorf("kubernetes: namespace of service %s: %w", k.Service, err)
+			return k, nil, fmt.Errorf("kubernetes: namespace of %s: %w", k.Service, err)
 		}
 		k.Namespace = strings.TrimSpace(string(text))
 	}

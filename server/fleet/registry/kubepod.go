@@ -15,11 +15,20 @@ import (
 type pod struct {
 	Metadata objectMeta `json:"metadata"`
 	Spec     struct {
+		Node       string               `json:"nodeName"`
 		Containers capped[podContainer] `json:"containers"`
 	} `json:"spec"`
+	Status struct {
+		IP         string               `json:"podIP"`
+		Conditions capped[podCondition] `json:"conditions"`
+	} `json:"status"`
 }
 
 type (
+	podCondition struct {
+		Type   string `json:"type"`
+		Status string `json:"status"`
+	}
 	podContainer struct {
 		Env capped[podVariable] `json:"env"`
 	}
@@ -32,6 +41,14 @@ type (
 func (p pod) meta() objectMeta { return p.Metadata }
 
 func (p pod) weight() int { return 1 }
+
+// isReady reports whether the cluster sends requests to the pod.
+func (p pod) isReady() bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c podCondition) bool { return c.Type == "Ready" && c.Status == "True" })
+}
+
+// isLeaving reports whether the pod is being deleted.
+func (p pod) isLeaving() bool { return p.Metadata.DeletionTimestamp != nil }
 
 // podFacts are what a pod says of the engine in it. Zero fields are not said.
 type podFacts struct {
@@ -90,36 +107,54 @@ type complaint struct {
 	value string
 }
 
-// factsOf reads a pod, once for each version of it. What cannot be used is logged once and counts as not said.
-func (c *cluster) factsOf(id replica.ID, p *pod) podFacts {
-	if known, ok := c.facts[id]; ok && known.version == p.Metadata.ResourceVersion && known.version != "" {
+// podNotes keep what was read of pods. One goroutine uses them.
+type podNotes struct {
+	in     *intake
+	source string
+	facts  map[replica.ID]podVersion
+	wrong  map[complaint]struct{} // what was logged about pods that exist
+}
+
+// podVersion is what one version of a pod says.
+type podVersion struct {
+	version string
+	facts   podFacts
+}
+
+func newPodNotes(in *intake, source string) *podNotes {
+	return &podNotes{in: in, source: source, facts: map[replica.ID]podVersion{}, wrong: map[complaint]struct{}{}}
+}
+
+// of reads a pod, once for each version of it. What cannot be used is logged once and counts as not said.
+func (n *podNotes) of(id replica.ID, p *pod) podFacts {
+	if known, ok := n.facts[id]; ok && known.version == p.Metadata.ResourceVersion && known.version != "" {
 		return known.facts
 	}
 	facts := readPod(p, func(name, value string, err error) {
 		value = strings.ToValidUTF8(value[:min(len(value), shownLen)], "?")
 		said := complaint{id, name, value}
-		if _, ok := c.wrong[said]; ok {
+		if _, ok := n.wrong[said]; ok {
 			return
 		}
-		c.wrong[said] = struct{}{}
-		c.in.metrics.labelRejected(c.source)
-		c.in.log.Warn("the pod's label, annotation or variable cannot be used; the next source or the setting counts",
-			"source", c.source, "pod", id, "name", name, "value", value, "error", err)
+		n.wrong[said] = struct{}{}
+		n.in.metrics.labelRejected(n.source)
+		n.in.log.Warn("the pod's label, annotation or variable cannot be used; the next source or the setting counts",
+			"source", n.source, "pod", id, "name", name, "value", value, "error", err)
 	})
-	c.facts[id] = podVersion{p.Metadata.ResourceVersion, facts}
+	n.facts[id] = podVersion{p.Metadata.ResourceVersion, facts}
 	return facts
 }
 
-// forgetPods removes what was noted about pods that are gone.
-func (c *cluster) forgetPods(pods map[string]*pod) {
-	for id := range c.facts {
+// forget removes what was noted about pods that are gone.
+func (n *podNotes) forget(pods map[string]*pod) {
+	for id := range n.facts {
 		if pods[string(id)] == nil {
-			delete(c.facts, id)
+			delete(n.facts, id)
 		}
 	}
-	for said := range c.wrong {
+	for said := range n.wrong {
 		if pods[string(said.pod)] == nil {
-			delete(c.wrong, said)
+			delete(n.wrong, said)
 		}
 	}
 }
@@ -190,7 +225,7 @@ func (f *podFacts) apply(s *Spec, engines map[string]string) {
 	for _, model := range append([]string{f.model}, s.Models...) {
 		engine = cmp.Or(engine, strings.ToLower(engines[model]))
 	}
-	s.model, s.adapters = f.model, f.adapters
+	s.pod.model, s.pod.adapters = f.model, f.adapters
 	if engine != "" {
 		s.Labels[replica.LabelEngine] = engine
 	}
@@ -299,11 +334,11 @@ func (r *adapterRule) equal(o *adapterRule) bool {
 // narrow keeps what the source says that the replica serves, among the models that it lists. A model that it does not
 // list changes nothing: a wrong label must not take a replica out. missing is that model.
 func (s Spec) narrow(listed []replica.Model) (kept []replica.Model, missing string) {
-	model := s.model
+	model := s.pod.model
 	if model != "" && !slices.ContainsFunc(listed, func(m replica.Model) bool { return m.ID == model && m.Parent == "" }) {
 		model, missing = "", model
 	}
-	if model == "" && s.adapters == nil {
+	if model == "" && s.pod.adapters == nil {
 		return listed, missing
 	}
 	kept = make([]replica.Model, 0, len(listed))
@@ -313,7 +348,7 @@ func (s Spec) narrow(listed []replica.Model) (kept []replica.Model, missing stri
 			if model == "" || m.ID == model {
 				kept = append(kept, m)
 			}
-		case s.adapters == nil || slices.Contains(s.adapters.names, m.ID):
+		case s.pod.adapters == nil || slices.Contains(s.pod.adapters.names, m.ID):
 			kept = append(kept, m)
 		}
 	}

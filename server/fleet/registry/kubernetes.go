@@ -84,21 +84,14 @@ type cluster struct {
 	wake   chan struct{}
 
 	// Only the goroutine of run touches these.
-	missed map[string]time.Time      // endpoints whose pod is not known, since when
-	faults map[string]string         // why an endpoint is no replica
-	wrong  map[complaint]struct{}    // what was logged about pods that exist
-	facts  map[replica.ID]podVersion // what was read of each pod
-	used   map[string]bool           // pods that are replicas: the last ones to be left out
+	missed map[string]time.Time // endpoints whose pod is not known, since when
+	faults map[string]string    // why an endpoint is no replica
+	notes  *podNotes
+	used   map[string]bool // pods that are replicas: the last ones to be left out
 }
 
 // limit is the largest number of replicas.
 func (c *cluster) limit() int { return cmp.Or(c.conf.MaxEndpoints, defaultMaxEndpoints) }
-
-// podVersion is what one version of a pod says.
-type podVersion struct {
-	version string
-	facts   podFacts
-}
 
 // kubeSource is a Service with the addresses of replicas.
 type kubeSource struct {
@@ -125,10 +118,8 @@ const (
 )
 
 func newCluster(in *intake, conf KubernetesConfig, api *kubeAPI) *cluster {
-	c := &cluster{
-		in: in, conf: conf, source: sourceKubernetes + ":" + conf.Namespace + "/" + conf.Service, wake: make(chan struct{}, 1),
-		missed: map[string]time.Time{}, wrong: map[complaint]struct{}{}, facts: map[replica.ID]podVersion{},
-	}
+	source := sourceKubernetes + ":" + conf.Namespace + "/" + conf.Service
+	c := &cluster{in: in, conf: conf, source: source, wake: make(chan struct{}, 1), missed: map[string]time.Time{}, notes: newPodNotes(in, source)}
 	namespace, most := "/namespaces/"+url.PathEscape(conf.Namespace), listedPerUsed*max(c.limit(), defaultMaxEndpoints)
 	c.slices = &collection[endpointSlice]{
 		api: api, most: most, what: sliceList, path: "/apis/discovery.k8s.io/v1" + namespace + "/endpointslices", owner: c,
@@ -221,7 +212,7 @@ func (c *cluster) offer(ctx context.Context) (waits bool) {
 	}
 	c.faults, c.missed, c.used = o.faults, o.missed, o.used
 	c.in.leaveOut(c.source, o.left, c.limit())
-	c.forgetPods(pods)
+	c.notes.forget(pods)
 	c.in.offer(c.source, slices.Collect(maps.Values(o.byID)))
 	return o.waits
 }
@@ -311,7 +302,7 @@ func (c *cluster) spec(e endpoint, slice endpointSlice, p *pod) (Spec, error) {
 	}
 	var facts podFacts
 	if p != nil {
-		facts = c.factsOf(s.ID, p)
+		facts = c.notes.of(s.ID, p)
 	}
 	port := facts.port
 	if port == 0 {

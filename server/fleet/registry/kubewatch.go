@@ -25,7 +25,10 @@ const (
 	maxKubeError = 4 << 10
 	kubeTimeout  = 30 * time.Second
 
-	kubeBackOff    = time.Second
+	// A watch that breaks begins again after kubeBackOff: changes count within a second also then. When the next ones bring nothing
+	// and break within kubeSteady, the pause grows.
+	kubeBackOff    = 125 * time.Millisecond
+	kubeSteady     = time.Second
 	kubeMaxBackOff = 30 * time.Second
 	// kubeForbiddenWait is the time between attempts to read what the account may not read.
 	kubeForbiddenWait = 5 * time.Minute
@@ -39,6 +42,8 @@ type objectMeta struct {
 	Continue        string            `json:"continue"`
 	Labels          map[string]string `json:"labels"`
 	Annotations     map[string]string `json:"annotations"`
+	// Created is when the object was made, in a form that sorts by time.
+	Created string `json:"creationTimestamp"`
 	// DeletionTimestamp is set while the object is being deleted.
 	DeletionTimestamp *string `json:"deletionTimestamp"`
 }
@@ -103,11 +108,11 @@ func (c *collection[T]) drop(name string) {
 func (c *collection[T]) run(ctx context.Context) {
 	wait := kubeBackOff
 	for {
-		listed, err := c.follow(ctx)
+		worked, err := c.follow(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		if listed {
+		if worked {
 			wait = kubeBackOff
 		}
 		if !errors.Is(err, errTooOld) {
@@ -141,19 +146,25 @@ func (c *collection[T]) read(do func(objects map[string]T, tried, live bool)) {
 	do(c.objects, c.tried, c.live)
 }
 
-// follow lists once and then watches until something fails. listed reports whether the list succeeded.
-func (c *collection[T]) follow(ctx context.Context) (listed bool, err error) {
+// follow lists once and then watches until something fails. worked reports that a watch brought changes or lasted.
+func (c *collection[T]) follow(ctx context.Context) (worked bool, err error) {
 	version, err := c.list(ctx)
 	if err != nil {
 		return false, err
 	}
-	for {
+	for wait := kubeBackOff; ; wait = min(2*wait, kubeMaxBackOff) {
 		began := time.Now()
-		if version, err = c.watch(ctx, version); err != nil {
-			return true, err
+		next, changes, err := c.watch(ctx, version)
+		version = next
+		lasted := time.Since(began) >= kubeSteady
+		if changes > 0 || lasted {
+			worked, wait = true, kubeBackOff
 		}
-		if time.Since(began) < kubeBackOff && !pause(ctx, kubeBackOff) { // it should last minutes
-			return true, ctx.Err()
+		if err != nil {
+			return worked, err
+		}
+		if !lasted && !pause(ctx, wait) { // it should last minutes
+			return worked, ctx.Err()
 		}
 	}
 }
@@ -201,8 +212,8 @@ func (c *collection[T]) page(ctx context.Context, query url.Values, into any) er
 }
 
 // watch follows changes from a version on, until the server ends the watch as it should, and
-// returns the version to continue from.
-func (c *collection[T]) watch(ctx context.Context, version string) (string, error) {
+// returns the version to continue from, and how many changes there were.
+func (c *collection[T]) watch(ctx context.Context, version string) (_ string, changes int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, kubeWatch+kubeTimeout) // a server that forgets to end it is left
 	defer cancel()
 	body, err := c.get(ctx, url.Values{
@@ -210,7 +221,7 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 		"timeoutSeconds": {strconv.Itoa(int(kubeWatch / time.Second))},
 	})
 	if err != nil {
-		return "", fmt.Errorf("watch %s: %w", c.what, err)
+		return "", 0, fmt.Errorf("watch %s: %w", c.what, err)
 	}
 	defer body.Close()
 	bounded := &eventReader{from: body}
@@ -221,16 +232,16 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 			Object json.RawMessage `json:"object"`
 		}
 		if err := events.Decode(&event); errors.Is(err, io.EOF) {
-			return version, nil
+			return version, changes, nil
 		} else if err != nil {
-			return "", fmt.Errorf("watch %s: %w", c.what, err)
+			return "", changes, fmt.Errorf("watch %s: %w", c.what, err)
 		}
 		if event.Type == "ERROR" {
-			return "", watchError(c.what, event.Object)
+			return "", changes, watchError(c.what, event.Object)
 		}
 		var object T
 		if err := json.Unmarshal(event.Object, &object); err != nil {
-			return "", fmt.Errorf("watch %s: %w", c.what, err)
+			return "", changes, fmt.Errorf("watch %s: %w", c.what, err)
 		}
 		meta := object.meta()
 		if meta.ResourceVersion != "" {
@@ -238,8 +249,10 @@ func (c *collection[T]) watch(ctx context.Context, version string) (string, erro
 		}
 		switch event.Type {
 		case "ADDED", "MODIFIED":
+			changes++
 			c.set(func() { c.put(meta.Name, object) })
 		case "DELETED":
+			changes++
 			c.set(func() { c.drop(meta.Name) })
 		}
 	}

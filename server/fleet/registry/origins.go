@@ -68,7 +68,7 @@ func sourceOrder(name string) int {
 		return 1
 	case strings.HasPrefix(name, sourceDNS):
 		return 2
-	case strings.HasPrefix(name, sourceKubernetes):
+	case strings.HasPrefix(name, sourceKubernetes), strings.HasPrefix(name, sourcePool):
 		return 3
 	}
 	return 4

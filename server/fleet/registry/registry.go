@@ -56,7 +56,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	r.core.list(sourceStatic, static)
 	group.Go(func() error { r.core.run(ctx); return nil })
-	group.Go(func() error { r.watchUnanswered(ctx); return nil })
+	group.Go(func() error { unansweredWatch{r.published, r.log}.run(ctx); return nil })
 	for _, s := range r.sources {
 		group.Go(func() error { return s.source.watch(ctx) })
 	}

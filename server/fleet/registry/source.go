@@ -8,12 +8,13 @@ import (
 )
 
 // The names of sources. DNS sources are named "dns:" and the name looked up, Kubernetes sources
-// "kubernetes:", the namespace, "/" and the Service.
+// "kubernetes:", the namespace, "/" and the Service, InferencePools "inferencepool:", the namespace, "/" and the name.
 const (
 	sourceStatic     = "static"
 	sourceFile       = "file"
 	sourceDNS        = "dns:"
 	sourceKubernetes = "kubernetes"
+	sourcePool       = "inferencepool:"
 	sourceRegistered = "registered"
 )
 
@@ -43,6 +44,9 @@ func (in *intake) sources(resolver Resolver) []configured {
 	}
 	for i, k := range c.Kubernetes {
 		list = append(list, configured{fmt.Sprintf("kubernetes[%d]", i), &kubeSource{in, k}})
+	}
+	for i, p := range c.InferencePools {
+		list = append(list, configured{fmt.Sprintf("inference_pools[%d]", i), &poolSource{in, p}})
 	}
 	return list
 }

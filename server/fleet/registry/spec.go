@@ -57,10 +57,21 @@ type Spec struct {
 	Leaving bool `yaml:"leaving"`
 
 	completed, ranksSet bool // complete has run; Ranks was set and not assumed
+	pod                 podSaid
+}
+
+// podSaid is what a Kubernetes source knows of a replica by its pod.
+type podSaid struct {
 	// model, when set, is the one base model to serve, if the replica lists it; it counts more than Models. adapters,
 	// when set, limits the adapters that are served.
 	model    string
 	adapters *adapterRule
+	// unready is set while the cluster sends nothing to the pod: it gets no new requests, and keeps those that it has.
+	unready bool
+}
+
+func (p podSaid) equal(o podSaid) bool {
+	return p.model == o.model && p.unready == o.unready && p.adapters.equal(o.adapters)
 }
 
 // EventsSpec says where the ranks of a replica publish KV cache events. In both addresses

@@ -19,9 +19,15 @@ const (
 	unansweredNamed = 5
 )
 
-// watchUnanswered logs which replicas do not answer: when the first probe has failed, then every unansweredAgain, and when all answer.
+// unansweredWatch logs replicas that do not answer.
+type unansweredWatch struct {
+	published *published
+	log       *slog.Logger
+}
+
+// run logs which replicas do not answer: when the first probe has failed, then every unansweredAgain, and when all answer.
 // It is no warning while these replicas have never answered and are known for less than unansweredAgain: they start.
-func (r *Registry) watchUnanswered(ctx context.Context) {
+func (w unansweredWatch) run(ctx context.Context) {
 	look := time.NewTicker(unansweredLook)
 	defer look.Stop()
 	var reported time.Time
@@ -31,17 +37,17 @@ func (r *Registry) watchUnanswered(ctx context.Context) {
 			return
 		case <-look.C:
 		}
-		u := r.Snapshot().unanswered(time.Now())
+		u := w.published.now().unanswered(time.Now())
 		switch {
 		case u.down == 0 && !reported.IsZero():
-			r.log.Info("all replicas answer", "replicas", u.total)
+			w.log.Info("all replicas answer", "replicas", u.total)
 			reported = time.Time{}
 		case u.down > 0 && time.Since(reported) >= unansweredAgain:
 			level, text := slog.LevelWarn, "replicas do not answer; check their addresses, and that they are up"
 			if u.fresh == u.down {
 				level, text = slog.LevelInfo, "new replicas do not answer yet; if they are up, check their addresses"
 			}
-			r.log.Log(ctx, level, text, "down", u.down, "of", u.total, "replicas", u.which)
+			w.log.Log(ctx, level, text, "down", u.down, "of", u.total, "replicas", u.which)
 			reported = time.Now()
 		}
 	}

@@ -137,7 +137,7 @@ func (h *History) Outcome(o decision.Outcome) {
 		case again:
 			s.Retries++
 		default:
-			s.serve(o.End == decision.EndFailed)
+			s.serve(o.End == decision.EndFailed || o.End == decision.EndPoisoned)
 		}
 		if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 			s.PromptTokens += o.PromptTokens

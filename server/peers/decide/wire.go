@@ -187,7 +187,7 @@ func endOf(number uint64, r chooser.Result) *peerv1.RequestEnd {
 func resultOf(in *peerv1.RequestEnd) chooser.Result {
 	r := chooser.ResultOf(decision.EndFailed)
 	r.Counted, r.ServedBy = in.GetCounted(), replica.ID(in.GetServedBy())
-	for e := decision.EndCompleted; e <= decision.EndHandedOver; e++ {
+	for e := decision.EndCompleted; e <= decision.EndPoisoned; e++ {
 		if e != decision.EndUnserved && endCode(e) == in.GetEnd() {
 			r.End = e
 		}
@@ -222,6 +222,8 @@ func endCode(e decision.End) peerv1.End {
 		return peerv1.End_END_RESUMED
 	case decision.EndHandedOver:
 		return peerv1.End_END_HANDED_OVER
+	case decision.EndPoisoned:
+		return peerv1.End_END_POISONED
 	default:
 		return peerv1.End_END_FAILED
 	}

@@ -119,12 +119,18 @@ func (f *Fleet) Offer(s link.Services) { f.links.Offer(s) }
 
 // Run does the parts' work until ctx ends, on the sockets of Open.
 func (f *Fleet) Run(ctx context.Context) error {
-	running, ctx := errgroup.WithContext(ctx)
-	running.Go(func() error { return f.members.Run(ctx, f.gossip) })
-	running.Go(func() error { return f.links.Run(ctx, f.rpc) })
-	for _, run := range []func(context.Context) error{f.frontend.Run, f.decider.Run, f.facts.Run, f.warm.Run, f.grants.Run} {
-		running.Go(func() error { return run(ctx) })
+	rest, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	running, rest := errgroup.WithContext(rest)
+	running.Go(func() error { return f.members.Run(rest, f.gossip) })
+	running.Go(func() error { return f.links.Run(rest, f.rpc) })
+	for _, run := range []func(context.Context) error{f.frontend.Run, f.decider.Run, f.facts.Run, f.warm.Run} {
+		running.Go(func() error { return run(rest) })
 	}
+	lending, cancel := context.WithCancel(ctx)
+	defer cancel()
+	context.AfterFunc(rest, cancel)
+	running.Go(func() error { defer stop(); return f.grants.Run(lending) }) // its last report needs the links
 	return running.Wait()
 }
 

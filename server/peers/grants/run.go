@@ -3,6 +3,8 @@ package grants
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,7 +100,8 @@ func (g *Grants) PeersChanged() {
 	}
 }
 
-// Run reports to the owners of accounts, and sends the other routers the accounts of this one, until ctx ends.
+// Run reports to the owners of accounts, and sends the other routers the accounts of this one, until ctx ends. Its last report may take
+// farewellTime: the links must be up until it returns.
 func (g *Grants) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -111,6 +114,8 @@ func (g *Grants) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			running.Wait()
+			g.farewell()
 			return nil
 		case <-g.changed:
 			g.look(ctx, &running)
@@ -192,6 +197,26 @@ func (g *Grants) start(ctx context.Context, p Peer, running *sync.WaitGroup) *se
 	s.hurry("")
 	running.Go(func() { s.run(ctx) })
 	return s
+}
+
+// farewellTime bounds the last report.
+const farewellTime = 500 * time.Millisecond
+
+// farewell sends the accounts as they are now: the next owners begin with them.
+func (g *Grants) farewell() {
+	g.share()
+	ctx, cancel := context.WithTimeout(context.Background(), farewellTime)
+	defer cancel()
+	g.mu.Lock()
+	senders := slices.Collect(maps.Values(g.senders))
+	g.mu.Unlock()
+	var running sync.WaitGroup
+	for _, s := range senders {
+		if s.wanted() {
+			running.Go(func() { s.exchange(ctx, nil) })
+		}
+	}
+	running.Wait()
 }
 
 // share gives all senders the accounts that have changed.

@@ -19,14 +19,14 @@ const (
 	roomy = 16 << 10
 )
 
-// errFailed is an engine's error event in mid-stream. It was not forwarded.
-var errFailed = errors.New("the engine reported a failure in its stream")
+// ErrFailed is an engine's error event in mid-stream. It was not forwarded.
+var ErrFailed = errors.New("the engine reported a failure in its stream")
 
 // ErrAborted is why a stream ended that the engine aborted. The event with its finish reason was not forwarded.
 var ErrAborted = errors.New("the engine aborted the answer: it was paused, put to sleep or asked to abort the request")
 
-// errStrange is an event in a continuation that cannot be put into the client's stream.
-var errStrange = errors.New("the continuation is not of the expected form")
+// ErrStrange is an event in a continuation that cannot be put into the client's stream.
+var ErrStrange = errors.New("the continuation is not of the expected form")
 
 // Lost is why a stream is no longer followed.
 type Lost string
@@ -58,7 +58,8 @@ type Params struct {
 	Logprobs bool
 	// Parser says whether the answer may be one that an engine's parser takes apart.
 	Parser Parser
-	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other.
+	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other. With HasParser that is
+	// the second way, for a stream that cannot be continued by token ids.
 	Repeated int
 }
 
@@ -85,22 +86,17 @@ type Follower struct {
 	lost Lost
 	held []byte // the event that is not complete
 	tokens
-	shown []byte // the end of the text that the client has
-	end
+	client
 	raw   bool   // not in events: passed on as it comes
 	stops *stops // nil without stop strings
 
 	continuation
 	replay *replay // nil unless a parser may be at work
 	repeat *repeat // nil unless the answer is to be written again
+	spare  *repeat // nil unless that is the second way
 	p      Params
-	head   []byte
-	out    []byte
 	chunk  openai.Chunk // the event being parsed
 }
-
-// end is what the client has of the end of a stream: the finish reason, the usage, and the last event.
-type end struct{ finished, usage, done bool }
 
 // continuation is the part of a stream that another engine sends.
 type continuation struct {
@@ -114,8 +110,10 @@ type continuation struct {
 
 // New makes a Follower.
 func New(p Params) *Follower {
-	f := &Follower{p: p, tokens: tokens{sure: true}, stops: newStops(&p.Stops)}
-	if p.Repeated > 0 {
+	f := &Follower{p: p, tokens: tokens{sure: true}, client: client{api: p.API, counted: p.Usage}, stops: newStops(&p)}
+	if p.Repeated > 0 && p.Parser == HasParser {
+		f.spare = newRepeat(p.Repeated)
+	} else if p.Repeated > 0 {
 		f.repeat, f.stops = newRepeat(p.Repeated), nil
 		return f
 	}
@@ -183,7 +181,7 @@ func (f *Follower) Feed(piece []byte) ([]byte, error) {
 // thousands of streams nothing stays in the processor's cache that each has of its own. It returns nil, and has done nothing, for any other piece.
 func (f *Follower) usual(piece []byte) []byte {
 	const begin, end, null = "data: ", "\n\n", "null"
-	if f.prompt == nil || f.lost != NotLost || f.resumed || f.done || len(f.held) > 0 || len(piece) < len(begin)+len(end) || string(piece[:len(begin)]) != begin {
+	if f.prompt == nil || f.lost != NotLost || f.resumed || f.done || f.spare != nil || len(f.held) > 0 || len(piece) < len(begin)+len(end) || string(piece[:len(begin)]) != begin {
 		return nil
 	}
 	if bytes.Index(piece, []byte(end)) != len(piece)-len(end) {
@@ -200,9 +198,9 @@ func (f *Follower) usual(piece []byte) []byte {
 	}
 	f.answered = len(f.ids)
 	if f.replay != nil {
-		f.join(first, p.Text, nil)
+		f.replay.join(&f.tokens, first, p.Text, nil)
 	}
-	f.show(p.Text, len(f.ids)-first)
+	f.show(p.Text, len(f.ids)-first, f.stops)
 	from := len(begin) + p.From
 	rest := piece[from+len(p.IDs):]
 	from += copy(piece[from:], null)
@@ -215,10 +213,10 @@ func foreign(piece []byte) bool { return bytes.IndexByte(piece, '\r') >= 0 }
 // passThrough ends the following of a stream that does not come in vLLM's events.
 func (f *Follower) passThrough(data []byte) ([]byte, error) {
 	if f.resumed {
-		return nil, errStrange
+		return nil, ErrStrange
 	}
 	f.Lose(LostForm)
-	f.raw, f.held = true, nil
+	f.raw, f.held, f.spare = true, nil, nil
 	return data, nil
 }
 
@@ -245,7 +243,7 @@ func (f *Follower) event(e []byte) error {
 		return f.asIs(e)
 	}
 	if c.Fault >= 500 && f.lost == NotLost {
-		return errFailed
+		return ErrFailed
 	}
 	if c.Fault > 0 {
 		f.Lose(LostForm)
@@ -255,7 +253,7 @@ func (f *Follower) event(e []byte) error {
 		return ErrAborted
 	}
 	if f.resumed && f.replay != nil && f.replay.parse != nil {
-		return f.tokensOf(c)
+		return f.replay.take(c, &f.tokens, &f.client)
 	}
 	first := f.answered
 	f.note(c)
@@ -265,7 +263,12 @@ func (f *Follower) event(e []byte) error {
 	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil {
 		return nil // it is there for the ids alone
 	}
-	f.out = append(c.Without(append(f.out, "data: "...)), "\n\n"...)
+	from := len(f.out) + len("data: ")
+	f.out = c.Without(append(f.out, "data: "...))
+	if f.spare != nil && f.spare.note(f.out[from:]) != nil {
+		f.spare = nil
+	}
+	f.out = append(f.out, "\n\n"...)
 	return nil
 }
 
@@ -300,8 +303,9 @@ func withoutComments(e []byte) []byte {
 // asIs forwards an event that was not understood.
 func (f *Follower) asIs(e []byte) error {
 	if f.resumed {
-		return errStrange
+		return ErrStrange
 	}
+	f.spare = nil
 	f.out = append(f.out, e...)
 	return nil
 }
@@ -354,14 +358,14 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	if f.replay != nil {
-		f.join(before, c.Text, c.Delta)
+		f.replay.join(&f.tokens, before, c.Text, c.Delta)
 	}
 	f.parsed = f.parsed || c.Empty
 	if f.stops != nil && f.resumed {
 		f.settle(c.Text, len(f.ids)-before) // the client gets the text only when no string can end it
 		return
 	}
-	f.show(c.Text, len(f.ids)-before)
+	f.show(c.Text, len(f.ids)-before, f.stops)
 }
 
 // measure notes where the text ends that an event's log probabilities are of. It is false for log probabilities that cannot be continued.
@@ -375,30 +379,4 @@ func (f *Follower) measure(c *openai.Chunk) bool {
 	}
 	f.offset = end + f.shift
 	return f.p.Logprobs && ok
-}
-
-// keptText is what is kept of the text: more than the tail of a Point.
-const keptText = 512
-
-// show remembers the text, raw JSON, that the client gets with so many ids.
-func (f *Follower) show(text []byte, ids int) {
-	if !f.settle(text, ids) {
-		return
-	}
-	before := len(f.shown)
-	f.shown = openai.AppendText(f.shown, text)
-	kept := keptText
-	if f.stops != nil {
-		f.stops.count(f.shown[before:], f.safe, f.sure)
-		kept = f.stops.kept
-	}
-	f.shown = lastBytes(f.shown, kept)
-}
-
-// lastBytes drops the beginning of text when it is twice as long as what is kept.
-func lastBytes(text []byte, kept int) []byte {
-	if n := len(text); n > 2*kept {
-		return text[:copy(text, text[n-kept:])]
-	}
-	return text
 }

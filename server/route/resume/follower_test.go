@@ -159,7 +159,7 @@ type followed struct {
 func (e *engine) follow(route openai.Route, body string) *followed {
 	e.t.Helper()
 	req, err := openai.Read(openai.Params{Route: route, Body: []byte(body)})
-	if err != nil || !req.Resumable() {
+	if err != nil || !req.Continuation().ByText() {
 		e.t.Fatalf("%s: %v, or it is not resumable", body, err)
 	}
 	f := &followed{req: req, path: route.Path(), params: resume.Params{API: req.Prompt.API, Usage: req.IncludeUsage}}
@@ -192,7 +192,7 @@ func (e *engine) goOn(q *followed, f *resume.Follower, point *resume.Point) ([]b
 		}
 		return texts, true
 	})
-	return e.ask("/v1/completions", q.req.Continuation(openai.Rest{
+	return e.ask("/v1/completions", q.req.Continuation().Body(openai.Rest{
 		Model: "sim", IDs: point.IDs, Limit: limit, Least: max(0, stops.Least-point.Answer), WithIDs: true,
 	})), true
 }

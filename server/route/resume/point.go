@@ -69,10 +69,10 @@ func (f *Follower) Point() (Point, bool) {
 		return Point{Again: true, Sure: true}, !f.done
 	}
 	if f.reason() != NotLost || f.finished || f.done {
-		return Point{}, false
+		return f.Again()
 	}
 	if f.replay != nil && (f.replay.on || f.safe == 0) {
-		return f.parsedPoint(), true
+		return f.replay.point(&f.tokens), true
 	}
 	ids := make([]uint32, 0, len(f.prompt)+f.safe)
 	ids = append(append(ids, f.prompt...), f.ids[:f.safe]...)
@@ -84,6 +84,14 @@ func (f *Follower) Point() (Point, bool) {
 		p.Sure, p.torn = false, true
 	}
 	return p, true
+}
+
+// Again is the Point of a stream that another engine may write again, where it cannot be continued otherwise. It is false for any other.
+func (f *Follower) Again() (Point, bool) {
+	if f.spare == nil || f.resumed || f.done {
+		return Point{}, false
+	}
+	return Point{Again: true, Sure: true}, true
 }
 
 // Resumable reports whether the stream could be resumed at this moment without asking for a text: there is a Point, and it is sure.
@@ -116,35 +124,16 @@ func (f *Follower) Ending() ([]byte, bool) {
 		return nil, false
 	}
 	f.out = f.out[:0]
-	if !f.writeEnd() {
+	if !f.close(&f.tokens) {
 		return nil, false
 	}
 	return f.out, true
 }
 
-// writeEnd appends what ends a stream after its finish reason. It returns false when not all of it is known.
-func (f *Follower) writeEnd() bool {
-	if f.p.Usage && !f.usage {
-		if f.blind || f.head == nil || f.promptTokens == 0 {
-			return false
-		}
-		d := f.words()
-		f.out = append(d.Usage(append(f.out, "data: "...)), "\n\n"...)
-	}
-	f.done = true
-	f.out = append(f.out, "data: [DONE]\n\n"...)
-	return true
-}
-
-// words are those of the client's stream.
-func (f *Follower) words() openai.Continued {
-	return openai.Continued{API: f.p.API, Head: f.head, PromptTokens: f.promptTokens, OutputTokens: f.answered}
-}
-
 // rewrite writes an event of the continuation, with so many ids, for the client.
 func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 	if c.Choices > 0 && (c.Choices > 1 || c.Index != 0 || !c.Plain || c.Logprobs != nil && !f.p.Logprobs) {
-		return errStrange
+		return ErrStrange
 	}
 	if c.Logprobs != nil {
 		c.Logprobs = openai.ShiftOffsets(nil, c.Logprobs, f.shift)
@@ -152,25 +141,25 @@ func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 	stopped := false
 	if f.stops != nil && c.Choices > 0 {
 		var err error
-		if stopped, err = f.cut(c, ids); err != nil {
+		if stopped, err = f.stops.cut(&f.tokens, c, ids); err != nil {
 			return err
 		}
 	}
 	if c.Choices > 0 && len(c.Text) <= len(`""`) && c.Finish == nil && len(c.IDs) <= len(`[]`) {
 		return nil
 	}
-	d := f.words()
+	d := f.words(&f.tokens)
 	if f.blind && c.Usage != nil { // no ids to count: the engine counts its own part
 		n := c.OutputTokens()
 		if n < 0 {
-			return errStrange
+			return ErrStrange
 		}
 		d.OutputTokens = f.base + n
 	}
-	f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
+	f.write(&d, c)
 	if stopped {
-		if !f.writeEnd() {
-			return errStrange
+		if f.finished = true; !f.close(&f.tokens) {
+			return ErrStrange
 		}
 		return io.EOF
 	}

@@ -51,7 +51,7 @@ func (f *Follower) repeats(e, data []byte) (err error) {
 	case err == nil:
 		f.finished, f.usage = r.over(), f.usage || r.parts.Choices == 0
 		return nil
-	case errors.Is(err, errStrange) && !r.again:
+	case errors.Is(err, ErrStrange) && !r.again:
 		f.Lose(LostForm)
 		return f.asIs(e)
 	}
@@ -63,6 +63,11 @@ func (f *Follower) Repeats() bool { return f.repeat != nil }
 
 // Repeat announces that what is fed from now on is the whole answer of another replica to the same request.
 func (f *Follower) Repeat() {
+	if f.repeat == nil {
+		spare := f.spare
+		f.Lose(LostForm) // it is not continued by token ids any more
+		f.repeat, f.spare, f.stops = spare, nil, nil
+	}
 	f.continuation = continuation{resumed: true}
 	f.held = f.held[:0]
 	f.repeat.begin()
@@ -80,23 +85,43 @@ func (r *repeat) place(g grown, at openai.Place) *growth {
 
 // event takes the JSON of one event. It appends to out the event for the client.
 func (r *repeat) event(out, e, data []byte) ([]byte, error) {
+	if r.again {
+		if err := r.read(data); err != nil {
+			return out, err
+		}
+		return r.repeated(out, data)
+	}
+	if err := r.note(data); err != nil {
+		return out, err
+	}
+	return append(out, e...), nil
+}
+
+// read reads the JSON of one event.
+func (r *repeat) read(data []byte) error {
 	p := &r.parts
 	switch {
 	case !p.Read(data):
-		return out, errStrange
+		return ErrStrange
 	case p.Fault >= 500:
-		return out, errFailed
+		return ErrFailed
 	case p.Odd || p.Fault > 0:
-		return out, errStrange
+		return ErrStrange
 	}
 	for i := range p.Ends {
 		if string(p.Ends[i].Finish) == `"abort"` {
-			return out, ErrAborted
+			return ErrAborted
 		}
 	}
-	if r.again {
-		return r.repeated(out, data)
+	return nil
+}
+
+// note takes the JSON of an event that the client gets.
+func (r *repeat) note(data []byte) error {
+	if err := r.read(data); err != nil {
+		return err
 	}
+	p := &r.parts
 	if r.head == nil && p.Head != nil {
 		r.head = append(r.head, p.Head...)
 	}
@@ -108,9 +133,9 @@ func (r *repeat) event(out, e, data []byte) ([]byte, error) {
 		r.ended[p.Ends[i].Choice] = true
 	}
 	if len(r.has) > maxPlaces {
-		return out, errStrange
+		return ErrStrange
 	}
-	return append(out, e...), nil
+	return nil
 }
 
 // grow adds a part, and returns what it adds to the size.
@@ -214,7 +239,11 @@ func (r *repeat) split(out []byte) ([]byte, error) {
 			return out, err
 		}
 		if len(left) > 0 {
-			rests = append(rests, openai.Part{Place: p.List[i].Place, Text: left})
+			rest := openai.Part{Place: p.List[i].Place, Text: left}
+			if r.has[rest.Place] == nil { // else the call has the id that the client knows
+				rest.ID = p.List[i].ID
+			}
+			rests = append(rests, rest)
 		}
 	}
 	for _, rest := range rests {
@@ -229,7 +258,7 @@ func (r *repeat) split(out []byte) ([]byte, error) {
 			has.hash.Write(rest.Text)
 		}
 		r.place(r.got, rest.Place).size = has.size
-		out = append(openai.AppendRest(append(out, "data: "...), r.head, rest.Place, rest.Text), "\n\n"...)
+		out = append(openai.AppendRest(append(out, "data: "...), r.head, &rest), "\n\n"...)
 	}
 	for i := range p.Ends {
 		end := &p.Ends[i]

@@ -41,9 +41,8 @@ const (
 )
 
 // join notes that the ids from first on came at once, with a delta that is known by its text where raw is nil.
-func (f *Follower) join(first int, text, delta []byte) {
-	r := f.replay
-	n := len(f.ids) - first
+func (r *replay) join(t *tokens, first int, text, delta []byte) {
+	n := len(t.ids) - first
 	if n == 0 {
 		return
 	}
@@ -53,11 +52,11 @@ func (f *Follower) join(first int, text, delta []byte) {
 	switch {
 	case delta != nil:
 		if tidy := openai.Tidy(r.last[:0:cap(r.last)], delta); string(tidy) != "{}" {
-			r.last, r.from, r.to = tidy, first, len(f.ids)
+			r.last, r.from, r.to = tidy, first, len(t.ids)
 		}
 	case len(text) > len(`""`):
 		r.last = append(append(append(r.last[:0], `{"content":`...), text...), '}')
-		r.from, r.to = first, len(f.ids)
+		r.from, r.to = first, len(t.ids)
 	}
 }
 
@@ -86,20 +85,22 @@ func (r *replay) called(delta []byte) bool {
 	return ok
 }
 
-// parsedSoFar is what the parser has been given.
-func (f *Follower) parsedSoFar() *openai.Parsed {
-	return &openai.Parsed{Prompt: f.prompt, Answer: f.ids, Portions: f.replay.portions, Calls: f.replay.calls}
+// given is what the parser has been given so far.
+func (r *replay) given(t *tokens) *openai.Parsed {
+	return &openai.Parsed{Prompt: t.prompt, Answer: t.ids, Portions: r.portions, Calls: r.calls}
 }
 
-// parsedPoint is the Point of an answer that is continued by token ids: behind all tokens whose events the client has.
-func (f *Follower) parsedPoint() Point {
-	ids := make([]uint32, 0, len(f.prompt)+len(f.ids))
-	ids = append(append(ids, f.prompt...), f.ids...)
-	r := f.replay
-	p := &Replay{Perhaps: !r.on, before: openai.Parsed{Prompt: ids[:len(f.prompt)], Answer: ids[len(f.prompt):], Portions: r.portions, Calls: r.calls}}
+// point is the Point of an answer that is continued by token ids: behind all tokens whose events the client has.
+func (r *replay) point(t *tokens) Point {
+	ids := make([]uint32, 0, len(t.prompt)+len(t.ids))
+	ids = append(append(ids, t.prompt...), t.ids...)
+	p := &Replay{Perhaps: !r.on, before: openai.Parsed{Prompt: ids[:len(t.prompt)], Answer: ids[len(t.prompt):], Portions: r.portions, Calls: r.calls}}
 	p.last, p.from, p.to = bytes.Clone(r.last), r.from, r.to
-	return Point{IDs: ids, Answer: len(f.ids), Replay: p}
+	return Point{IDs: ids, Answer: len(t.ids), Replay: p}
 }
+
+// Parsed reports whether the answer is known to be one that a parser takes apart, and is followed as that.
+func (f *Follower) Parsed() bool { return f.replay != nil && f.replay.on }
 
 // NoParser notes that no parser is at work, where it was not known. What is continued is then the text alone.
 func (f *Follower) NoParser() { f.replay = nil }
@@ -158,25 +159,29 @@ func (f *Follower) ResumeParsed(parse Parse) {
 	f.continuation = continuation{resumed: true, base: len(f.ids)}
 	f.held = f.held[:0]
 	f.answered = len(f.ids)
-	r := f.replay
+	f.spare = nil
+	f.replay.begin(parse)
+}
+
+// begin announces a continuation, whose tokens parse takes apart.
+func (r *replay) begin(parse Parse) {
 	r.on = true
 	r.parse, r.waiting, r.usage, r.took = parse, r.waiting[:0], nil, 0
 }
 
-// tokensOf takes an event of a continuation by token ids.
-func (f *Follower) tokensOf(c *openai.Chunk) error {
-	r := f.replay
+// take takes an event of a continuation by token ids, which follows on t, and writes what comes of it into the client's stream.
+func (r *replay) take(c *openai.Chunk, t *tokens, to *client) error {
 	if c.Choices == 0 {
-		f.usage = f.usage || c.Usage != nil
-		d := f.words()
-		f.out = append(d.Event(append(f.out, "data: "...), c), "\n\n"...)
+		to.usage = to.usage || c.Usage != nil
+		w := to.words(t)
+		to.write(&w, c)
 		return nil
 	}
 	if c.Choices > 1 || c.Index != 0 || c.IDs == nil && c.Finish == nil || c.IDs != nil && !openai.EachID(c.IDs, func(id uint32) bool { r.waiting = append(r.waiting, id); return true }) {
-		return errStrange
+		return ErrStrange
 	}
-	if len(f.prompt)+len(f.ids)+len(r.waiting) > MaxTokens {
-		return errStrange
+	if len(t.prompt)+len(t.ids)+len(r.waiting) > MaxTokens {
+		return ErrStrange
 	}
 	if c.Usage != nil {
 		r.usage = append(r.usage[:0], c.Usage...)
@@ -184,28 +189,27 @@ func (f *Follower) tokensOf(c *openai.Chunk) error {
 	if c.Finish == nil && (len(r.waiting) == 0 || r.took > quick && time.Since(r.over) < pause*r.took) {
 		return nil
 	}
-	return f.parse(c)
+	return r.parseWaiting(c, t, to)
 }
 
-// parse has the tokens that wait parsed, and writes what came of them for the client.
-func (f *Follower) parse(c *openai.Chunk) error {
-	r := f.replay
+// parseWaiting has the tokens that wait parsed, and writes what came of them for the client.
+func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	began := time.Now()
-	d, err := r.parse(f.parsedSoFar(), r.waiting, c.Finish, c.Stop)
+	d, err := r.parse(r.given(t), r.waiting, c.Finish, c.Stop)
 	if err != nil {
 		return err
 	}
 	r.over = time.Now()
 	r.took = r.over.Sub(began)
 	if c.Finish != nil && d.Finish == nil || !r.called(d.Delta) {
-		return errStrange
+		return ErrStrange
 	}
-	first := len(f.ids)
-	f.ids = append(f.ids, r.waiting...)
-	f.answered = len(f.ids)
-	f.join(first, nil, d.Delta)
+	first := len(t.ids)
+	t.ids = append(t.ids, r.waiting...)
+	t.answered = len(t.ids)
+	r.join(t, first, nil, d.Delta)
 	r.waiting = r.waiting[:0]
-	f.finished = f.finished || c.Finish != nil
+	to.finished = to.finished || c.Finish != nil
 	if string(d.Delta) == "{}" && c.Finish == nil {
 		return nil
 	}
@@ -213,8 +217,8 @@ func (f *Follower) parse(c *openai.Chunk) error {
 	if len(r.usage) > 0 {
 		said.Usage = r.usage
 	}
-	w := f.words()
-	f.out = append(w.Event(append(f.out, "data: "...), &said), "\n\n"...)
+	w := to.words(t)
+	to.write(&w, &said)
 	r.usage = r.usage[:0]
 	return nil
 }

@@ -28,6 +28,8 @@ type stops struct {
 	texts Texts
 	// back is the text that the client does not have, in a continuation.
 	back []byte
+	// counted: the client gets the number of the answer's tokens.
+	counted bool
 	// kept is how many bytes of the client's text are enough.
 	kept int
 	// window and text are memory for the event in hand.
@@ -40,11 +42,12 @@ type place struct{ ids, chars int }
 // proof is how many characters of the client's text must agree with what an engine decodes.
 const proof = 16
 
-func newStops(s *openai.Stops) *stops {
+func newStops(p *Params) *stops {
+	s := &p.Stops
 	if len(s.Strings) == 0 {
 		return nil
 	}
-	t := &stops{Stops: *s, reach: s.Reach()}
+	t := &stops{Stops: *s, reach: s.Reach(), counted: p.Usage}
 	if !s.Included {
 		t.lag = t.reach
 	}
@@ -128,19 +131,18 @@ func (s *stops) find(text []byte, from int) (end, which int) {
 
 // cut looks for the strings in an event of the continuation with so many ids, and leaves in it the text that the client may have. It
 // reports whether a string ended the answer.
-func (f *Follower) cut(c *openai.Chunk, ids int) (stopped bool, err error) {
-	s := f.stops
+func (s *stops) cut(t *tokens, c *openai.Chunk, ids int) (stopped bool, err error) {
 	if c.IDs == nil && len(c.Text) > len(`""`) {
-		return false, errStrange // which token a text is of decides what counts
+		return false, ErrStrange // which token a text is of decides what counts
 	}
-	w := append(s.window[:0], lastRunes(f.shown, s.reach)...)
+	w := append(s.window[:0], lastRunes(t.shown, s.reach)...)
 	seen := len(w)
 	w = append(w, s.back...)
 	old := len(w)
 	w = openai.AppendText(w, c.Text)
 	s.window = w
 
-	end, which, err := f.stopIn(c, w, old, ids)
+	end, which, err := s.stopIn(t, c, w, old, ids)
 	to := len(w)
 	switch {
 	case err != nil:
@@ -151,43 +153,41 @@ func (f *Follower) cut(c *openai.Chunk, ids int) (stopped bool, err error) {
 		}
 		c.Finish = []byte(`"stop"`)
 		c.Stop = rawjson.AppendString(nil, s.Strings[which])
-		f.finished = true
 	case c.Finish == nil:
 		to = max(seen, len(w)-len(lastRunes(w, s.lag)))
 	}
 	if to < seen {
-		return false, errStrange
+		return false, ErrStrange
 	}
 	s.text = rawjson.AppendString(s.text[:0], string(w[seen:to]))
 	c.Text = s.text
-	f.shown = lastBytes(append(f.shown, w[seen:to]...), s.kept)
+	t.shown = lastBytes(append(t.shown, w[seen:to]...), s.kept)
 	s.back = append(s.back[:0], w[to:]...)
 	return which >= 0, nil
 }
 
 // stopIn finds the string that ends the answer in the text of an event, which begins at old in w and has so many ids. It takes the ids
 // behind the one that completes the string off the answer's count, as vLLM does.
-func (f *Follower) stopIn(c *openai.Chunk, w []byte, old, ids int) (end, which int, err error) {
-	s := f.stops
-	if f.answered <= s.Least || old == len(w) {
+func (s *stops) stopIn(t *tokens, c *openai.Chunk, w []byte, old, ids int) (end, which int, err error) {
+	if t.answered <= s.Least || old == len(w) {
 		return 0, -1, nil
 	}
-	first := f.answered - ids
+	first := t.answered - ids
 	end, which = s.find(w, old)
-	if which < 0 || ids == 1 || first >= s.Least && !f.p.Usage {
+	if which < 0 || ids == 1 || first >= s.Least && !s.counted {
 		return end, which, nil
 	}
-	e := f.steps(c.IDs, w[old:])
+	e := s.steps(t, c.IDs, w[old:])
 	if first < s.Least { // the text of some of the ids does not count
 		from, ok := e.end(s.Least - first)
 		if !ok {
-			return 0, -1, errStrange
+			return 0, -1, ErrStrange
 		}
 		if end, which = s.find(w, old+from); which < 0 {
 			return 0, -1, nil
 		}
 	}
-	f.answered = first + e.reach(end-old)
+	t.answered = first + e.reach(end-old)
 	return end, which, nil
 }
 
@@ -200,18 +200,18 @@ type steps struct {
 	start int
 }
 
-func (f *Follower) steps(raw, text []byte) *steps {
-	s := &steps{texts: f.stops.texts, text: string(text), start: -1}
-	openai.EachID(raw, func(id uint32) bool { s.ids = append(s.ids, id); return true })
-	if f.lost != NotLost {
-		s.texts = nil // the ids before are not known
-		return s
+func (s *stops) steps(t *tokens, raw, text []byte) *steps {
+	e := &steps{texts: s.texts, text: string(text), start: -1}
+	openai.EachID(raw, func(id uint32) bool { e.ids = append(e.ids, id); return true })
+	if t.prompt == nil {
+		e.texts = nil // the ids before are not known any more
+		return e
 	}
-	if s.before = f.ids[:len(f.ids)-len(s.ids)]; len(s.before) == 0 {
-		s.before = f.prompt
+	if e.before = t.ids[:len(t.ids)-len(e.ids)]; len(e.before) == 0 {
+		e.before = t.prompt
 	}
-	s.before = slices.Clip(s.before[max(0, len(s.before)-tailTokens):])
-	return s
+	e.before = slices.Clip(e.before[max(0, len(e.before)-tailTokens):])
+	return e
 }
 
 // end returns where the text of the first n ids ends in the event's text. It is false when that cannot be found out.

@@ -13,6 +13,8 @@ type tokens struct {
 	sure bool
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
 	parsed, blind bool
+	// shown is the end of the text that the client has.
+	shown []byte
 }
 
 // take remembers a raw list of ids; false when it is none, or too long.
@@ -57,4 +59,30 @@ func (t *tokens) readPrompt(raw []byte, known []uint32) Lost {
 	}
 	t.prompt, t.promptTokens = own, n
 	return NotLost
+}
+
+// keptText is what is kept of the text: more than the tail of a Point.
+const keptText = 512
+
+// show remembers the text, raw JSON, that the client gets with so many ids. Stops may be nil.
+func (t *tokens) show(text []byte, ids int, stops *stops) {
+	if !t.settle(text, ids) {
+		return
+	}
+	before := len(t.shown)
+	t.shown = openai.AppendText(t.shown, text)
+	kept := keptText
+	if stops != nil {
+		stops.count(t.shown[before:], t.safe, t.sure)
+		kept = stops.kept
+	}
+	t.shown = lastBytes(t.shown, kept)
+}
+
+// lastBytes drops the beginning of text when it is twice as long as what is kept.
+func lastBytes(text []byte, kept int) []byte {
+	if n := len(text); n > 2*kept {
+		return text[:copy(text, text[n-kept:])]
+	}
+	return text
 }

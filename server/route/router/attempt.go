@@ -105,7 +105,8 @@ type tries struct {
 	// passed is how many choices were dropped because the replica's breaker had just opened.
 	passed int
 	// blank is an answer without a token that the client may get after all.
-	blank *blank
+	blank  *blank
+	deaths deaths
 }
 
 // tried is how many replicas the request was sent to before.
@@ -135,6 +136,7 @@ type attempts struct {
 	tokens    *tokenizer.Pool
 	responses *responses
 	pausable  pausable
+	stopper   stopper
 	// aborted counts answers that an engine aborted.
 	aborted metric.Int64Counter
 }
@@ -157,7 +159,11 @@ func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery
 		return at.open(ctx, rq, t, d) // whole: once
 	}
 	if f := at.send(ctx, actx, rq, d); f != nil {
-		at.end(ctx, rq, d, f, endOf(f.outcome))
+		end := endOf(f.outcome)
+		if f.poisoned = at.stopper.stops(ctx, rq, t, d, f); f.poisoned {
+			end = decision.EndPoisoned
+		}
+		at.end(ctx, rq, d, f, end)
 		return a, f
 	}
 	return a, nil

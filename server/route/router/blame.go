@@ -40,7 +40,7 @@ func (b *blame) settleAt(rq *request, d *delivery, id replica.ID, pass breaker.P
 	}
 	if outcome.Follows() {
 		d.doubts.cause = outcome.Cause()
-		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: pass, Verdict: outcome, Begun: d.begun}, b.reporter(d))
+		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: pass, Verdict: outcome, Begun: d.begun, At: d.scan.ContentEvents()}, b.reporter(d))
 		return
 	}
 	f := retry.Find(outcome, retry.Origin{Tenant: b.poison.Tenant(rq.call.Tenant)})

@@ -48,8 +48,20 @@ type Call struct {
 	// Their zero values have no effect.
 	Model    string
 	Priority int
+	// Rewrites may give the request another model than the body's; nil does not. It has no effect with Model.
+	Rewrites Rewrites
+	// Sidecars is set when the replica that a gateway sends the request to can have its prompt computed by the one that
+	// Handoff.Prefiller names.
+	Sidecars bool
 	// Received is when the first byte of the request was seen.
 	Received time.Time
+}
+
+// Rewrites have the models that requests get in place of those that they ask for; *registry.Rewrites does.
+type Rewrites interface {
+	// Model returns the model for a request that asks for one; false when that is the right one. Requests with the same key get the
+	// same one.
+	Model(asked, key string) (model string, ok bool)
 }
 
 // Sink receives an answer. Its methods are called from one goroutine.

@@ -121,6 +121,8 @@ type answers struct {
 	responses *responses
 	resumer   *resumer
 	empties   *counter[string]
+	// interrupted counts the streams that are lost.
+	interrupted *interruptions
 }
 
 // deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
@@ -131,13 +133,19 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	if err == nil {
 		outcome := retry.Broken // only its end was missing, which the router wrote
 		if end = decision.EndCompleted; !d.attempt.broken {
-			outcome, end = d.outcome()
+			if outcome, end = d.outcome(); outcome == retry.EngineError {
+				an.lost(rq, d.attempt, causeError, false)
+			}
 		}
 		an.blame.settle(rq, d, d.attempt, outcome)
 		an.compared(t, d)
 		return nil
 	}
-	if f = an.attempts.broke(ctx, d, err); d.attempt == nil || d.attempt.ended {
+	if f = an.attempts.broke(ctx, d, err); d.begun && f.outcome == retry.Broken {
+		_, counted := errors.AsType[*failure](err)
+		an.lost(rq, d.attempt, causeOf(d.attempt, f), counted)
+	}
+	if d.attempt == nil || d.attempt.ended {
 		return f
 	}
 	d.attempt.endedEarly()
@@ -149,7 +157,26 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
+	if an.attempts.stopper.stops(ctx, rq, t, d, f) {
+		f.poisoned, end = true, decision.EndPoisoned
+	}
 	return f
+}
+
+// lost counts a stream that ended early for its client, too. Its result is counted where another replica was looked for; elsewhere it was
+// not followed.
+func (an *answers) lost(rq *request, a *attempt, cause string, counted bool) {
+	if !rq.parsed.Stream {
+		return
+	}
+	var follower *resume.Follower
+	if a != nil {
+		follower = a.follower
+	}
+	an.interrupted.add(interruption{kindOf(rq, follower), cause, false})
+	if !counted && rq.set.ResumeStreams > 0 {
+		an.resumer.results.add(resultIneligible)
+	}
 }
 
 // endedEarly notes that the answer ended early.

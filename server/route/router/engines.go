@@ -75,20 +75,14 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 		Header: rq.header(), Client: rq.call.Client, RequestID: idAt(rq, a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
 	}
 	if a.point != nil && a.point.Replay != nil {
-		e.restByIDs(rq, a, out)
+		out.Path, out.Query, a.asksIDs = pathGenerate, "", false
+		out.Body = a.rest(rq).asIDs(a.choice.Replica, a.point.Replay.Rendered)
 		return out
 	}
 	if a.point != nil && !a.point.Again {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
-		stops, _ := rq.parsed.Stops()
-		rest := openai.Rest{
-			Model: rq.pool.Served, IDs: a.point.IDs, Answer: a.point.Answer, Limit: rq.rest(a.point, a.choice.Replica), Least: max(0, stops.Least-a.point.Answer), WithIDs: a.asksIDs,
-		}
-		if a.warms {
-			rest.Limit, rest.Least = 1, 0
-		}
-		out.Body = rq.parsed.Continuation(rest)
+		out.Body = a.rest(rq).asText(a.choice.Replica, a.asksIDs)
 		return out
 	}
 	out.Body = e.outgoing(ctx, rq, a)
@@ -104,7 +98,7 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 	way := rq.way()
 	parser := parserOf(rq, way, on)
 	if way == openai.WayTokens && parser == resume.NoParser {
-		if way = openai.WayNone; rq.parsed.Repeatable() {
+		if way = openai.WayNone; rq.parsed.Continuation().Repeats() {
 			way = openai.WayRepeat
 		}
 	}
@@ -115,6 +109,9 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 		return nil
 	}
 	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Parser: parser}
+	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
+		p.Repeated = rq.parsed.N
+	}
 	p.Stops, _ = rq.parsed.Stops()
 	p.Logprobs = rq.parsed.Logprobs()
 	if rq.enc.Exact && !rq.enc.Partial {
@@ -127,7 +124,10 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
 func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
-	if a.follower = e.follow(rq, a.choice.Replica); a.follower != nil && !a.follower.Repeats() {
+	if a.point == nil { // else the answer is repeated, and its follower has what the client has
+		a.follower = e.follow(rq, a.choice.Replica)
+	}
+	if a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
 			a.follower.Lose(resume.LostIDs)
 		}

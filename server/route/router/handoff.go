@@ -40,6 +40,7 @@ type Handoff struct {
 	rq    *request
 	t     *tries
 	d     *delivery
+	ahead ahead
 	// verdict is that of the answer's head; begun is set once there is one.
 	verdict retry.Verdict
 	begun   bool
@@ -88,6 +89,9 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 	if h.t == nil {
 		h.t = newTries(h.rq)
 	}
+	// A gateway sends the request to one replica. Where that one does not have the prompt computed elsewhere, or its first token is not seen,
+	// the request is served whole.
+	h.t.ask.Splittable = h.t.ask.Splittable && call.Sidecars && sight == SeesAll
 	if sight != SeesAll { // its first token is not seen, and its silence says nothing
 		h.t.ask.Unstreamed, h.t.ask.Quiet = true, true
 	}
@@ -153,6 +157,7 @@ func (h *Handoff) choose(ctx context.Context) error {
 	if f := h.parts.attempts.choose(ctx, h.rq, h.t, h.d, a); f != nil {
 		return f.public
 	}
+	h.ahead.lead = a.choice.Prefill()
 	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
 	if a.hop = h.rq.story.attempt(h.rq, a); a.hop != nil {
 		a.hop.path, a.hop.times.Began = clip(h.rq.call.path(), 256), a.chosen
@@ -302,6 +307,7 @@ func (h *Handoff) Write(piece []byte) {
 		return
 	}
 	if first {
+		h.ahead.computed()
 		d.sawFirstToken()
 	}
 	if n >= a.reported+progressStep {
@@ -340,7 +346,11 @@ func (h *Handoff) End(ctx context.Context, err error) {
 		outcome, end = retry.Canceled, decision.EndCompleted // says nothing about the replica
 	}
 	if !a.ended {
-		h.parts.blame.settle(h.rq, h.d, a, outcome)
+		blamed := outcome
+		if a.isSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
+			blamed = retry.Canceled
+		}
+		h.parts.blame.settle(h.rq, h.d, a, blamed)
 		result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 		if h.begun {
 			h.parts.attempts.learnUsage(ctx, h.rq, h.d, &result)
@@ -357,6 +367,10 @@ func (h *Handoff) End(ctx context.Context, err error) {
 func (h *Handoff) release(a *attempt, f *failure, result chooser.Result) {
 	a.ended = true
 	a.hop.over(h.rq, h.d, f)
+	if result.End == decision.EndCompleted {
+		h.ahead.computed()
+	}
+	h.ahead.release(result.End)
 	a.choice.Release(result)
 	a.hop.released(result.End)
 }

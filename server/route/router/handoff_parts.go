@@ -17,8 +17,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// imposeOn applies the gateway's model and priority to what was read of the body.
+// imposeOn applies the gateway's model and priority to what was read of the body. A model by a rewrite becomes the gateway's.
 func (c *Call) imposeOn(parsed *openai.Request) {
+	if c.Model == "" && c.Rewrites != nil {
+		if model, ok := c.Rewrites.Model(parsed.Model, cmp.Or(parsed.Session, c.RequestID)); ok {
+			c.Model = model
+		}
+	}
 	if c.Model != "" {
 		parsed.Model = c.Model
 	}

@@ -210,3 +210,126 @@ func TestLastsIsThePredictedAnswer(t *testing.T) {
 	longer.End(t.Context(), nil)
 	f.settled()
 }
+
+// A gateway sends the request to one replica: no other one computes its prompt.
+func TestHandoffsAreServedWhole(t *testing.T) {
+	p := newPair(t, nil, nil)
+	defer p.end()
+	h, err := p.router.HandOff(t.Context(), completion(7, `,"stream":true`), router.SeesAll)
+	must(t, err)
+	if w := h.Decision().Split(); w != nil {
+		t.Errorf("the request is split: %s computes its prompt, and %s gets it", w.Prefill.Replica, h.Replica().ID)
+	}
+	h.Begin(events())
+	h.End(t.Context(), nil)
+}
+
+// Where the replica's sidecar has the prompt computed elsewhere, both replicas are booked: the one that prefills until the answer begins.
+func TestASplitHandoffBooksBothReplicas(t *testing.T) {
+	busy := 60
+	for name, tt := range map[string]struct {
+		more  string
+		sight router.Sight
+		run   func(t *testing.T, p *pair, h *router.Handoff)
+	}{
+		"a stream": {`,"stream":true`, router.SeesAll, func(t *testing.T, p *pair, h *router.Handoff) {
+			if got := h.Begin(events()).Get("X-Kvpilot-Prefill"); got != "r0" {
+				t.Errorf("the client reads that %q computed the prompt", got)
+			}
+			if n := p.book.Live(); n != busy+2 {
+				t.Errorf("%d bookings before the first token, want both", n-busy)
+			}
+			h.Write([]byte(said("x")))
+			if n := p.book.Live(); n != busy+1 {
+				t.Errorf("%d bookings after the first token, want one", n-busy)
+			}
+			h.Write([]byte("data: [DONE]\n\n"))
+			h.End(t.Context(), nil)
+		}},
+		"an answer in one piece": {``, router.SeesAll, func(t *testing.T, _ *pair, h *router.Handoff) {
+			h.Begin(router.Head{Status: 200, Header: http.Header{"Content-Type": {"application/json"}}})
+			h.Write([]byte(`{"choices":[{"text":"x"}],"usage":{"prompt_tokens":6000,"completion_tokens":1}}`))
+			h.End(t.Context(), nil)
+		}},
+		"the client leaves": {`,"stream":true`, router.SeesAll, func(t *testing.T, _ *pair, h *router.Handoff) {
+			h.End(t.Context(), context.Canceled)
+		}},
+		"the engine fails": {`,"stream":true`, router.SeesAll, func(t *testing.T, _ *pair, h *router.Handoff) {
+			h.Begin(router.Head{Status: 500})
+			h.End(t.Context(), nil)
+		}},
+		"another replica serves it": {`,"stream":true`, router.SeesAll, func(t *testing.T, p *pair, h *router.Handoff) {
+			h.Served(t.Context(), "r2")
+			if n := p.book.Live(); n != busy+1 || h.Prefiller() != nil || h.Replica().ID != "r2" {
+				t.Errorf("%d bookings on %s", n-busy, h.Replica().ID)
+			}
+			h.Begin(events())
+			h.End(t.Context(), nil)
+		}},
+		"no first token is seen": {`,"stream":true`, router.SeesHead, func(t *testing.T, _ *pair, h *router.Handoff) {
+			if h.Prefiller() != nil {
+				t.Error("it is split")
+			}
+			h.End(t.Context(), nil)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, nil, nil)
+			defer p.end()
+			call := completion(7, tt.more)
+			call.Sidecars = true
+			h, err := p.router.HandOff(t.Context(), call, tt.sight)
+			must(t, err)
+			if by := h.Prefiller(); tt.sight == router.SeesAll && (by == nil || by.ID != "r0" || h.Replica().ID != "r1") {
+				t.Errorf("%v computes the prompt for %s", by, h.Replica().ID)
+			}
+			tt.run(t, p, h)
+			if n := p.book.Live(); n != busy {
+				t.Errorf("%d bookings are left", n-busy)
+			}
+		})
+	}
+}
+
+// rewrites give every model another one, and note the keys.
+type rewrites struct {
+	to   string
+	keys []string
+}
+
+func (r *rewrites) Model(_, key string) (string, bool) {
+	r.keys = append(r.keys, key)
+	return r.to, r.to != ""
+}
+
+func TestRewritesNameTheModelOfAHandoff(t *testing.T) {
+	f := start(t, 1, nil)
+	for name, tt := range map[string]struct {
+		rule   rewrites
+		header string
+		model  string
+		want   string
+	}{
+		"a rule":                         {rewrites{to: "m"}, "", "", `{"model":"m","stream":true,"messages":[]}`},
+		"the gateway's word counts more": {rewrites{to: "nothing"}, "", "m", `{"model":"m","stream":true,"messages":[]}`},
+		"a session":                      {rewrites{to: "m"}, "s-1", "", `{"model":"m","stream":true,"messages":[]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			call := chat(`{"model":"alias","stream":true,"messages":[]}`)
+			call.Rewrites, call.Model = &tt.rule, tt.model
+			if tt.header != "" {
+				call.Header.Set("X-Session-Id", tt.header)
+			}
+			h, err := f.router.HandOff(t.Context(), call, router.SeesAll)
+			must(t, err)
+			if body, changed := h.Body(); !changed || string(body) != tt.want {
+				t.Errorf("the replica gets %s", body)
+			}
+			if tt.header != "" && (len(tt.rule.keys) != 1 || tt.rule.keys[0] != tt.header) {
+				t.Errorf("the keys are %q, want the session", tt.rule.keys)
+			}
+			h.End(t.Context(), nil)
+		})
+	}
+	f.settled()
+}

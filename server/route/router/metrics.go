@@ -30,6 +30,7 @@ type metrics struct {
 	retries  counter[retry.Verdict]
 	resumes  counter[string]
 	empties  counter[string]
+	broken   interruptions
 	keyless  keyless
 	faults   faults
 	steering steering
@@ -98,6 +99,7 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 		func(v retry.Verdict) metric.MeasurementOption { return instruments.Label("outcome", v.String()) })
 	m.faults = newFaults(s)
 	m.resumes = newCounter(s, "resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
+	m.broken = newInterruptions(s)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
 	m.legs = newLegMetrics(s)

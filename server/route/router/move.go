@@ -1,17 +1,21 @@
 package router
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
 const (
@@ -89,7 +93,9 @@ func (s *resumed) relocate(ctx context.Context) bool {
 	if time.Now().Before(s.due) {
 		return false
 	}
-	point, result := s.point(ctx, false, true)
+	asks, cancel := context.WithTimeout(ctx, moveWait) // the client waits
+	point, result := s.point(asks, false, true)
+	cancel()
 	if result != resultResumed {
 		s.fail()
 		return false
@@ -114,8 +120,9 @@ func (s *resumed) trial(point *resume.Point) *tries {
 	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
 	t.ask.Exclude = slices.Clone(s.dead)
 	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
-	t.refusals = 0
+	t.refusals, t.deaths = 0, deaths{}
 	t.continueAt(s.rq, point)
+	t.ask.Exclude = s.unable(point, t.ask.Exclude)
 	t.next(s.reply.a, nil)
 	return &t
 }
@@ -176,26 +183,50 @@ func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 		cancel()
 		return false
 	}
-	d.attempt.earlier, d.attempt.follower = s.d.scan.ContentEvents(), s.follower
+	follower := s.follower.Clone()
+	s.follow(waits, follower, point, func() *replica.Replica { return a.choice.Replica })
+	d.attempt.earlier, d.attempt.follower = s.d.scan.ContentEvents(), follower
 	next := newReply(s.rq, d)
 	next.d = s.d
-	piece, err := next.next(ctx)
-	if err != nil || !next.streamed || !late.Stop() || !a.choice.Begin() {
+	first, err := next.first(ctx)
+	if err != nil && !isEnd(err) || len(first) == 0 || !late.Stop() || !a.choice.Begin() {
 		f := s.attempts.broke(waits, d, cmp.Or(err, errContinuation))
-		s.attempts.blame.settle(s.rq, d, a, f.outcome)
+		outcome := f.outcome
+		if errors.Is(err, resume.ErrDiverged) { // through no fault of the replica
+			outcome = retry.Canceled
+		}
+		s.attempts.blame.settle(s.rq, d, a, outcome)
 		s.d.doubts = d.doubts
 		s.attempts.end(waits, s.rq, d, f, decision.EndFailed)
 		cancel()
 		return false
 	}
-	next.ahead, a.begun, s.d.doubts = piece, true, d.doubts
+	a.begun, s.d.doubts = true, d.doubts
 	s.leave(ctx, point, t)
 	s.d.attempt, s.d.attempts = a, s.d.attempts+1
 	*s.tries = *t
 	a.hop.follows(s.d)
-	s.reply, s.fault = next, nil
+	s.reply, s.follower, s.ahead, s.fault = next, follower, first, err
 	context.AfterFunc(ctx, cancel)
 	return true
+}
+
+// first returns what the client gets first of an answer that continues a stream. It returns io.EOF with it when nothing follows.
+func (p *reply) first(ctx context.Context) ([]byte, error) {
+	for p.streamed {
+		piece, err := p.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out, err := p.a.follower.Feed(piece)
+		switch {
+		case err != nil && !isEnd(err):
+			return nil, err
+		case len(out) > 0 && !sse.IsComment(out), err != nil:
+			return bytes.Clone(out), err
+		}
+	}
+	return nil, errContinuation
 }
 
 // leave ends the part of the replica that is left.
@@ -203,10 +234,10 @@ func (s *resumed) leave(ctx context.Context, point *resume.Point, t *tries) {
 	old := s.reply.a
 	f := &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica is left, and the stream continues on another one", nil)}
 	s.results.add(resultMoved)
+	s.interrupted.add(interruption{kindOf(s.rq, s.follower), leftFor(old.choice.Replica.ID, s.attempts.engines.registry.Snapshot()), true})
 	s.retries.again()
 	span.Note(ctx, span.EventResume, span.Replica.String(string(old.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	s.log.Info("a stream moves to another replica", "request", s.rq.call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)
 	s.attempts.blame.settle(s.rq, s.d, old, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
-	s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
 }

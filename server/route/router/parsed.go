@@ -44,6 +44,23 @@ func hasTokenRoutes(r *replica.Replica) bool {
 	return err == nil && n >= 33
 }
 
+// otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.
+type otherRoutes struct{ known, yes bool }
+
+// exist reports whether there is another one, as of the first call.
+func (o *otherRoutes) exist(rq *request) bool {
+	if !o.known {
+		n := 0
+		for _, r := range rq.pool.Replicas {
+			if hasTokenRoutes(r) {
+				n++
+			}
+		}
+		o.known, o.yes = true, n > 1
+	}
+	return o.yes
+}
+
 // mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
 func (rq *request) mayFollow() bool {
 	switch rq.way() {
@@ -111,8 +128,8 @@ var (
 // accepted reports whether a replica that is not dead makes of the request and of its answer so far what the first one did, and so can continue it.
 func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 	err := errNoParser
-	for _, o := range s.tries.ask.Replicas {
-		if o.ID == s.reply.a.choice.Replica.ID || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+	for _, o := range s.attempts.engines.registry.Snapshot().Replicas { // also those that came after the request
+		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == s.reply.a.choice.Replica.ID || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {
@@ -136,36 +153,34 @@ func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resum
 	if err != nil {
 		return err
 	}
-	if s.rq.restByIDs(point, rendered, s.rq.rest(point, on)) == nil {
+	if (&remainder{rq: s.rq, point: point}).asIDs(on, rendered) == nil {
 		return errNothingLeft
 	}
 	return point.Replay.Accept(rendered, e.parser(ctx, s.rq, func() *replica.Replica { return on }))
 }
 
-// follow has the follower take the rest of the stream from point on.
-func (s *resumed) follow(ctx context.Context, point *resume.Point) {
+// follow has a follower take the rest of the stream from point on, which comes from the replica that on returns.
+func (s *resumed) follow(ctx context.Context, f *resume.Follower, point *resume.Point, on func() *replica.Replica) {
 	switch {
 	case point.Again:
-		s.follower.Repeat()
-		return
+		f.Repeat()
 	case point.Replay == nil:
-		s.follower.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
-		return
+		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+	default:
+		f.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, on))
 	}
-	s.follower.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, func() *replica.Replica { return s.reply.a.choice.Replica }))
 }
 
-// restByIDs asks the chosen replica for the tokens that continue an answer that a parser takes apart.
-func (e *engines) restByIDs(rq *request, a *attempt, out *upstream.Request) {
-	out.Path, out.Query, a.asksIDs = pathGenerate, "", false
-	limit := rq.rest(a.point, a.choice.Replica)
-	if a.warms {
-		limit = min(limit, 1)
+// unable adds to those that are excluded the replicas which cannot continue the stream from the point: by token ids, those without the routes.
+func (s *resumed) unable(point *resume.Point, excluded []replica.ID) []replica.ID {
+	if point.Replay == nil {
+		return excluded
 	}
-	out.Body = rq.restByIDs(a.point, a.point.Replay.Rendered, limit)
-}
-
-// restByIDs is the body that asks a replica for them; nil when none is left.
-func (rq *request) restByIDs(point *resume.Point, as *openai.Rendered, limit int) []byte {
-	return rq.parsed.RestByIDs(as, &openai.Rest{Model: rq.pool.Served, IDs: point.IDs, Answer: point.Answer, Limit: limit})
+	list := slices.Clone(excluded)
+	for _, o := range s.attempts.engines.registry.Snapshot().Replicas {
+		if !hasTokenRoutes(o) && !slices.Contains(list, o.ID) {
+			list = append(list, o.ID)
+		}
+	}
+	return list
 }

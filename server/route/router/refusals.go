@@ -21,6 +21,8 @@ type failure struct {
 	outcome retry.Verdict
 	// unchosen is set when no replica was chosen, so that there is no outcome.
 	unchosen bool
+	// poisoned is set when the request has stopped two replicas at the same token: it is not tried on another one.
+	poisoned bool
 	// public is the client's error when no other attempt succeeds.
 	public *apierror.Error
 }

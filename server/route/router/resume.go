@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -32,12 +31,13 @@ const (
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
 	resultDiverged   = "diverged"   // the answer was to be repeated, and another replica wrote another one
+	resultPoison     = "poison"     // two replicas stopped at the same token
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 )
 
 func resumeResults() []string {
-	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultLimit, resultBudget}
+	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultPoison, resultLimit, resultBudget}
 }
 
 // way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
@@ -46,7 +46,7 @@ func (rq *request) way() openai.Way {
 		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
 		return openai.WayNone
 	}
-	return rq.parsed.Way()
+	return rq.parsed.Continuation().Way()
 }
 
 // resumer has streams that break resumed on other replicas.
@@ -55,7 +55,9 @@ type resumer struct {
 	retries  *retries
 	tokens   *tokenizer.Pool
 	results  *counter[string]
-	log      *slog.Logger
+	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.
+	interrupted *interruptions
+	log         *slog.Logger
 }
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
@@ -84,6 +86,9 @@ type resumed struct {
 	first   *failure
 	resumes int
 	dead    []replica.ID
+	others  otherRoutes
+	// ahead is what the client gets next, of a stream that has moved.
+	ahead []byte
 	relocation
 }
 
@@ -101,7 +106,9 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		if f.outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
+		why := interruption{kindOf(s.rq, s.follower), causeOf(s.reply.a, f), true}
 		if end, ok := s.ending(ctx); ok {
+			s.interrupted.add(why)
 			return end, nil
 		}
 		if errors.Is(err, resume.ErrDiverged) {
@@ -110,6 +117,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		if f := s.resume(ctx, f); f != nil {
 			return nil, f
 		}
+		s.interrupted.add(why)
 	}
 }
 
@@ -118,13 +126,20 @@ func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
 	s.results.add(resultDiverged)
 	s.attempts.blame.settle(s.rq, s.d, s.reply.a, retry.Canceled)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndFailed)
-	return s.worst(f)
+	return f
 }
 
 // read returns the next bytes of the reply under way, as the client gets them.
 func (s *resumed) read(ctx context.Context) ([]byte, error) {
-	for s.fault == nil {
+	for {
 		a := s.reply.a
+		if out := s.ahead; out != nil {
+			s.ahead, a.gave = nil, true
+			return out, nil
+		}
+		if s.fault != nil {
+			return nil, s.fault
+		}
 		if a.point != nil && !s.reply.streamed {
 			return nil, errContinuation
 		}
@@ -135,7 +150,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			continue
 		}
 		// Only while nothing but the replica is waited for may another one be asked instead.
-		waits := s.resumes < s.rq.set.ResumeStreams && s.follower.Resumable()
+		waits := s.resumes < s.rq.set.ResumeStreams && s.couldLeave()
 		if waits {
 			a.choice.SetResumable(true)
 		}
@@ -156,14 +171,24 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			return piece, nil
 		}
 	}
-	return nil, s.fault
 }
 
-// moves reports whether another replica is to resume the stream now, because its own is left: from a moment at which the client
-// has exactly the text of the tokens.
+// couldLeave reports whether another replica probably continues the stream, so that its own may be given up while it is silent.
+func (s *resumed) couldLeave() bool {
+	switch {
+	case s.follower.Resumable():
+		return true
+	case s.follower.Parsed():
+		return s.follower.Movable() && s.others.exist(s.rq)
+	}
+	return s.follower.Movable()
+}
+
+// moves reports whether another replica is to resume the stream now, because its own is left: from a moment at which it is known what
+// the client has.
 func (s *resumed) moves() bool {
 	a := s.reply.a
-	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Resumable()
+	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Movable()
 }
 
 // errContinuation is why a continuation cannot be used that is no stream.
@@ -194,6 +219,9 @@ func (s *resumed) worst(f *failure) *failure {
 // resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
 func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	a := s.reply.a
+	if s.attempts.stopper.stops(ctx, s.rq, s.tries, s.d, f) {
+		return s.worst(f)
+	}
 	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
 	point, result := s.point(ctx, untouched, false)
 	if result == resultResumed && s.resumes > 0 && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
@@ -220,9 +248,9 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
 	s.retries.again()
-	s.follow(ctx, point)
+	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.choice.Replica })
 	s.tries.continueAt(s.rq, point)
-	s.tries.ask.Exclude = s.dead // a replica that refused the request before may take its rest
+	s.tries.ask.Exclude = s.unable(point, s.dead) // a replica that refused the request before may take its rest
 	s.prepare(a)
 	s.dead = slices.Clip(s.tries.ask.Exclude)
 	return s.reopen(ctx)
@@ -246,7 +274,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
+		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
 			!s.retries.worth(s.rq, s.tries, s.d, f), !s.retries.withdraw(s.rq, s.d, f):
 			return s.worst(f)
 		}
@@ -263,17 +291,19 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		return nil, resultIneligible
 	}
 	point, ok := s.follower.Point()
-	if ok && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
+	if ok && !moved && point.Replay != nil && point.Replay.Perhaps && !s.accepted(ctx, &point) {
 		s.follower.NoParser()
 		point, ok = s.follower.Point()
 	}
 	switch {
-	case !ok || !point.Again && s.rq.rest(&point, nil) < 1:
+	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
 		return nil, resultIneligible
 	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
-		return nil, resultIneligible
+		if point, ok = s.follower.Again(); !ok || moved {
+			return nil, resultIneligible
+		}
 	case point.Replay == nil && !point.Sure && !s.wholeText(ctx, &point):
 		return nil, resultSeam
 	}
@@ -317,30 +347,4 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 		}
 		return blockhash.Extend(nil, 0, point.IDs, blockSize, ns.Seed())
 	}
-}
-
-// rest is how many tokens of the answer are left after the point: of the client's limit, or of the model's
-// context on the replica, or, with none, on any that reports it.
-func (rq *request) rest(point *resume.Point, on *replica.Replica) int {
-	if limit := rq.parsed.AnswerLimit(); limit > 0 {
-		return limit - point.Answer
-	}
-	longest := contextOf(on, rq.pool.Served)
-	for _, o := range rq.pool.Replicas {
-		if longest > 0 {
-			break
-		}
-		longest = contextOf(o, rq.pool.Served)
-	}
-	return longest - len(point.IDs)
-}
-
-// contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
-// that of its base model.
-func contextOf(on *replica.Replica, served string) int {
-	if on == nil {
-		return 0
-	}
-	m, _ := on.Serves(served)
-	return selector.Context(on, m)
 }

@@ -35,7 +35,7 @@ func (rt *retries) attempt(ctx context.Context, rq *request, t *tries, d *delive
 // twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
 func (rt *retries) elsewhere(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
 	switch {
-	case f.unchosen, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
+	case f.unchosen, f.poisoned, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
 		return false
 	case rq.call.Options.Pinned != "", rq.holder != "", rq.upload != nil && rq.upload.spent: // no other replica can serve it
 		return false

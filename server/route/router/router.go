@@ -117,11 +117,11 @@ func New(c Config, p Params) (*Router, error) {
 	attempts := &attempts{
 		picker: picker, engines: sender,
 		legs:     &legs{legTiming: legTiming{legPatience, blockLease}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
-		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted,
+		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
 	}
 	r.answers = &answers{
-		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties,
-		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, log: p.Log},
+		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties, interrupted: &m.broken,
+		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, interrupted: &m.broken, log: p.Log},
 	}
 	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}

@@ -29,13 +29,22 @@ func continued(name string) (known, again bool) {
 	return false, false
 }
 
-// continued says what a member is to the rest of this request's answer.
-func (r *Request) continued(name string) (known, again bool) {
+// Continuation is how another engine can continue the streamed answer to a request. It is a value, safe to read from several goroutines.
+type Continuation struct {
+	req *Request
+	draw
+}
+
+// Continuation returns how another engine can continue the answer.
+func (r *Request) Continuation() Continuation { return Continuation{req: r, draw: drawOf(r)} }
+
+// member says what a member of the request is to the rest of its answer.
+func (c Continuation) member(name string) (known, again bool) {
 	switch {
-	case name == "logprobs" && r.Logprobs():
+	case name == "logprobs" && c.req.Logprobs():
 		return true, true
-	case name == "seed" && !r.greedy():
-		return r.seeded(), false // see Seed
+	case name == "seed" && !c.greedy:
+		return c.seeded, false // see Seed
 	}
 	return continued(name)
 }
@@ -74,29 +83,31 @@ const (
 )
 
 // Way returns how the rest of the streamed answer can be asked for: see docs/adr/014. A request with members that are not known has none.
-func (r *Request) Way() Way {
+func (c Continuation) Way() Way {
 	switch {
-	case r.Resumable():
+	case c.ByText():
 		return WayText
-	case r.Prompt.API == prompt.APIChat && r.continues(r.parsed):
-		if stops, _ := r.Stops(); len(stops.Strings) == 0 { // an engine's parser does not take stop strings
+	case c.req.Prompt.API == prompt.APIChat && c.continues(c.parsed):
+		if stops, _ := c.req.Stops(); len(stops.Strings) == 0 { // an engine's parser does not take stop strings
 			return WayTokens
 		}
 	}
-	if r.Repeatable() {
+	if c.Repeats() {
 		return WayRepeat
 	}
 	return WayNone
 }
 
-// Repeatable reports whether another engine may be expected to answer the request in the same way, whatever else it asks for.
-func (r *Request) Repeatable() bool {
-	if !r.Stream || r.Truncated || r.end == 0 || r.N > maxRepeated || r.KVTransfer || !r.greedy() && !r.seeded() {
+// maxRepeated bounds the choices of an answer that is written again.
+const maxRepeated = 16
+
+// Repeats reports whether another engine may be expected to answer the request in the same way, whatever else it asks for.
+func (c Continuation) Repeats() bool {
+	r := c.req
+	if !r.Stream || r.Truncated || r.end == 0 || r.N > maxRepeated || r.KVTransfer || !c.greedy && !c.seeded {
 		return false
 	}
-	switch r.Prompt.API.String() + "/" + r.Prompt.Kind.String() {
-	case "chat/chat", "completions/text", "completions/ids":
-	default:
+	if !oneText(&r.Prompt) {
 		return false
 	}
 	for _, name := range []string{"return_token_ids", "prompt_logprobs", "use_beam_search", "vllm_xargs", "kv_transfer_params"} {
@@ -107,30 +118,18 @@ func (r *Request) Repeatable() bool {
 	return r.Prompt.API == prompt.APIChat || r.lastMember("logprobs") < 0 || idle(r.Raw("logprobs")) && string(r.Raw("logprobs")) != "0"
 }
 
-// maxRepeated bounds the choices of an answer that is written again.
-const maxRepeated = 16
-
-// Resumable reports whether the rest of the streamed answer, asked for as a completion with the beginning as part of
+// ByText reports whether the rest of the streamed answer, asked for as a completion with the beginning as part of
 // the prompt, is what it would have been.
-func (r *Request) Resumable() bool { return r.continues(r.without) }
-
-// parsed reports whether a member that is no part of a plain continuation has a part in one by token ids: tools that may be called, but need not.
-func (r *Request) parsed(name string) bool {
-	return name == "tools" && (r.lastMember("tool_choice") < 0 || neutral("tool_choice", r.Raw("tool_choice"))) || r.without(name)
-}
+func (c Continuation) ByText() bool { return c.continues(c.without) }
 
 // continues reports whether each member is known to a continuation, or has no part in it. Members that are not known are not.
-func (r *Request) continues(apart func(name string) bool) bool {
-	if !r.Stream || r.Truncated || r.end == 0 || r.N != 1 || r.Prompt.HasMedia || r.KVTransfer {
-		return false
-	}
-	switch r.Prompt.API.String() + "/" + r.Prompt.Kind.String() {
-	case "chat/chat", "completions/text", "completions/ids":
-	default:
+func (c Continuation) continues(apart func(name string) bool) bool {
+	r := c.req
+	if !r.Stream || r.Truncated || r.end == 0 || r.N != 1 || r.Prompt.HasMedia || r.KVTransfer || !oneText(&r.Prompt) {
 		return false
 	}
 	for i, m := range r.members {
-		if known, _ := r.continued(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !apart(m.name) {
+		if known, _ := c.member(m.name); !known && r.lastMember(m.name) == i && !neutral(m.name, r.Raw(m.name)) && !apart(m.name) {
 			return false
 		}
 	}
@@ -138,48 +137,34 @@ func (r *Request) continues(apart func(name string) bool) bool {
 	return ok
 }
 
+// oneText reports whether a prompt is of a kind whose answer is one text for each choice.
+func oneText(p *prompt.Prompt) bool {
+	switch p.API {
+	case prompt.APIChat:
+		return p.Kind == prompt.KindChat
+	case prompt.APICompletions:
+		return p.Kind == prompt.KindText || p.Kind == prompt.KindIDs
+	case prompt.APIMessages, prompt.APIResponses, prompt.APIOther:
+	}
+	return false
+}
+
+// parsed reports whether a member that is no part of a plain continuation has a part in one by token ids: tools that may be called, but need not.
+func (c Continuation) parsed(name string) bool {
+	r := c.req
+	return name == "tools" && (r.lastMember("tool_choice") < 0 || neutral("tool_choice", r.Raw("tool_choice"))) || c.without(name)
+}
+
 // without reports whether a member has no part in the answer because of another member's value: a seed where nothing is drawn,
 // and tools that may not be called, which are in the prompt alone.
-func (r *Request) without(name string) bool {
+func (c Continuation) without(name string) bool {
 	switch name {
 	case "seed":
-		return r.greedy()
+		return c.greedy
 	case "tools":
-		return string(r.Raw("tool_choice")) == `"none"`
+		return string(c.req.Raw("tool_choice")) == `"none"`
 	}
 	return false
-}
-
-// greedy reports whether the request asks for the most probable token each time: then nothing is drawn.
-func (r *Request) greedy() bool {
-	switch string(r.Raw("temperature")) {
-	case "0", "0.0":
-		return true
-	}
-	return false
-}
-
-// seeded reports whether the request has a seed that another one can be made of.
-func (r *Request) seeded() bool {
-	_, err := strconv.ParseInt(string(r.Raw("seed")), 10, 64)
-	return err == nil
-}
-
-// Seed is the seed of a continuation behind so many tokens of the answer: not the client's, whose random numbers chose these tokens
-// already, but the same whenever that many came before. It is false where nothing is drawn or the client gave none.
-func (r *Request) Seed(answer int) (int64, bool) {
-	seed, err := strconv.ParseInt(string(r.Raw("seed")), 10, 64)
-	if err != nil || r.greedy() {
-		return 0, false
-	}
-	next := int64((uint64(seed) + uint64(answer)*0x9e3779b97f4a7c15) >> 1)
-	switch {
-	case answer == 0:
-		return seed, true
-	case next == seed:
-		next++
-	}
-	return next, true
 }
 
 // AnswerLimit is how many tokens the engine may write for the client; 0: as many as fit the model's context.
@@ -210,9 +195,9 @@ type Rest struct {
 	WithIDs bool
 }
 
-// Continuation is the body of a completion that continues an answer as the request asked for it. Only a request that is Resumable
-// has one.
-func (r *Request) Continuation(rest Rest) []byte {
+// Body is that of a completion that continues the answer as the request asked for it. Only an answer that continues ByText has one.
+func (c Continuation) Body(rest Rest) []byte {
+	r := c.req
 	body := make([]byte, 0, 7*len(rest.IDs)+256)
 	body = append(rawjson.AppendString(append(body, `{"model":`...), rest.Model), `,"stream":true`...)
 	if rest.WithIDs {
@@ -220,14 +205,14 @@ func (r *Request) Continuation(rest Rest) []byte {
 	}
 	body = append(strconv.AppendInt(append(body, `,"max_tokens":`...), int64(rest.Limit), 10), `,"prompt":`...)
 	body = rawjson.AppendUint32s(body, rest.IDs)
-	if seed, ok := r.Seed(rest.Answer); ok {
+	if seed, ok := c.Seed(rest.Answer); ok {
 		body = strconv.AppendInt(append(body, `,"seed":`...), seed, 10)
 	}
 	if rest.Least > 0 {
 		body = strconv.AppendInt(append(body, `,"min_tokens":`...), int64(rest.Least), 10)
 	}
 	for i, m := range r.members {
-		if _, again := r.continued(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
+		if _, again := c.member(m.name); again && r.lastMember(m.name) == i && !overruled(r.imposed, -1, m.name) {
 			body = append(rawjson.AppendString(append(body, ','), m.name), ':')
 			body = append(body, r.Body[m.start:m.valueEnd]...)
 		}

@@ -19,7 +19,7 @@ func TestWhichStreamsAreResumable(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", body, err)
 		}
-		return r.Resumable()
+		return r.Continuation().ByText()
 	}
 	for _, more := range []string{
 		``, `,"temperature":0.2,"top_p":0.9,"top_k":5,"min_p":0.1`, `,"max_completion_tokens":100`, `,"repetition_penalty":1.1`, `,"stop_token_ids":[5],"ignore_eos":true`,
@@ -60,16 +60,16 @@ func TestTheContinuationAsksForTheRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"model":"m","stream":true,"return_token_ids":true,"max_tokens":48,"prompt":[1,2,3],"stream_options":{"include_usage":true},"temperature":0.25}`
-	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3}, Limit: 48, WithIDs: true})); got != want {
-		t.Errorf("Continuation() = %s\nwant %s", got, want)
+	if got := string(r.Continuation().Body(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3}, Limit: 48, WithIDs: true})); got != want {
+		t.Errorf("Body() = %s\nwant %s", got, want)
 	}
 	want = `{"model":"m","stream":true,"max_tokens":48,"prompt":[1],"min_tokens":2,"include_stop_str_in_output":true}`
 	r, err = openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stop":["a"],"min_tokens":4,"include_stop_str_in_output":true,"max_tokens":50}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 48, Least: 2})); got != want {
-		t.Errorf("Continuation() = %s\nwant %s", got, want)
+	if got := string(r.Continuation().Body(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 48, Least: 2})); got != want {
+		t.Errorf("Body() = %s\nwant %s", got, want)
 	}
 	if n := r.AnswerLimit(); n != 50 {
 		t.Errorf("AnswerLimit() = %d", n)
@@ -105,8 +105,8 @@ func TestLogprobsOfACompletionAreShifted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := string(r.Continuation(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 4})); got != `{"model":"m","stream":true,"max_tokens":4,"prompt":[1],"logprobs":2}` {
-		t.Errorf("Continuation() = %s", got)
+	if got := string(r.Continuation().Body(openai.Rest{Model: "m", IDs: []uint32{1}, Limit: 4})); got != `{"model":"m","stream":true,"max_tokens":4,"prompt":[1],"logprobs":2}` {
+		t.Errorf("Body() = %s", got)
 	}
 }
 
@@ -187,6 +187,41 @@ func TestEachID(t *testing.T) {
 		ok := openai.EachID([]byte(raw), func(id uint32) bool { ids = append(ids, id); return true })
 		if got := fmt.Sprint(ids, ok); got != want {
 			t.Errorf("EachID(%s) = %s, want %s", raw, got, want)
+		}
+	}
+}
+
+// A continuation draws with a seed of its own: not the client's, which chose the first tokens already, and the same one for the same break.
+func TestTheSeedOfAContinuation(t *testing.T) {
+	of := func(more string) openai.Continuation {
+		r, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stream":true,"messages":[{"role":"user","content":"x"}]` + more + `}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Continuation()
+	}
+	for _, seed := range []string{"7", "0", "-5", "9223372036854775807", "-9223372036854775808"} {
+		c := of(`,"temperature":0.8,"seed":` + seed)
+		if c.Way() != openai.WayText {
+			t.Errorf("seed %s: another way than by text", seed)
+		}
+		seen := map[int64]bool{}
+		for answer := range 100 {
+			s, ok := c.Seed(answer)
+			again, _ := c.Seed(answer)
+			if !ok || s != again || seen[s] || answer == 0 && fmt.Sprint(s) != seed || answer > 0 && (fmt.Sprint(s) == seed || s < 0) {
+				t.Fatalf("seed %s behind %d tokens: %d, %v", seed, answer, s, ok)
+			}
+			seen[s] = true
+		}
+		s, _ := c.Seed(3)
+		if body := string(c.Body(openai.Rest{Model: "m", IDs: []uint32{1, 2, 3, 4}, Answer: 3, Limit: 5})); !strings.Contains(body, fmt.Sprintf(`,"seed":%d,`, s)) {
+			t.Errorf("the continuation is %s, want the seed %d", body, s)
+		}
+	}
+	for _, more := range []string{``, `,"seed":null`, `,"seed":7,"temperature":0`, `,"seed":"7"`} {
+		if s, ok := of(more).Seed(3); ok {
+			t.Errorf("%s: the seed is %d, want none", more, s)
 		}
 	}
 }

@@ -50,7 +50,7 @@ func TestExpectedOutput(t *testing.T) {
 // A hint is no reason for not resuming a stream.
 func TestAHintLeavesAStreamResumable(t *testing.T) {
 	r, err := openai.Read(openai.Params{Route: openai.RouteChat, Body: []byte(`{"stream":true,"messages":[{"role":"user","content":"x"}],"expected_output_tokens":3,"nvext":{"agent_hints":{"osl":3}}}`)})
-	if err != nil || !r.Resumable() {
-		t.Errorf("Resumable() = false, %v", err)
+	if err != nil || !r.Continuation().ByText() {
+		t.Errorf("ByText() = false, %v", err)
 	}
 }

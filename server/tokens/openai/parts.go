@@ -35,6 +35,8 @@ var memberNames = [...]string{Content: "content", Reasoning: "reasoning", Reason
 type Part struct {
 	Place
 	Text []byte
+	// ID is the raw id of a tool call, of CallName only; nil when the event has none.
+	ID []byte
 }
 
 // End is the end of a choice: raw JSON, Stop nil for null.
@@ -150,7 +152,7 @@ func (p *Parts) ofChoice(name []byte, _ int) bool {
 		if v != nil && list == nil {
 			p.Odd = p.Odd || !idle(v) // those of a completion
 		} else if list != nil && string(list) != "null" {
-			p.List = append(p.List, Part{Place{Choice: p.at.Choice, Member: Probabilities}, list})
+			p.List = append(p.List, Part{Place: Place{Choice: p.at.Choice, Member: Probabilities}, Text: list})
 		}
 		return ok
 	case "token_ids", "prompt_token_ids", "weight_versions":
@@ -195,7 +197,7 @@ func (p *Parts) add(m Member) bool {
 	case v[0] != '"':
 		p.Odd = true
 	case len(v) > len(`""`):
-		p.List = append(p.List, Part{Place{Choice: p.at.Choice, Member: m, Call: p.at.Call}, v})
+		p.List = append(p.List, Part{Place: Place{Choice: p.at.Choice, Member: m, Call: p.at.Call}, Text: v})
 	}
 	return ok
 }
@@ -207,13 +209,16 @@ func (p *Parts) call(int) bool {
 	}
 	first := len(p.List)
 	p.at.Call = 0
+	var id []byte
 	ok := p.s.Members(func(name []byte, _ int) bool {
 		switch string(name) {
 		case "index":
 			v, ok := p.raw()
 			p.at.Call = wholeNumber(string(v))
 			return ok
-		case "id", "type":
+		case "id":
+			return p.into(&id)
+		case "type":
 			return p.s.Skip()
 		case "function":
 			if p.s.Space() != '{' {
@@ -232,7 +237,10 @@ func (p *Parts) call(int) bool {
 		return p.other()
 	})
 	for i := range p.List[first:] {
-		p.List[first+i].Call = p.at.Call
+		part := &p.List[first+i]
+		if part.Call = p.at.Call; part.Member == CallName {
+			part.ID = id
+		}
 	}
 	p.at.Call = 0
 	return ok
@@ -251,8 +259,10 @@ func AppendEnd(dst, head []byte, of *End, text bool) []byte {
 	return append(orNull(append(dst, `,"stop_reason":`...), of.Stop), `}]}`...)
 }
 
-// AppendRest appends the JSON of an event under head that adds what is left of one part: the text, or of Probabilities the raw list.
-func AppendRest(dst, head []byte, of Place, left []byte) []byte {
+// AppendRest appends the JSON of an event under head that adds what is left of one part. Its Text is the text itself, or of Probabilities the raw list;
+// with an ID the tool call begins.
+func AppendRest(dst, head []byte, of *Part) []byte {
+	left := of.Text
 	dst = append(append(dst, head...), `"choices":[{"index":`...)
 	dst = strconv.AppendInt(dst, int64(of.Choice), 10)
 	switch of.Member {
@@ -263,6 +273,9 @@ func AppendRest(dst, head []byte, of Place, left []byte) []byte {
 		dst = rawjson.AppendString(append(dst, `,"text":`...), string(left))
 	case CallName, CallArguments:
 		dst = strconv.AppendInt(append(dst, `,"delta":{"tool_calls":[{"index":`...), int64(of.Call), 10)
+		if of.ID != nil {
+			dst = append(append(append(dst, `,"id":`...), of.ID...), `,"type":"function"`...)
+		}
 		name := `,"function":{"arguments":`
 		if of.Member == CallName {
 			name = `,"function":{"name":`

@@ -85,7 +85,7 @@ func (r *Rendered) sampling(params []byte) error {
 			r.limit = count(value)
 		case "min_tokens":
 			r.least = max(0, count(value))
-		case "seed": // see Request.Seed
+		case "seed": // see Continuation.Seed
 		case "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "allowed_token_ids", "stop_token_ids", "ignore_eos",
 			"skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "stream_interval",
 			"output_kind", "skip_clone", "skip_reading_prefix_cache", "detokenize":
@@ -148,10 +148,10 @@ func (r *Rendered) rest(rest *Rest, seed int64, seeded bool) ([]byte, bool) {
 	return append(append(body, r.params...), "}}"...), true
 }
 
-// RestByIDs is the body that asks a route which takes and returns token ids for the rest of an answer; nil when no token is left. An engine has rendered
+// ByIDs is the body that asks a route which takes and returns token ids for the rest of the answer; nil when no token is left. An engine has rendered
 // the request.
-func (r *Request) RestByIDs(as *Rendered, rest *Rest) []byte {
-	seed, seeded := r.Seed(rest.Answer)
+func (c Continuation) ByIDs(as *Rendered, rest *Rest) []byte {
+	seed, seeded := c.Seed(rest.Answer)
 	body, _ := as.rest(rest, seed, seeded)
 	return body
 }

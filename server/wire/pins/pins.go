@@ -74,7 +74,7 @@ func (p *Pins) Get(tenant, response string) (replica.ID, Owner) {
 		return "", OwnerUnknown
 	}
 	found := e.Value.(pin)
-	if time.Now().Sub(found.at) > p.cfg.TTL {
+	if time.Since(found.at) > p.cfg.TTL {
 		p.drop(e)
 		return "", OwnerUnknown
 	}
@@ -94,7 +94,7 @@ func (p *Pins) Find(response string) (tenant string, id replica.ID, ok bool) {
 		return "", "", false
 	}
 	found := e.Value.(pin)
-	if time.Now().Sub(found.at) > p.cfg.TTL {
+	if time.Since(found.at) > p.cfg.TTL {
 		p.drop(e)
 		return "", "", false
 	}

@@ -22,6 +22,8 @@ type Doubt struct {
 	Verdict retry.Verdict
 	// Begun is set when the client had something of the answer.
 	Begun bool
+	// At is how many pieces of the answer the client had.
+	At int
 }
 
 // Report takes what was found of a doubt. It is called once for each.
@@ -35,7 +37,9 @@ func (d *Doubts) Alike() bool { return d.alike }
 
 // Add adds a failure of the request named from. One that another replica had in the same way is the request's.
 func (d *Doubts) Add(m *Memory, from retry.Origin, one Doubt, report Report) {
-	same := slices.ContainsFunc(d.open, func(o Doubt) bool { return o.Replica != one.Replica && retry.Alike(o.Verdict, one.Verdict) })
+	same := slices.ContainsFunc(d.open, func(o Doubt) bool {
+		return o.Replica != one.Replica && o.At == one.At && retry.Alike(o.Verdict, one.Verdict)
+	})
 	d.open = append(d.open, one)
 	if same && !d.alike {
 		d.alike = true

@@ -81,7 +81,7 @@ func (c *Client) Do(ctx context.Context, t Target, r *Request) (*Response, error
 	}
 	began := time.Now()
 	resp, err := c.transport.do(ctx, t, r)
-	c.metrics.answered(Classify(resp, err), time.Now().Sub(began))
+	c.metrics.answered(Classify(resp, err), time.Since(began))
 	return resp, err
 }
 

@@ -34,7 +34,7 @@ func (c *Client) Upgrade(ctx context.Context, t Target, r *Request) (*Tunnel, *R
 	}
 	began := time.Now()
 	tunnel, resp, err := c.upgrades.do(ctx, t, r)
-	c.metrics.answered(Classify(resp, err), time.Now().Sub(began))
+	c.metrics.answered(Classify(resp, err), time.Since(began))
 	if tunnel != nil {
 		resp = nil
 	}

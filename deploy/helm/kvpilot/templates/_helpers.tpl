@@ -56,6 +56,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- include "kvpilot.commonLabels" . }}
 {{- end -}}
 
+{{- /* Whether clients send requests to the routers. */ -}}
+{{- define "kvpilot.proxies" -}}
+{{- if has .Values.mode (list "proxy" "both") -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether the routers are the endpoint picker of a gateway. */ -}}
+{{- define "kvpilot.picks" -}}
+{{- if has .Values.mode (list "epp" "both") -}}true{{- end -}}
+{{- end -}}
+
 {{- define "kvpilot.peers" -}}
 {{- include "kvpilot.named" (list . "peers") -}}
 {{- end -}}
@@ -74,8 +84,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- fail (printf "config.listen.%s is set by the chart: remove it and use %s" $setting $instead) -}}
 {{- end -}}
 {{- end -}}
-{{- $own := dict "http" ":8080" "grpc" ":9090" "admin" ":9091" "drain_delay" (printf "%ds" (int .Values.drain.delaySeconds)) "drain_timeout" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
+{{- $own := dict "http" (ternary ":8080" "" (has .Values.mode (list "proxy" "both"))) "grpc" ":9090" "admin" ":9091" "drain_delay" (printf "%ds" (int .Values.drain.delaySeconds)) "drain_timeout" (printf "%ds" (int .Values.drain.timeoutSeconds)) -}}
 {{- $_ := set $config "listen" (merge $own $listen) -}}
+{{- $epp := get $config "epp" | default dict -}}
+{{- range $setting, $instead := dict "listen" "port 9002" "health" "port 9003" -}}
+{{- if hasKey $epp $setting -}}
+{{- fail (printf "config.epp.%s is set by the chart: remove it and use mode, which opens the %s" $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "kvpilot.picks" . -}}
+{{- $own := dict "listen" ":9002" "health" ":9003" -}}
+{{- $_ := set $config "epp" (merge $own $epp) -}}
+{{- end -}}
 {{- $fleet := get $config "fleet" | default dict -}}
 {{- range $setting, $instead := dict "name" "the pod's name" "listen" "the chart's port 7946" "rpc_listen" "the chart's port 7947" "join" "the chart's headless Service" "advertise" "the pod's address" "key" "fleet.key.secret" "key_file" "fleet.key.secret" -}}
 {{- if hasKey $fleet $setting -}}

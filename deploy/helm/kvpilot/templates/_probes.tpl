@@ -15,7 +15,7 @@ tls (the admin address uses TLS), credentials (callers need some), keyed (so doe
 {{- range $variable := .Values.env -}}
 {{- $name := get $variable "name" -}}
 {{- $value := get $variable "value" | toString -}}
-{{- if has $name (list "KVPILOT_LISTEN_HTTP" "KVPILOT_LISTEN_GRPC" "KVPILOT_LISTEN_ADMIN" "KVPILOT_LISTEN_DRAIN_DELAY" "KVPILOT_LISTEN_DRAIN_TIMEOUT") -}}
+{{- if has $name (list "KVPILOT_LISTEN_HTTP" "KVPILOT_LISTEN_GRPC" "KVPILOT_LISTEN_ADMIN" "KVPILOT_LISTEN_DRAIN_DELAY" "KVPILOT_LISTEN_DRAIN_TIMEOUT" "KVPILOT_EPP_LISTEN" "KVPILOT_EPP_HEALTH") -}}
 {{- fail (printf "env: %s is set by the chart: remove it" $name) -}}
 {{- end -}}
 {{- if and (hasKey $variable "valueFrom") (has $name (list "KVPILOT_LISTEN_ADMIN_TLS" "KVPILOT_LISTEN_ADMIN_CLIENT_AUTH" "KVPILOT_ADMIN_KEYED_HEALTH")) -}}
@@ -28,7 +28,7 @@ tls (the admin address uses TLS), credentials (callers need some), keyed (so doe
 {{- if eq $name "KVPILOT_API_JWT_ISSUER" -}}{{- $issuer = or $value (hasKey $variable "valueFrom") -}}{{- end -}}
 {{- end -}}
 {{- range $argument := .Values.extraArgs -}}
-{{- if regexMatch "^--(config|http|grpc|admin)(=|$)|(^|=)(listen\\.(http|grpc|admin|drain)|admin\\.keyed_health|api\\.)" $argument -}}
+{{- if regexMatch "^--(config|http|grpc|admin)(=|$)|(^|=)(listen\\.(http|grpc|admin|drain)|admin\\.keyed_health|api\\.|epp\\.(listen|health))" $argument -}}
 {{- fail (printf "extraArgs: %s: the chart depends on it, use config" $argument) -}}
 {{- end -}}
 {{- end -}}
@@ -45,11 +45,12 @@ tls (the admin address uses TLS), credentials (callers need some), keyed (so doe
 
 {{- /*
 Who asks for the router's health: nothing for the kubelet, which has neither a key nor a certificate, or "command" for kvpilot health in the
-container, which has both.
+container, which has both. The health port of the endpoint picker needs neither.
 */ -}}
 {{- define "kvpilot.probedBy" -}}
 {{- $health := include "kvpilot.health" . | fromJson -}}
 {{- $probes := .Values.probes -}}
+{{- if not (include "kvpilot.picks" .) -}}
 {{- if and (get $health "certificate") (not $probes.certificate.secret) -}}
 {{- fail "config.listen.admin_client_auth is required, and probes have no certificate: set probes.certificate.secret to a Secret of the type kubernetes.io/tls with one that config.listen.client_ca accepts" -}}
 {{- end -}}
@@ -58,13 +59,18 @@ container, which has both.
 {{- end -}}
 {{- if or (get $health "keyed") (get $health "certificate") -}}command{{- end -}}
 {{- end -}}
+{{- end -}}
 
 {{- /* One probe: include "kvpilot.probe" (list . "readiness"). The values are its times. */ -}}
 {{- define "kvpilot.probe" -}}
 {{- $root := index . 0 -}}
 {{- $kind := index . 1 -}}
 {{- $tls := include "kvpilot.adminTLS" $root -}}
-{{- if include "kvpilot.probedBy" $root -}}
+{{- if include "kvpilot.picks" $root -}}
+grpc:
+  port: 9003
+  service: {{ if eq $kind "readiness" }}readiness{{ else }}liveness{{ end }}
+{{- else if include "kvpilot.probedBy" $root -}}
 exec:
   command:
     - /kvpilot

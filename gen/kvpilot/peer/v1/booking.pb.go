@@ -47,21 +47,24 @@ const (
 	End_END_RESUMED End = 8
 	// The booking is void: another decider or another choice has the request.
 	End_END_HANDED_OVER End = 9
+	// Two replicas stopped at the same token of the stream: the request is not tried on a third.
+	End_END_POISONED End = 10
 )
 
 // Enum value maps for End.
 var (
 	End_name = map[int32]string{
-		0: "END_UNSPECIFIED",
-		1: "END_COMPLETED",
-		2: "END_CANCELED",
-		3: "END_REJECTED",
-		4: "END_FAILED",
-		5: "END_MOVED",
-		6: "END_EXPIRED",
-		7: "END_REMOVED",
-		8: "END_RESUMED",
-		9: "END_HANDED_OVER",
+		0:  "END_UNSPECIFIED",
+		1:  "END_COMPLETED",
+		2:  "END_CANCELED",
+		3:  "END_REJECTED",
+		4:  "END_FAILED",
+		5:  "END_MOVED",
+		6:  "END_EXPIRED",
+		7:  "END_REMOVED",
+		8:  "END_RESUMED",
+		9:  "END_HANDED_OVER",
+		10: "END_POISONED",
 	}
 	End_value = map[string]int32{
 		"END_UNSPECIFIED": 0,
@@ -74,6 +77,7 @@ var (
 		"END_REMOVED":     7,
 		"END_RESUMED":     8,
 		"END_HANDED_OVER": 9,
+		"END_POISONED":    10,
 	}
 )
 
@@ -579,7 +583,7 @@ const file_kvpilot_peer_v1_booking_proto_rawDesc = "" +
 	"unstreamed\x18\x11 \x01(\bR\n" +
 	"unstreamed\x12\x16\n" +
 	"\x06leased\x18\x12 \x01(\bR\x06leased\x12\x14\n" +
-	"\x05quiet\x18\x13 \x01(\bR\x05quiet*\xb8\x01\n" +
+	"\x05quiet\x18\x13 \x01(\bR\x05quiet*\xca\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -591,7 +595,9 @@ const file_kvpilot_peer_v1_booking_proto_rawDesc = "" +
 	"\vEND_EXPIRED\x10\x06\x12\x0f\n" +
 	"\vEND_REMOVED\x10\a\x12\x0f\n" +
 	"\vEND_RESUMED\x10\b\x12\x13\n" +
-	"\x0fEND_HANDED_OVER\x10\tB7Z5github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1;peerv1b\x06proto3"
+	"\x0fEND_HANDED_OVER\x10\t\x12\x10\n" +
+	"\fEND_POISONED\x10\n" +
+	"B7Z5github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_kvpilot_peer_v1_booking_proto_rawDescOnce sync.Once

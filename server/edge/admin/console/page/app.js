@@ -46,7 +46,7 @@ function showTiles(s) {
   const ready = by('ready');
   const kinds = ['unhealthy', 'starting', 'draining'].filter(by);
   const missing = kinds.length > 1 ? `${s.replicas.length - ready} are not` : kinds.map((state) => `${by(state)} ${state}`).join('');
-  const suspect = now.parity.filter((p) => p.state === 'suspect');
+  const suspect = now.parity.filter((p) => router.word(p.state) === 'suspect');
   const prompt = Number(m.prompt_tokens), counted = Number(m.counted_tokens);
   const unserved = Object.entries(m.unserved).sort((a, b) => b[1] - a[1]).map(([reason, n]) => `${count(n)} ${router.word(reason)}`);
   const failed = m.failed + m.unservedTotal;

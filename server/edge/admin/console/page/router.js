@@ -23,7 +23,7 @@ async function pages(path, name) {
 }
 
 // word is an enum's value as people say it: REPLICA_STATE_READY is ready.
-export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|PROGRAM_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
+export const word = (value) => (value || '').replace(/^(REPLICA_STATE|ROUTER_STATE|FEED_STATE|BREAKER_STATE|PARITY_STATE|PROGRAM_STATE|END|CHOICE_REASON|SPEED_SOURCE|SUSPICION|VETO)_/, '').toLowerCase().replaceAll('_', ' ');
 
 // vetoed reports whether a candidate could not be chosen.
 export const vetoed = (c) => c.veto !== 'VETO_UNSPECIFIED';
@@ -37,7 +37,7 @@ const steps = (list) => (list || []).map((s) => ({ ...s, t: Date.parse(s.time) /
 let seconds = []; // the last minutes' history
 
 // ENDS are the ends of decisions that an operator looks for together. The last attempt of a request can end as MOVED, too.
-const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED'], handed: ['HANDED_OVER'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
+const ENDS = { failed: ['FAILED', 'MOVED', 'RESUMED', 'EXPIRED', 'REMOVED', 'POISONED'], handed: ['HANDED_OVER'], refused: ['UNSERVED', 'REJECTED'], canceled: ['CANCELED'] };
 
 // wanted is the query of the decisions that a filter lets through.
 function wanted({ show, model, replica, tenant }) {

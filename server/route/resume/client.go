@@ -1,0 +1,43 @@
+package resume
+
+import (
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
+
+// client is the client's stream: how its events begin, and how far it is.
+type client struct {
+	// finished: it has its finish reason, usage: it has its usage, done: it has its last event.
+	finished, usage, done bool
+	// counted: it ends with its usage.
+	counted bool
+	api     prompt.API
+	// head is what its events begin with.
+	head []byte
+	// out is what is to be sent next.
+	out []byte
+}
+
+// words are those in which a continuation is written into the stream.
+func (s *client) words(t *tokens) openai.Continued {
+	return openai.Continued{API: s.api, Head: s.head, PromptTokens: t.promptTokens, OutputTokens: t.answered}
+}
+
+// write appends an event.
+func (s *client) write(w *openai.Continued, c *openai.Chunk) {
+	s.out = append(w.Event(append(s.out, "data: "...), c), "\n\n"...)
+}
+
+// close appends what ends the stream after its finish reason. It returns false when not all of it is known.
+func (s *client) close(t *tokens) bool {
+	if s.counted && !s.usage {
+		if t.blind || s.head == nil || t.promptTokens == 0 {
+			return false
+		}
+		w := s.words(t)
+		s.out = append(w.Usage(append(s.out, "data: "...)), "\n\n"...)
+	}
+	s.done = true
+	s.out = append(s.out, "data: [DONE]\n\n"...)
+	return true
+}

@@ -1,0 +1,105 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// death is a replica that stopped while it answered, with so many content events of the answer at the client.
+type death struct {
+	replica *replica.Replica
+	at      int
+}
+
+// deaths are those of one request. A request that stops two replicas at the same token is taken to be the reason.
+type deaths struct {
+	all []death
+	// named is set once the request was named.
+	named bool
+}
+
+// add notes a death, and returns the other replica that stopped at the same token; nil when there is none.
+func (d *deaths) add(one death) (other *replica.Replica) {
+	known := false
+	for _, o := range d.all {
+		switch same := o.replica.ID == one.replica.ID; {
+		case o.at == one.at && same:
+			known = true
+		case o.at == one.at:
+			other = o.replica
+		}
+	}
+	if !known {
+		d.all = append(d.all, one)
+	}
+	return other
+}
+
+// stopPatience bounds the question whether a replica has stopped.
+const stopPatience = 500 * time.Millisecond
+
+// stopper finds streamed requests that stop the replicas which get them, so that no third one does.
+type stopper struct {
+	upstream *upstream.Client
+	results  *counter[string]
+	log      *slog.Logger
+}
+
+// stops notes the end of the attempt under way with f, and reports whether the request has stopped two replicas at the same token, or both
+// before the first one.
+func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
+	a := d.attempt
+	if !rq.parsed.Stream || !rq.call.Route.Generates() || a == nil || !a.died(f) {
+		return false
+	}
+	own := a.choice.Replica
+	other := t.deaths.add(death{own, d.scan.ContentEvents()})
+	switch {
+	case other == nil:
+		return false
+	case !t.deaths.named && (!s.stopped(ctx, other) || !s.stopped(ctx, own)):
+		return false
+	}
+	if !t.deaths.named {
+		t.deaths.named = true
+		s.results.add(resultPoison)
+		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.call.RequestID, "decision", rq.id,
+			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.tokensIn(d.scan.ContentEvents()), "error", f.public)
+	}
+	return true
+}
+
+// died reports whether f looks like the end of the replica's process, which had the request.
+func (a *attempt) died(f *failure) bool {
+	if f.outcome != retry.Reset && f.outcome != retry.Broken || a.stopped.Load() {
+		return false
+	}
+	for _, other := range []error{resume.ErrAborted, resume.ErrStrange, resume.ErrDiverged, errContinuation, errStalled} {
+		if errors.Is(f.public, other) {
+			return false
+		}
+	}
+	return true
+}
+
+// stopped reports whether nothing listens at a replica, or its engine is dead behind its server. One that does not answer, or is ready again, has
+// not stopped as far as is known: a network that breaks connections is no fault of a request.
+func (s *stopper) stopped(ctx context.Context, rep *replica.Replica) bool {
+	ctx, cancel := context.WithTimeout(ctx, stopPatience)
+	defer cancel()
+	resp, err := s.upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{Method: http.MethodGet, Path: "/health"})
+	if err != nil {
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	resp.Close()
+	return resp.Status >= http.StatusInternalServerError
+}

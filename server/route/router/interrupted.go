@@ -1,0 +1,123 @@
+package router
+
+import (
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/resume"
+)
+
+// The kinds of streams: those that continue by token ids, those that are repeated, and the others by their API.
+const (
+	kindChat       = "chat"
+	kindCompletion = "completion"
+	kindParsed     = "parsed"
+	kindRepeated   = "repeated"
+	kindMessages   = "messages"
+	kindResponses  = "responses"
+	kindOther      = "other"
+)
+
+// Why a stream lost its replica after its first byte.
+const (
+	causeBroken   = "broken"   // its connection ended
+	causeError    = "error"    // the engine reported a failure in it
+	causeStalled  = "stalled"  // the replica stopped in the middle of it
+	causeAborted  = "aborted"  // the engine aborted it
+	causeDiverged = "diverged" // another replica repeated it in another way
+	causeDrain    = "drain"    // the replica drains, and its requests move
+	causeHalted   = "halted"   // its engine is paused or asleep
+	causeGone     = "gone"     // the replica left the fleet
+)
+
+// interruption is a stream that lost its replica, as the labels of metrics distinguish it.
+type interruption struct {
+	kind, cause string
+	continued   bool
+}
+
+// interruptions counts streams that lost their replica.
+type interruptions struct{ counter[interruption] }
+
+func newInterruptions(s *instruments.Set) interruptions {
+	var all []interruption
+	for _, kind := range []string{kindChat, kindCompletion, kindParsed, kindRepeated, kindMessages, kindResponses, kindOther} {
+		for _, cause := range []string{causeBroken, causeError, causeStalled, causeAborted, causeDiverged, causeDrain, causeHalted, causeGone} {
+			if cause != causeDiverged { // a repetition is what diverges: it is not continued once more
+				all = append(all, interruption{kind, cause, true})
+			}
+			switch cause {
+			case causeDrain, causeHalted, causeGone: // stays where it is until it is over or one of the others
+				continue
+			case causeDiverged:
+				if kind != kindRepeated {
+					continue
+				}
+			}
+			all = append(all, interruption{kind, cause, false})
+		}
+	}
+	return interruptions{newCounter(s, "interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (chat, completion, messages, responses, other; parsed: continued by token ids; repeated: repeated and compared), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
+		func(i interruption) metric.MeasurementOption {
+			result := "lost"
+			if i.continued {
+				result = "continued"
+			}
+			return instruments.Labels(attribute.String("kind", i.kind), attribute.String("cause", i.cause), attribute.String("result", result))
+		})}
+}
+
+// kindOf is the kind of a stream; the follower may be nil.
+func kindOf(rq *request, f *resume.Follower) string {
+	switch {
+	case f != nil && f.Repeats():
+		return kindRepeated
+	case f != nil && f.Parsed():
+		return kindParsed
+	}
+	switch rq.parsed.Prompt.API {
+	case prompt.APIChat:
+		return kindChat
+	case prompt.APICompletions:
+		return kindCompletion
+	case prompt.APIMessages:
+		return kindMessages
+	case prompt.APIResponses:
+		return kindResponses
+	case prompt.APIOther:
+	}
+	return kindOther
+}
+
+// causeOf is why a stream lost its replica, with f.
+func causeOf(a *attempt, f *failure) string {
+	for _, known := range []struct {
+		err   error
+		cause string
+	}{{resume.ErrDiverged, causeDiverged}, {resume.ErrAborted, causeAborted}, {resume.ErrFailed, causeError}, {errStalled, causeStalled}} {
+		if errors.Is(f.public, known.err) {
+			return known.cause
+		}
+	}
+	if a != nil && a.stopped.Load() {
+		return causeStalled
+	}
+	return causeBroken
+}
+
+// leftFor is why the requests of a replica move.
+func leftFor(id replica.ID, view *registry.Snapshot) string {
+	switch r, there := view.Replica(id); {
+	case !there:
+		return causeGone
+	case r.State == replica.StateDraining:
+		return causeDrain
+	}
+	return causeHalted
+}
