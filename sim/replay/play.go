@@ -81,7 +81,8 @@ func (j *job) play() (Numbers, error) {
 	}
 	cfg.Weights = o.Weights
 	// The player measures the choice, so no call is rejected.
-	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 0, math.MaxInt32
+	// A bound of zero would have the routers of a fleet give up waiting for the decider after an hour.
+	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 10_000*time.Hour, math.MaxInt32
 	// The text that stands for a chunk is short: the tree's bounds shrink with it.
 	cfg.Tree.EvictAbove, cfg.Tree.EvictTo = cfg.Tree.EvictAbove/256, cfg.Tree.EvictTo/256
 	v, err := newService(s, cfg, j)

@@ -288,21 +288,21 @@ func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.T
 	before := ln.memory.hold.Len()
 	w.memory, w.call = s.program.newMemoryWait(before, ln.memory.pace.expected(before)), s.program.call
 	w.arrived = now.Add(-req.Age)
-	wait := &w.memory.first
+	wait := w.memory.first // from Push on, the wait may move
 	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
 		a.unreachable.Add(1)
-		return &Refused{Cause: causeTarget, RetryAfter: ln.memory.pace.retry(before), Memory: wait}
+		return &Refused{Cause: causeTarget, RetryAfter: ln.memory.pace.retry(before), Memory: &wait}
 	}
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
 		First: ln.memory.ledger.Awaited(w.call.Name),
 	}
 	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
-		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: wait}
+		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
 	}
 	ln.memory.pace.begin(a.clock.since(now))
 	a.waits.Add(1)
-	a.log.Debug("a program waits: "+wait.String(), "id", req.ID, "tenant", req.Tenant, "model", req.Model)
+	a.log.Debug("a program waits for memory", "wait", wait, "id", req.ID, "tenant", req.Tenant, "model", req.Model)
 	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
 	return nil
 }

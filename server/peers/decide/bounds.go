@@ -23,8 +23,8 @@ const (
 	maxText = 4096
 	// maxOfPeer bounds the questions and the bookings of one peer.
 	maxOfPeer = 1 << 18
-	// heldMost bounds a wait in a peer's hold queue if the own one has no bound.
-	heldMost = 10 * time.Minute
+	// heldMost bounds a wait in a peer's hold queue if the own one has no bound: programs may wait for memory that long.
+	heldMost = time.Hour
 	// maxSeconds bounds a predicted time.
 	maxSeconds = 24 * 3600
 )

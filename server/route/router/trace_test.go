@@ -4,10 +4,13 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
@@ -102,5 +105,31 @@ func TestTheQuestionToADeciderIsASpan(t *testing.T) {
 	})
 	if !slices.Equal(got, []string{"b"}) || !sampled {
 		t.Errorf("the questions went to %v, sampled: %t; want one to b", got, sampled)
+	}
+}
+
+// The wait of a program's call for memory is in the span of the wait in the router, also where another router had it wait.
+func TestTheWaitForMemoryIsInTheTrace(t *testing.T) {
+	for _, by := range []string{"", "b"} {
+		k := startTraced(t, 1, sdktrace.AlwaysSample(), nil)
+		k.params.Decider = decide(func(ctx context.Context, req *chooser.Request) (*chooser.Choice, error) {
+			c, err := k.params.Chooser.Choose(ctx, req)
+			if err == nil {
+				c.Decision.DecidedBy, c.Decision.Held = by, 50*time.Second
+				c.Decision.Memory = &decision.MemoryWait{Tokens: 9100, Free: 800, Before: 3, Waited: 41 * time.Second}
+			}
+			return c, err
+		})
+		k.resuming(0)
+		for key, want := range map[attribute.Key]string{span.HeldFor: "50", span.MemoryFor: "41", span.MemoryNeeded: "9100", span.MemoryFree: "800", span.ProgramsBefore: "3"} {
+			got, _ := k.attribute(span.Hold, string(key), func(ctx context.Context) {
+				if err := k.router.Serve(ctx, chat(""), &client{}); err != nil {
+					t.Error(err)
+				}
+			})
+			if !slices.Equal(got, []string{want}) {
+				t.Errorf("decided by %q: %s is %v, want %s", by, key, got, want)
+			}
+		}
 	}
 }
