@@ -145,7 +145,7 @@ func calm(replicas ...obj) *scene {
 	s.status = obj{
 		"version": "v0.9.0", "uptime": "7300.25s", "not_ready": "", "policy": "predicted-ttft", "shadow_policy": "", "booked": 182, "held": 0,
 		"index":  obj{"blocks": "1345200", "max_blocks": "4194304", "bytes": "100663296", "cut": false},
-		"parity": []obj{{"model": "demo-70b", "state": "proven", "detail": ""}},
+		"parity": []obj{{"model": "demo-70b", "state": "PARITY_STATE_PROVEN", "detail": ""}},
 		"minute": obj{"time": time.Now(), "requests": 740, "failed": 0, "attempts": 765, "retries": 25, "hand_overs": 12, "unserved": obj{}, "prompt_tokens": "4400000", "cached_tokens": "3500000", "counted_tokens": "0", "ttft_p50": span(138), "ttft_p99": span(1840), "counted": "60s"},
 	}
 	return s
@@ -275,9 +275,10 @@ func TestNamesThatHurt(t *testing.T) {
 	all[5]["ranks"] = []obj{rank(3), second}
 	s := calm(all...)
 	s.full, s.recent = candidates(2), recent
-	s.status["parity"] = []obj{{"model": long, "state": "suspect", "detail": "token 20"}}
+	s.status["parity"] = []obj{{"model": long, "state": "PARITY_STATE_SUSPECT", "detail": "token 20"}}
 	b := s.begin(t)
 	b.until("markup is only text", `document.getElementById('replica-table').innerText.includes('<img src=x') && !document.querySelector('main img')`)
+	b.until("the suspect model is named", `[...document.querySelectorAll('.tile.bad')].some((t) => t.innerText.toLowerCase().includes('suspect'))`)
 	b.views("names")
 	b.clean()
 }
