@@ -37,6 +37,7 @@ func (f *Follower) Clone() *Follower {
 	if f.replay != nil {
 		r := *f.replay
 		r.portions, r.calls, r.last = slices.Clone(r.portions), slices.Clone(r.calls), bytes.Clone(r.last)
+		r.scratch = nil
 		r.waiting, r.usage = slices.Clone(r.waiting), bytes.Clone(r.usage)
 		c.replay = &r
 	}

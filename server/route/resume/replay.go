@@ -18,6 +18,8 @@ type replay struct {
 	// last is the last delta that shows something, whose tokens are those of the answer from to.
 	last     []byte
 	from, to int
+	// scratch is what the next delta is tidied into.
+	scratch []byte
 
 	// The rest belongs to a continuation.
 	parse Parse
@@ -51,8 +53,9 @@ func (r *replay) join(t *tokens, first int, text, delta []byte) {
 	}
 	switch {
 	case delta != nil:
-		if tidy := openai.Tidy(r.last[:0:cap(r.last)], delta); string(tidy) != "{}" {
-			r.last, r.from, r.to = tidy, first, len(t.ids)
+		if tidy := openai.Tidy(r.scratch[:0], delta); string(tidy) != "{}" {
+			r.last, r.scratch = tidy, r.last
+			r.from, r.to = first, len(t.ids)
 		}
 	case len(text) > len(`""`):
 		r.last = append(append(append(r.last[:0], `{"content":`...), text...), '}')
