@@ -1,11 +1,8 @@
 package fleet
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"testing"
@@ -14,47 +11,17 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// startPublisher starts a replica that publishes its cache and keeps few past batches for replays.
-func startPublisher(t *testing.T, id string) registry.Spec {
-	t.Helper()
-	var sockets [3]net.Listener
-	for i := range sockets {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		sockets[i] = l
-	}
-	c := enginesim.DefaultConfig()
-	c.Core.Timing.Speed, c.ReplayBuffer = 50, 8
-	engine, err := enginesim.New(c, enginesim.Params{HTTP: sockets[0], Events: sockets[1:2], Replays: sockets[2:], Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := engine.Run(ctx); err != nil && ctx.Err() == nil {
-			t.Errorf("simulated replica: %v", err)
-		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
-	return registry.Spec{
-		ID: replica.ID(id), URL: "http://" + sockets[0].Addr().String(),
-		Events: registry.EventsSpec{Endpoint: "tcp://" + sockets[1].Addr().String(), Replay: "tcp://" + sockets[2].Addr().String()},
-	}
-}
+// fewBatches has a replica keep few past batches for replays.
+func fewBatches(c *enginesim.Config) { c.ReplayBuffer = 8 }
 
 // A router that starts late is exact although the engine's past batches no longer reach back to its start.
 func TestANewRouterPullsTheIndexOfAPeer(t *testing.T) {
-	spec := startPublisher(t, "publisher")
+	spec := stack.Publisher(t, "publisher", fewBatches)
 	of := func(name string, others ...*stack.Stack) *stack.Stack {
 		o := fleetOptions(name, others)
 		joined := o.Configure

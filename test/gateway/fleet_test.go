@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -14,49 +12,17 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// publisher starts a replica that publishes its cache.
-func publisher(t *testing.T, id string) registry.Spec {
-	t.Helper()
-	var at [3]net.Listener
-	for i := range at {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		at[i] = l
-	}
-	c := enginesim.DefaultConfig()
-	c.Core.Timing.Speed = 20
-	engine, err := enginesim.New(c, enginesim.Params{HTTP: at[0], Events: at[1:2], Replays: at[2:], Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := engine.Run(ctx); err != nil && ctx.Err() == nil {
-			t.Errorf("simulated replica: %v", err)
-		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
-	return registry.Spec{
-		ID: replica.ID(id), URL: "http://" + at[0].Addr().String(),
-		Events: registry.EventsSpec{Endpoint: "tcp://" + at[1].Addr().String(), Replay: "tcp://" + at[2].Addr().String()},
-	}
-}
-
 // pickers starts n endpoint pickers of one fleet before three new replicas.
 func pickers(t *testing.T, n int) []*stack.Stack {
 	t.Helper()
-	replicas := []registry.Spec{publisher(t, "a"), publisher(t, "b"), publisher(t, "c")}
+	slower := func(c *enginesim.Config) { c.Core.Timing.Speed = 20 }
+	replicas := []registry.Spec{stack.Publisher(t, "a", slower), stack.Publisher(t, "b", slower), stack.Publisher(t, "c", slower)}
 	urls := []string{replicas[0].URL, replicas[1].URL, replicas[2].URL}
 	var all []*stack.Stack
 	for i := range n {

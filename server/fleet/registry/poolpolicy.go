@@ -27,12 +27,10 @@ type policyFeed[T kubeObject] struct {
 	what   string // for logs: "inference objectives"
 	groups []*collection[T]
 	wake   chan struct{}
-	// publish takes the objects, by name, after each change.
-	publish func(objects map[string]T)
 }
 
-// followPolicies keeps to up to date with the objects of a kind in the namespaces of the pools, until ctx ends. While an API server cannot be read,
-// they stay as they are. publish is called by one goroutine for each pool; the objects are valid during the call.
+// followPolicies publishes the objects of a kind in the namespaces of the pools, by name, after each change and until ctx ends. While an API
+// server cannot be read, nothing is published. publish is called by one goroutine for each pool; the objects are valid during the call.
 func followPolicies[T kubeObject](ctx context.Context, pools []InferencePoolConfig, log *slog.Logger, plural, what string, publish func(i int, pool string, objects map[string]T)) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -46,7 +44,6 @@ func followPolicies[T kubeObject](ctx context.Context, pools []InferencePoolConf
 		defer client.CloseIdleConnections()
 		f := &policyFeed[T]{
 			log: log.With("inference_pool", conf.Namespace+"/"+conf.Service), what: what, wake: make(chan struct{}, 1),
-			publish: func(objects map[string]T) { publish(i, conf.Service, objects) },
 		}
 		for _, group := range policyGroups {
 			f.groups = append(f.groups, &collection[T]{
@@ -54,7 +51,7 @@ func followPolicies[T kubeObject](ctx context.Context, pools []InferencePoolConf
 				path: group + "/namespaces/" + url.PathEscape(conf.Namespace) + "/" + plural, query: url.Values{}, owner: f,
 			})
 		}
-		all.Go(func() { f.run(ctx) })
+		all.Go(func() { f.run(ctx, func(objects map[string]T) { publish(i, conf.Service, objects) }) })
 	}
 	<-ctx.Done()
 	return nil
@@ -76,7 +73,7 @@ func (f *policyFeed[T]) failed(_ string, err error) {
 }
 
 // run publishes the objects of the newest group that the cluster has.
-func (f *policyFeed[T]) run(ctx context.Context) {
+func (f *policyFeed[T]) run(ctx context.Context, publish func(objects map[string]T)) {
 	var watches sync.WaitGroup
 	defer watches.Wait()
 	for _, group := range f.groups {
@@ -92,7 +89,7 @@ func (f *policyFeed[T]) run(ctx context.Context) {
 			listed := false
 			group.read(func(objects map[string]T, _, _ bool) {
 				if listed = objects != nil; listed {
-					f.publish(objects)
+					publish(objects)
 				}
 			})
 			if listed {
