@@ -14,7 +14,7 @@ var connectors = map[string]struct {
 	"nixl": {"NixlConnector", []string{"nixl==1.5.1", "nixl-cu13==1.5.1"}}, // the CUDA build works over TCP without a GPU
 }
 
-// roles are those of the replicas that share requests, in their order.
+// roles are those of the replicas that share requests, in their order. Two are enough, three keep sharing when one is dead.
 func roles() []string { return []string{"prefill", "decode", "both"} }
 
 // installConnector installs what the replicas' KV connector needs. A machine that cannot have it skips the run.

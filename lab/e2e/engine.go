@@ -73,28 +73,36 @@ func (f *fleet) startFleet(ctx context.Context) error {
 			continue
 		}
 		f.engines = append(f.engines, e)
-		// One after the other: two starts at once take longer on few cores.
 		if err := e.launchNew(ctx); err != nil {
+			return err
+		}
+		if f.connector != "" { // its engines are small
+			continue
+		}
+		// One after the other: two starts at once take longer on few cores.
+		if err := e.wait(ctx, startWait); err != nil {
 			return err
 		}
 		if err := f.remember(); err != nil {
 			return err
 		}
 	}
-	return nil
+	for _, e := range f.engines {
+		if err := e.wait(ctx, startWait); err != nil {
+			return err
+		}
+	}
+	return f.remember()
 }
 
-// launchNew starts the replica on free ports and waits until it serves.
+// launchNew starts the replica on free ports.
 func (e *engine) launchNew(ctx context.Context) error {
 	ports, err := proc.FreePorts(ctx, 4)
 	if err != nil {
 		return err
 	}
 	e.http, e.events, e.replay, e.side = ports[0], ports[1], ports[2], ports[3]
-	if err := e.start(ctx); err != nil {
-		return err
-	}
-	return e.wait(ctx, startWait)
+	return e.start(ctx)
 }
 
 // startWait bounds a replica's start: on two busy cores the imports alone take minutes.

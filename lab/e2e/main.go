@@ -60,7 +60,7 @@ func main() {
 	case r.tests != "":
 		r.replicas, r.keep = 1, false
 	case r.connector != "":
-		r.replicas = len(roles())
+		r.replicas = max(2, min(r.replicas, len(roles())))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := r.all(ctx)

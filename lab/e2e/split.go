@@ -67,7 +67,7 @@ func (s *splits) make(ctx context.Context, n, words, tokens int) (*shared, error
 	maps.Copy(r.body, object{
 		"model": "tiny", "temperature": 0, "max_tokens": tokens, "ignore_eos": true, "repetition_penalty": 1.3, "allowed_token_ids": s.letters,
 	})
-	alone, err := s.ask(ctx, s.engines[2].url(), r, n%4 < 2, object{"cache_salt": "alone"})
+	alone, err := s.ask(ctx, s.engines[len(s.engines)-1].url(), r, n%4 < 2, object{"cache_salt": "alone"})
 	r.want = alone.text
 	if err == nil && (alone.text == "" || alone.output != tokens) {
 		err = fmt.Errorf("one engine answers %+v", alone)
@@ -344,7 +344,7 @@ func (s *splits) checkTurns(ctx context.Context) (string, error) {
 		for turn := range 4 {
 			messages = append(messages, object{"role": "user", "content": s.prompt(1000+10*n+turn, 150)})
 			r.body["messages"] = messages
-			alone, err := s.ask(ctx, s.engines[2].url(), r, false, object{"cache_salt": "alone"})
+			alone, err := s.ask(ctx, s.engines[len(s.engines)-1].url(), r, false, object{"cache_salt": "alone"})
 			if err != nil {
 				return "", err
 			}
@@ -371,7 +371,7 @@ func (s *splits) checkTurns(ctx context.Context) (string, error) {
 			time.Sleep(50 * time.Millisecond) // the last block's event is under way
 		}
 	}
-	if cached == 0 || right < turns || split < turns/2 {
+	if cached == 0 || right < turns || split < turns/4 {
 		return "", fmt.Errorf("of %d turns %d were split, %d predicted rightly, %d cached tokens", turns, split, right, cached)
 	}
 	return fmt.Sprintf("%d turns, %d of them split, texts as of one engine, cached tokens (%d) as predicted", turns, split, cached), nil
