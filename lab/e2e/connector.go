@@ -11,8 +11,12 @@ var connectors = map[string]struct {
 	class    string
 	packages []string
 }{
-	"nixl": {"NixlConnector", []string{"nixl==1.5.1", "nixl-cu13==1.5.1"}}, // the CUDA build works over TCP without a GPU
+	"nixl":      {"NixlConnector", nixlPackages()},
+	"nixl-push": {"NixlPushConnector", nixlPackages()},
 }
+
+// nixlPackages are NIXL's; the CUDA build works over TCP without a GPU.
+func nixlPackages() []string { return []string{"nixl==1.5.1", "nixl-cu13==1.5.1"} }
 
 // roles are those of the replicas that share requests, in their order. Two are enough, three keep sharing when one is dead.
 func roles() []string { return []string{"prefill", "decode", "both"} }

@@ -466,7 +466,7 @@ const (
 
 // checkTimes: after a number of transfers the router predicts how long they take.
 func (s *splits) checkTimes(ctx context.Context) (string, error) {
-	var ratios, times []float64
+	var ratios, times, moves, rests []float64
 	for i := range transfersTaught + 50 {
 		r := &shared{path: "/v1/completions", body: object{"model": "tiny", "prompt": s.prompt(4000+i, 100+i%8*80), "max_tokens": 4, "temperature": 0}}
 		trace := fmt.Sprintf("%016x%016x", time.Now().UnixNano(), i+1)
@@ -490,29 +490,33 @@ func (s *splits) checkTimes(ctx context.Context) (string, error) {
 		}
 		at := slices.IndexFunc(list, func(one span) bool { return one.name == "kvpilot.transfer" })
 		took := list[at].took.Seconds()
-		ratios, times = append(ratios, predictedMove(d)/took), append(times, took)
+		move, rest := d.GetWays()[0].GetTransfer().AsDuration().Seconds(), stepAfter(d)
+		ratios, times = append(ratios, (move+rest)/took), append(times, took)
+		moves, rests = append(moves, move), append(rests, rest)
 	}
 	if len(ratios) < 40 {
 		return "", fmt.Errorf("only %d of 50 were split", len(ratios))
 	}
 	slices.Sort(ratios)
 	slices.Sort(times)
+	slices.Sort(moves)
+	slices.Sort(rests)
 	at := func(list []float64, q float64) float64 { return list[int(q*float64(len(list)-1))] }
-	detail := fmt.Sprintf("%d transfers of 200 to 1,400 tokens, first token after p50 %.0f ms, p90 %.0f ms; predicted / actual p10 %.2f, p50 %.2f, p90 %.2f",
-		len(ratios), 1e3*at(times, 0.5), 1e3*at(times, 0.9), at(ratios, 0.1), at(ratios, 0.5), at(ratios, 0.9))
+	detail := fmt.Sprintf("%d transfers of 200 to 1,400 tokens, first token after p50 %.0f ms, p90 %.0f ms, predicted p50 %.0f ms and %.0f ms for the step; predicted / actual p10 %.2f, p50 %.2f, p90 %.2f",
+		len(ratios), 1e3*at(times, 0.5), 1e3*at(times, 0.9), 1e3*at(moves, 0.5), 1e3*at(rests, 0.5), at(ratios, 0.1), at(ratios, 0.5), at(ratios, 0.9))
 	if p50 := at(ratios, 0.5); p50 < transfersLow || p50 > transfersHigh {
 		return "", fmt.Errorf("%s; want p50 %.2f to %.2f", detail, transfersLow, transfersHigh)
 	}
 	return detail, nil
 }
 
-// predictedMove is the predicted time in seconds from the second leg's begin to its first token: the transfer and a step.
-func predictedMove(d *kvpilotv1.Decision) float64 {
+// stepAfter is the predicted time in seconds from the end of the transfer to the first token.
+func stepAfter(d *kvpilotv1.Decision) float64 {
 	w := d.GetWays()[0]
 	for _, c := range d.GetCandidates() {
 		if c.GetReplicaId() == w.GetDecodeReplicaId() {
 			step := c.GetTtft().AsDuration() - c.GetBacklog().AsDuration() - c.GetPlanned().AsDuration()
-			return w.GetTransfer().AsDuration().Seconds() + step.Seconds() - c.GetPrefill().AsDuration().Seconds()*(1+c.GetSlowdown())
+			return step.Seconds() - c.GetPrefill().AsDuration().Seconds()*(1+c.GetSlowdown())
 		}
 	}
 	return 0
