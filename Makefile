@@ -157,13 +157,17 @@ SOAK ?= 10m
 soak: ## run feeds and index under faults for SOAK (10m) and check that memory is flat
 	KVPILOT_SOAK=$(SOAK) $(GO) test -run TestSoak -v -timeout 0 ./server/fleet/kvevents
 
-.PHONY: demo e2e-vllm
+.PHONY: demo e2e-vllm e2e-vllm-pd
 demo: ## show KV-aware routing against round robin, with simulated replicas
 	$(GO) run ./cmd/kvpilot demo
 
 VLLM ?= 0.32.0
 e2e-vllm: ## run against real vLLM on the CPU: VLLM=version (gigabytes, minutes)
 	$(GO) run ./lab/e2e -vllm $(VLLM)
+
+PD ?= nixl nixl-push
+e2e-vllm-pd: ## the same for requests that two engines share, with the KV connectors PD (three engines, a quarter of an hour each)
+	@for connector in $(PD); do echo "$$connector:"; $(GO) run ./lab/e2e -vllm 0.33.0 -connector $$connector -replicas 3 || exit 1; done
 
 .PHONY: test-dashboards
 test-dashboards: ## check the alerts, rules and scrape settings with promtool (Debian package prometheus)

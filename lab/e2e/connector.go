@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"strconv"
+	"strings"
 )
 
 // connectors are the packages that the KV connectors need, and what vLLM calls each.
@@ -20,6 +22,42 @@ func nixlPackages() []string { return []string{"nixl==1.5.1", "nixl-cu13==1.5.1"
 
 // roles are those of the replicas that share requests, in their order. Two are enough, three keep sharing when one is dead.
 func roles() []string { return []string{"prefill", "decode", "both"} }
+
+// installEngine installs vLLM. A machine that cannot have several engines with a connector skips the run.
+func (r *run) installEngine(ctx context.Context) error {
+	if r.connector == "" || r.sim {
+		return r.install(ctx)
+	}
+	free, err := availableMemory()
+	if err != nil {
+		return err
+	}
+	if need := int64(r.replicas) * engineMemory; free < need {
+		return fmt.Errorf("%d engines need %d MB of memory, %d are available: %w", r.replicas, need>>20, free>>20, errSkip)
+	}
+	if err := r.install(ctx); err != nil {
+		return fmt.Errorf("%w: %w", err, errSkip)
+	}
+	return nil
+}
+
+// engineMemory is what an engine of the tiny model needs, with its workers.
+const engineMemory = 3 << 30
+
+// availableMemory is what the system has to give, in bytes.
+func availableMemory() (int64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", err, errSkip)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "MemAvailable:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("no MemAvailable in /proc/meminfo: %w", errSkip)
+}
 
 // installConnector installs what the replicas' KV connector needs. A machine that cannot have it skips the run.
 func (r *run) installConnector(ctx context.Context) error {

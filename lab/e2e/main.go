@@ -93,7 +93,7 @@ func (r *run) all(ctx context.Context) error {
 		do   func(context.Context) error
 	}{
 		{"build kvpilot", r.build},
-		{"install vLLM", r.install},
+		{"install vLLM", r.installEngine},
 		{"install connector", r.installConnector},
 		{"make the models", r.makeModel},
 		{"collect spans", r.startCollector},

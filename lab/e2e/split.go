@@ -563,13 +563,59 @@ func (s *splits) checkLeavers(ctx context.Context) (string, error) {
 // longestAnswer is the time within which each request has to end while an engine dies.
 const longestAnswer = 60 * time.Second
 
-// checkKill kills an engine while requests are split, and once more between the legs.
+// lead has the engine compute a prompt for another one, and returns the request of the other one.
+func (s *splits) lead(ctx context.Context, e *engine, n int, id string) (object, error) {
+	body := object{
+		"model": "tiny", "prompt": s.prompt(n, 300), "max_tokens": 1, "ignore_eos": true, "temperature": 0,
+		"kv_transfer_params": object{"do_remote_decode": true, "do_remote_prefill": false},
+	}
+	a, err := post(ctx, e.url()+"/v1/completions", body, "X-Request-Id", id)
+	if err != nil {
+		return nil, err
+	}
+	if body["kv_transfer_params"] = a.at("kv_transfer_params"); body["kv_transfer_params"] == nil {
+		return nil, fmt.Errorf("%s passes nothing on: %s", e.id, a.raw)
+	}
+	body["max_tokens"] = 8
+	return body, nil
+}
+
+// between asks the engine that decodes, without the router, for an answer from the cache of an engine that has died: what the router has
+// to expect of it.
+func (s *splits) between(ctx context.Context, body object, id string) (string, error) {
+	const patience = 15 * time.Second
+	limited, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	code, text, err := call(limited, http.MethodPost, s.engines[1].url()+"/v1/completions", raw, "X-Request-Id", id)
+	switch {
+	case err == nil && code == http.StatusOK:
+		return "", fmt.Errorf("an answer from the cache of a dead engine: %.200s", text)
+	case err == nil:
+		return fmt.Sprintf("%d after %.1f s", code, time.Since(began).Seconds()), nil
+	case limited.Err() != nil && ctx.Err() == nil:
+		return fmt.Sprintf("no answer within %s", patience), nil
+	}
+	return "", err
+}
+
+// checkKill kills an engine while requests are split.
 func (s *splits) checkKill(ctx context.Context, victim int) (string, error) {
 	list, err := s.makeAll(ctx, 6000+1000*victim, 100, 300, 60)
 	if err != nil {
 		return "", err
 	}
 	e := s.engines[victim]
+	var orphan object
+	if victim == 0 {
+		if orphan, err = s.lead(ctx, e, 6900, "orphan"); err != nil {
+			return "", err
+		}
+	}
 	out := s.all(ctx, list, 10, func(n int) {
 		if n == 40 {
 			e.kill()
@@ -583,6 +629,13 @@ func (s *splits) checkKill(ctx context.Context, victim int) (string, error) {
 		return "", fmt.Errorf("an answer took %s", most)
 	}
 	results := ""
+	if orphan != nil {
+		if results, err = s.between(ctx, orphan, "orphan"); err != nil {
+			return "", err
+		}
+		results = "; the other engine, asked for a dead one's cache: " + results
+	}
+	results += "; all so far:"
 	for _, name := range []string{"kvpilot_router_prefills_total", "kvpilot_router_transfers_total", "kvpilot_router_resumes_total"} {
 		_, text, err := call(ctx, http.MethodGet, "http://"+s.router.admin+"/metrics", nil)
 		if err != nil {
@@ -627,6 +680,6 @@ func (s *splits) checkKill(ctx context.Context, victim int) (string, error) {
 	if !used {
 		return "", fmt.Errorf("%s is not used in pairs after its return", e.id)
 	}
-	return fmt.Sprintf("%d requests, none lost, every text right, %d served whole, the slowest in %.1f s; nothing pinned after %.1f s; back after %.0f s and used in pairs; all so far:%s",
+	return fmt.Sprintf("%d requests, none lost, every text right, %d served whole, the slowest in %.1f s; nothing pinned after %.1f s; back after %.0f s and used in pairs%s",
 		len(list), whole, out.slowest().Seconds(), took.Seconds(), back.Seconds(), results), nil
 }

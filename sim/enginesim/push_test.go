@@ -76,6 +76,9 @@ func TestLegWithoutAPromptWaitsAndStrandsItsBlocks(t *testing.T) {
 		}
 		leave()
 		eventually(t, name+": blocks that stay in use", func() bool { return usage(t, d) > before })
+		if code, body := d.post(t, "/v1/completions", askPushed+longPrompt(300)+`}`); code != 200 {
+			t.Errorf("%s: then %d %s", name, code, body)
+		}
 	}
 }
 

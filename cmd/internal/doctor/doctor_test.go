@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 	"github.com/kvpilot/kvpilot/test/pki"
@@ -466,6 +467,45 @@ func TestAReplaySocketOfTheOtherReplica(t *testing.T) {
 			expect(t, tc.world.start(t), map[string]want{tc.check: tc.want})
 		})
 	}
+}
+
+// An engine whose client left while it waited for a cache that was to be pushed keeps the blocks.
+func TestStrandedBlocks(t *testing.T) {
+	post := func(ctx context.Context, url, id, body string) string {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":1,"ignore_eos":true,"prompt":"`+strings.Repeat("a word ", 100)+`","kv_transfer_params":`+body+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-Request-Id", id)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return ""
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		return string(rawjson.Member(text, "kv_transfer_params"))
+	}
+	w := &world{
+		engine: func(_ int, c *enginesim.Config) {
+			c.Transfer.Connector, c.Transfer.Lease = "nixl-push", time.Duration(c.Core.Timing.Speed*float64(time.Second))
+		},
+			c.Transfer.Connector, c.Transfer.Lease = "nixl-push", time.Millisecond
+		},
+		replica: func(_ int, r running) string { return "labels: {kv_connector: nixl-push}\n" + r.sockets() },
+		past: func(list []running) {
+			params := post(t.Context(), list[0].url, "one", `{"do_remote_decode":true}`)
+			ctx, leave := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer leave()
+			if got := post(ctx, list[1].url, "another", params); got != "" {
+				t.Errorf("answered: %s", got)
+			}
+			time.Sleep(1500 * time.Millisecond) // the other one's lease has ended
+		},
+	}
+	expect(t, w.start(t), map[string]want{"transfer": {Warn, "r1", "is in use", "restarted"}})
 }
 
 // A port that is mapped between router and replica is no fault, and worth a warning.

@@ -49,6 +49,10 @@ type passing struct{ scope }
 // transferOf looks at one replica of a group.
 func (in passing) transferOf(ctx context.Context, r *replica.Replica, group []*replica.Replica) []Finding {
 	subject, c := string(r.ID), r.Connector()
+	if e, err := in.measured(ctx, r); err == nil && e.Stranded > 0 && c.Transport == replica.NIXLPush {
+		return fault(Warn, subject, "an empty KV cache where no request runs", fmt.Sprintf("%.1f %% of it is in use", 100*e.Stranded),
+			"run doctor again in a minute: prompts that no replica has read go by then. If it is still in use, clients have left while vLLM waited for a cache, and those blocks come back only when the engine is restarted")
+	}
 	if role := r.Labels[replica.LabelRole]; role != "" {
 		if _, known := replica.ReadRole(role); !known {
 			return fault(Warn, subject, "role prefill, decode or both", fmt.Sprintf("the label role is %q and counts as both", role), "correct the label, or remove it")

@@ -18,6 +18,8 @@ type Examination struct {
 	Caching string
 	// Ahead is how far this machine's clock is ahead of the replica's, to a second; zero when the replica does not say the time.
 	Ahead time.Duration
+	// Stranded is the used share of the KV cache, 0 to 1, of the engine with most of it among those that neither run nor await a request.
+	Stranded float64
 }
 
 // used are the names that the poller reads; any one of a row is enough.
@@ -40,6 +42,11 @@ func (p *Poller) Examine(ctx context.Context, r *replica.Replica) (Examination, 
 		return Examination{}, err
 	}
 	e := Examination{Learned: page.learned, Ranks: len(page.engines), Caching: page.caching, Ahead: page.ahead}
+	for _, one := range page.engines {
+		if s := one.stats(time.Time{}); s.Running == 0 && s.Waiting == 0 {
+			e.Stranded = max(e.Stranded, s.KVUsage)
+		}
+	}
 	for _, row := range used {
 		found := false
 		for _, name := range row {
