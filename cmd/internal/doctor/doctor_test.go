@@ -492,8 +492,6 @@ func TestStrandedBlocks(t *testing.T) {
 		engine: func(_ int, c *enginesim.Config) {
 			c.Transfer.Connector, c.Transfer.Lease = "nixl-push", time.Duration(c.Core.Timing.Speed*float64(time.Second))
 		},
-			c.Transfer.Connector, c.Transfer.Lease = "nixl-push", time.Millisecond
-		},
 		replica: func(_ int, r running) string { return "labels: {kv_connector: nixl-push}\n" + r.sockets() },
 		past: func(list []running) {
 			params := post(t.Context(), list[0].url, "one", `{"do_remote_decode":true}`)
