@@ -476,6 +476,7 @@ func TestStrandedBlocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("X-Request-Id", id)
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
