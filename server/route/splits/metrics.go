@@ -37,16 +37,10 @@ func newMetrics(p metric.MeterProvider, of *Splits) *metrics {
 		first:     s.Histogram(ns+"ttft", "s", "Time to the first token of streams, by model and side of the split.", slow...),
 		whole:     s.Histogram(ns+"answer.duration", "s", "Time to the end of answers that did not fail, by model and side of the split.", slow...),
 		stepBacks: s.CounterBy(ns+"step_backs", "{step}", "Sides that got no further requests, by model, side and by (rule, caller)."),
-		back:      s.ObservedGauge(ns+"stepped_back", "1", "1 while a side of a split gets no requests because it was sent back; by model and side, for those only."),
+		back:      s.ObservedGauge(ns+"stepped_back", "{side}", "Sides of splits that get no requests because they were sent back."),
 	}
 	s.Observe(func(o metric.Observer) {
-		for _, r := range of.List() {
-			for _, one := range r.Sides {
-				if one.Back != nil {
-					o.ObserveInt64(m.back, 1, m.label(r.Model, one.Name, ""))
-				}
-			}
-		}
+		o.ObserveInt64(m.back, int64(of.steppedBack()))
 	})
 	return m
 }

@@ -303,6 +303,20 @@ var (
 	ErrLast = errors.New("the last side of a split cannot step back")
 )
 
+// steppedBack is the number of sides that get no requests because they were sent back.
+func (s *Splits) steppedBack() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sp := range s.splits {
+		for _, one := range sp.sides {
+			if one.back != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Set sends a side of a model's split back, or forward. by names the caller. A round of the comparison begins.
 func (s *Splits) Set(model, name string, back bool, by string) error {
 	s.mu.Lock()
