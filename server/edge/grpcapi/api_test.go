@@ -188,9 +188,9 @@ func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig 
 	fleet := registry.New(registry.DefaultConfig(), registry.Params{})
 	r.decisions = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
 	params := grpcapi.Params{
-		Router: r.router, Lifecycle: r.life, Chooser: idle{}, Decisions: r.decisions, Settings: idle{}, Health: idle{},
+		Router: r.router, Lifecycle: r.life, Chooser: idle{}, Settings: idle{}, Health: idle{},
 		Ranks:  grpcapi.Ranks{Registry: fleet, Book: book, Engines: silent{}, Index: empty{}, Feeds: empty{}, Breakers: silent{}},
-		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), History: r.history, Traces: &history.Traces{}, Forward: true,
+		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), Records: grpcapi.Records{Decisions: r.decisions, History: r.history, Traces: &history.Traces{}}, Forward: true,
 	}
 	for _, change := range with {
 		change(&params)
