@@ -24,8 +24,8 @@ type Params struct {
 	MatchThreshold     float64
 	ImbalanceThreshold float64
 
-	// Interference is the weight of the decodes that a prefill delays, Congestion that of the requests
-	// that wait behind it (predicted-ttft). An objective sets both.
+	// Interference is the weight of the decodes that a prefill delays, Congestion the weight of the requests that wait behind it
+	// (predicted-ttft). An objective sets both.
 	Interference float64
 	Congestion   float64
 

@@ -23,9 +23,9 @@ const (
 type Transport uint8
 
 const (
-	// NoTransport is that of an engine without a connector, or with one that the router does not use.
+	// NoTransport is for an engine without a connector, or with one that the router does not use.
 	NoTransport Transport = iota
-	// NIXL is vLLM's NixlConnector in its pull form: the engine that decodes reads the blocks of the one that prefilled.
+	// NIXL is vLLM's NixlConnector in its pull form: the engine that decodes reads the blocks of the engine that prefilled.
 	NIXL
 	// NIXLPush is vLLM's NixlPushConnector: the engine that decodes tells the other one where to write, under the request id that both
 	// were sent. Without a match it waits for good.
@@ -94,7 +94,7 @@ func ReadRole(name string) (Role, bool) {
 	return AnyRole, false
 }
 
-// Connector is a replica's place among those that pass KV cache to each other.
+// Connector is a replica's place among the replicas that pass KV cache to each other.
 type Connector struct {
 	Transport Transport
 	Role      Role
@@ -158,7 +158,7 @@ func CanPair(replicas []*Replica) bool {
 	return false
 }
 
-// group is what the members of a group may do.
+// group has the permissions of a group's members.
 type group struct {
 	members         int
 	prefill, decode bool

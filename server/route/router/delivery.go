@@ -205,7 +205,7 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 	first := newReply(rq, d)
 	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
 	d.open(rq, t, first.streamed)
-	from := an.resumer.source(rq, t, d, first)
+	from := an.resumer.source(ctx, rq, t, d, first)
 	defer from.close()
 	a := d.attempt
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.
