@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// connectors are the packages that the KV connectors need, and what vLLM calls each.
+// connectors are the packages that the KV connectors need, and their classes in vLLM.
 var connectors = map[string]struct {
 	class    string
 	packages []string
@@ -20,7 +20,7 @@ var connectors = map[string]struct {
 // nixlPackages are NIXL's; the CUDA build works over TCP without a GPU.
 func nixlPackages() []string { return []string{"nixl==1.5.1", "nixl-cu13==1.5.1"} }
 
-// roles are those of the replicas that share requests, in their order. Two are enough, three keep sharing when one is dead.
+// roles are the roles of replicas that share requests, in their order. Two are enough, three keep sharing when one is dead.
 func roles() []string { return []string{"prefill", "decode", "both"} }
 
 // installEngine installs vLLM. A machine that cannot have several engines with a connector skips the run.
@@ -41,10 +41,10 @@ func (r *run) installEngine(ctx context.Context) error {
 	return nil
 }
 
-// engineMemory is what an engine of the tiny model needs, with its workers.
+// engineMemory is the memory of an engine of the tiny model with its workers, in bytes.
 const engineMemory = 3 << 30
 
-// availableMemory is what the system has to give, in bytes.
+// availableMemory is the system's available memory in bytes.
 func availableMemory() (int64, error) {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -59,7 +59,7 @@ func availableMemory() (int64, error) {
 	return 0, fmt.Errorf("no MemAvailable in /proc/meminfo: %w", errSkip)
 }
 
-// installConnector installs what the replicas' KV connector needs. A machine that cannot have it skips the run.
+// installConnector installs the packages of the replicas' KV connector. A machine that cannot have it skips the run.
 func (r *run) installConnector(ctx context.Context) error {
 	if r.connector == "" || r.sim {
 		return nil

@@ -287,7 +287,7 @@ func (s *splits) checkTexts(ctx context.Context) (string, error) {
 		case a.text != r.want:
 			return "", fmt.Errorf("request %d: the text is %q, want %q", i, a.text, r.want)
 		case a.prefill == "" || w.GetKind() != "split" || w.GetPrefillReplicaId() != a.prefill || w.GetDecodeReplicaId() != a.replica:
-			return "", fmt.Errorf("request %d: the client is told %s and %s, the record says %v", i, a.prefill, a.replica, w)
+			return "", fmt.Errorf("request %d: the headers name %s and %s, the record %v", i, a.prefill, a.replica, w)
 		case a.cached != int(o.GetPredictedCachedTokens()) || a.cached != int(o.GetCachedTokens()):
 			return "", fmt.Errorf("request %d: %d cached tokens, recorded %v", i, a.cached, o)
 		}

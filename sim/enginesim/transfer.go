@@ -155,7 +155,7 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 		return
 	}
 	if from == nil {
-		ch.core.Strand(ch.seq)
+		core.Strand(ch.core, ch.seq)
 		return
 	}
 	ch.foreign.Store(from.Print != printOf(ch.prompt.ids))

@@ -27,8 +27,8 @@ const (
 	NoTransport Transport = iota
 	// NIXL is vLLM's NixlConnector in its pull form: the engine that decodes reads the blocks of the engine that prefilled.
 	NIXL
-	// NIXLPush is vLLM's NixlPushConnector: the engine that decodes tells the other one where to write, under the request id that both
-	// were sent. Without a match it waits for good.
+	// NIXLPush is vLLM's NixlPushConnector: the engine that prefilled writes the blocks of the decoding one. They pair legs by the request
+	// id that both were sent; a leg without its pair waits for good.
 	NIXLPush
 )
 

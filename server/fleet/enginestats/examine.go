@@ -18,7 +18,7 @@ type Examination struct {
 	Caching string
 	// Ahead is how far this machine's clock is ahead of the replica's, to a second; zero when the replica does not say the time.
 	Ahead time.Duration
-	// Stranded is the used share of the KV cache, 0 to 1, of the engine with most of it among those that neither run nor await a request.
+	// Stranded is the used share of the KV cache, 0 to 1, of engines without a request: the largest one.
 	Stranded float64
 }
 

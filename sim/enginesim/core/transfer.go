@@ -55,7 +55,7 @@ func (c *Core) FindPin(match func(name string) bool) (name string, print uint64,
 
 // Strand takes the blocks of the prompt of s, which was not submitted, out of use until the engine ends: NixlPushConnector of vLLM 0.33 keeps
 // those of a request that is aborted while it waits for its cache.
-func (c *Core) Strand(s *Sequence) {
+func Strand(c *Core, s *Sequence) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.machine.Strand((s.prompt + c.cfg.BlockSize - 1) / c.cfg.BlockSize)
