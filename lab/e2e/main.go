@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -48,7 +49,7 @@ func main() {
 	flag.StringVar(&r.cache, "cache", ".cache/e2e", "folder for environments, the model and logs")
 	flag.IntVar(&r.replicas, "replicas", 2, "replicas to start")
 	flag.IntVar(&r.prompts, "prompts", 600, "prompts of the block key check")
-	flag.StringVar(&r.only, "only", "", "run only the checks whose name contains this")
+	flag.StringVar(&r.only, "only", "", "run only the checks whose names match this regular expression")
 	flag.BoolVar(&r.sim, "sim", false, "use kvpilot's own simulated replicas, imitating that version, to try the checks")
 	flag.IntVar(&r.seqs, "seqs", 16, "sequences that a replica runs at once")
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")
@@ -116,7 +117,7 @@ func (r *run) check(ctx context.Context, name string, do func(context.Context) (
 }
 
 func (r *run) checkFor(ctx context.Context, limit time.Duration, name string, do func(context.Context) (string, error)) {
-	if ctx.Err() != nil || r.only != "" && !strings.Contains(name, r.only) {
+	if ctx.Err() != nil || !regexp.MustCompile(r.only).MatchString(name) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -126,10 +126,10 @@ func (g exchange) base(ch *choice) string {
 }
 
 // written are an answer's tokens. vLLM does not check that a cache is that of the prompt: from another one's, it writes something else.
-func (ch *choice) written(write func(i int) uint32) func(i int) uint32 {
+func (c *choice) written(write func(i int) uint32) func(i int) uint32 {
 	return func(i int) uint32 {
 		id := write(i)
-		if ch.foreign.Load() {
+		if c.foreign.Load() {
 			id = vocab.Encode(nil, " elsewhere")[0]
 		}
 		return id
