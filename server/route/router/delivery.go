@@ -150,7 +150,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	}
 	d.attempt.endedEarly()
 	settled := f.outcome
-	if errors.Is(err, errTransfer) { // whose fault that is, is not known
+	if errors.Is(err, errTransfer) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
 		settled = retry.Canceled
 	}
 	an.blame.settle(rq, d, d.attempt, settled)
