@@ -16,27 +16,26 @@ import (
 )
 
 const (
-	// resumeHeader says what the client does with a stream: "carry" keeps what comes, "continue" asks for the rest of it.
+	// resumeHeader says the client's use of a stream: "carry" keeps its events, "continue" asks for the rest of it.
 	resumeHeader = "x-kvpilot-resume"
-	// receivedMember holds what has come, in the body that asks for the rest.
+	// receivedMember holds these events, in the body that asks for the rest.
 	receivedMember = "kvpilot_received"
-	// maxCarried bounds what is kept of a stream. A longer one is not continued.
+	// maxCarried bounds the bytes kept of a stream. A longer one is not continued.
 	maxCarried = 16 << 20
-	// firstTries and laterTries bound how often in a row a stream is asked for: before anything of it has come, and after.
+	// firstTries and laterTries bound how often a stream is asked for one time after another: before anything of it has come, and after.
 	firstTries, laterTries = 3, 12
 	firstPause, lastPause  = 50 * time.Millisecond, time.Second
 )
 
-// carrier keeps what came of a stream, so that another router can continue it.
+// carrier keeps the events of a stream, so that another router can continue it.
 type carrier struct {
 	body     []byte
 	received []byte // whole events, with their ids
 	rest     []byte // an event that is not complete
-	tries    int    // in a row, without an event
-	wait     func(time.Duration) bool
+	tries    int    // since the last event
 }
 
-// carry returns a carrier for requests whose streams routers continue; nil for any other, and where the caller says itself what becomes of the
+// carry returns a carrier for requests whose streams routers continue; nil for any other, and where the caller decides itself about its
 // stream.
 func carry(ctx context.Context, path string, body []byte) *carrier {
 	var asked struct {
@@ -60,7 +59,7 @@ func carry(ctx context.Context, path string, body []byte) *carrier {
 // ids are the ids that the caller did not ask for.
 var ids = regexp.MustCompile(`"(prompt_token_ids|token_ids)":\[[0-9, ]*\]`)
 
-// take takes the next bytes of the stream and returns those for the caller: whole events without ids.
+// take takes the next bytes of the stream and returns whole events without ids for the caller.
 func (c *carrier) take(part []byte) []byte {
 	c.rest = append(c.rest, part...)
 	at := bytes.LastIndex(c.rest, []byte("\n\n")) + 2
@@ -115,10 +114,10 @@ func (c *carrier) lost(err error) bool {
 	return c.tries <= firstTries || len(c.received) > 0 && c.tries <= laterTries
 }
 
-// pause waits before the stream is asked for again; false when the caller has left.
-func (c *carrier) pause() bool { return c.wait(min(firstPause<<min(c.tries-1, 10), lastPause)) }
+// pause is the wait before the stream is asked for again.
+func (c *carrier) pause() time.Duration { return min(firstPause<<min(c.tries-1, 10), lastPause) }
 
-// request is the body for the next router, and the header that says what it is.
+// request is the body for the next router, and the header that names its use.
 func (c *carrier) request() (body []byte, how string) {
 	if c.rest = nil; len(c.received) == 0 {
 		return c.body, "carry"

@@ -91,7 +91,7 @@ func (c *Client) route(path string) openFunc {
 // the answer as it comes. Close the stream when it is not read to its end.
 //
 // A stream of a chat, completion, message or response whose router stops or dies is continued by the router that the connection finds next, wherever that is
-// possible exactly: the caller has one stream. What came is kept for that, at most 16 MiB. The header x-kvpilot-resume (WithHeaders), with
+// possible exactly: the caller has one stream. Its events are kept for that, at most 16 MiB. The header x-kvpilot-resume (WithHeaders), with
 // any value, turns that off.
 func (c *Client) Open(ctx context.Context, path string, body []byte) (*Stream, error) {
 	open := c.route(path)
@@ -103,16 +103,15 @@ func (c *Client) Open(ctx context.Context, path string, body []byte) (*Stream, e
 	how := ""
 	if s.carrier != nil {
 		how = "carry"
-		s.carrier.wait = func(d time.Duration) bool {
+	}
+	s.ask = func(body []byte, how string, after time.Duration) (err error) {
+		if after > 0 {
 			select {
-			case <-time.After(d):
-				return true
+			case <-time.After(after):
 			case <-ctx.Done():
-				return false
+				return ctx.Err()
 			}
 		}
-	}
-	s.ask = func(body []byte, how string) (err error) {
 		asks := ctx
 		if how != "" {
 			asks = metadata.AppendToOutgoingContext(ctx, resumeHeader, how)
@@ -120,7 +119,7 @@ func (c *Client) Open(ctx context.Context, path string, body []byte) (*Stream, e
 		s.rpc, err = open(asks, &httpbody.HttpBody{ContentType: "application/json", Data: body})
 		return err
 	}
-	if err := s.ask(body, how); err != nil {
+	if err := s.ask(body, how, 0); err != nil {
 		s.cancel()
 		return nil, err
 	}
@@ -131,9 +130,9 @@ func (c *Client) Open(ctx context.Context, path string, body []byte) (*Stream, e
 type Stream struct {
 	rpc    grpc.ServerStreamingClient[httpbody.HttpBody]
 	cancel context.CancelFunc
-	// ask sends the request, with a header that says what becomes of its stream.
-	ask func(body []byte, how string) error
-	// carrier keeps what came, so that another router can continue; nil for an answer that is not continued.
+	// ask sends the request, with a header for the use of its stream.
+	ask func(body []byte, how string, after time.Duration) error
+	// carrier keeps the events, so that another router can continue; nil for an answer that is not continued.
 	carrier *carrier
 	kind    string
 	rest    []byte // bytes of events that are not complete
@@ -178,10 +177,8 @@ func (s *Stream) recover(err error) error {
 		if s.carrier.over() {
 			return io.EOF
 		}
-		if !s.carrier.pause() {
-			break
-		}
-		if s.ask(s.carrier.request()) == nil {
+		body, how := s.carrier.request()
+		if s.ask(body, how, s.carrier.pause()) == nil {
 			return nil
 		}
 	}

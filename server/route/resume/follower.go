@@ -63,7 +63,7 @@ type Params struct {
 	Repeated int
 	// Shown is set when the client gets the ids, too, so that it can continue the stream at another router.
 	Shown bool
-	// Received is what a client has of a stream that another router has begun, in whole events with their ids.
+	// Received are a client's events of a stream that another router has begun, whole and with their ids.
 	Received []byte
 }
 

@@ -12,15 +12,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
-// carried is what a request says of a stream whose client keeps what it gets, so that any router can continue it: no router keeps anything of it.
+// carried is the client's part in a stream whose events it keeps, so that any router can continue it: no router keeps anything of it.
 type carried struct {
 	// keeps is set when the client gets the ids of its stream and keeps them.
 	keeps bool
-	// has is what the client has, when it asks for the rest of a stream that another router has begun; nil otherwise.
+	// has are the client's events, when it asks for the rest of a stream that another router has begun; nil otherwise.
 	has []byte
 }
 
-// takeReceived reads what the client says of a stream that it carries, and leaves the request that began it.
+// takeReceived reads the client's part in a stream that it carries, and leaves the request that began it.
 func (in *intake) takeReceived(rq *request, req *openai.Request, params openai.Params) (*openai.Request, error) {
 	switch how := rq.call.Header.Get(headerResume); {
 	case strings.EqualFold(how, "carry"):

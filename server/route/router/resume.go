@@ -20,7 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
-// headerResume is "off" for a stream that must not be resumed on another replica, "carry" for one whose client keeps what it gets, with the
+// headerResume is "off" for a stream that must not be resumed on another replica, "carry" for one whose client keeps its events, with the
 // ids, and "continue" for the request of such a client to continue a stream which another router has begun.
 const headerResume = "X-Kvpilot-Resume"
 
@@ -35,7 +35,7 @@ const (
 	resultPoison     = "poison"     // two replicas stopped at the same token
 	resultLimit      = "limit"
 	resultBudget     = "budget"
-	resultTaken      = "taken_over" // a client continued here what another router had begun
+	resultTaken      = "taken_over" // a client continued a stream of another router here
 )
 
 func resumeResults() []string {
