@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"time"
 
 	"google.golang.org/genproto/googleapis/api/httpbody"
 	"google.golang.org/grpc"
@@ -87,41 +89,100 @@ func (c *Client) route(path string) openFunc {
 
 // Open sends a JSON body to one of the inference routes, named by its REST path, and returns
 // the answer as it comes. Close the stream when it is not read to its end.
+//
+// A stream of a chat, completion, message or response whose router stops or dies is continued by the router that the connection finds next, wherever that is
+// possible exactly: the caller has one stream. Its events are kept for that, at most 16 MiB. The header x-kvpilot-resume (WithHeaders), with
+// any value, turns that off.
 func (c *Client) Open(ctx context.Context, path string, body []byte) (*Stream, error) {
 	open := c.route(path)
 	if open == nil {
 		return nil, fmt.Errorf("no inference route has the path %s", path)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	rpc, err := open(ctx, &httpbody.HttpBody{ContentType: "application/json", Data: body})
-	if err != nil {
-		cancel()
+	s := &Stream{carrier: carry(ctx, path, body)}
+	ctx, s.cancel = context.WithCancel(ctx)
+	how := ""
+	if s.carrier != nil {
+		how = "carry"
+	}
+	s.ask = func(body []byte, how string, after time.Duration) (err error) {
+		if after > 0 {
+			select {
+			case <-time.After(after):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		asks := ctx
+		if how != "" {
+			asks = metadata.AppendToOutgoingContext(ctx, resumeHeader, how)
+		}
+		s.rpc, err = open(asks, &httpbody.HttpBody{ContentType: "application/json", Data: body})
+		return err
+	}
+	if err := s.ask(body, how, 0); err != nil {
+		s.cancel()
 		return nil, err
 	}
-	return &Stream{rpc: rpc, cancel: cancel}, nil
+	return s, nil
 }
 
 // Stream is an answer that is still coming. It is for one reader.
 type Stream struct {
 	rpc    grpc.ServerStreamingClient[httpbody.HttpBody]
 	cancel context.CancelFunc
-	kind   string
-	rest   []byte // bytes of events that are not complete
-	events [][]byte
+	// ask sends the request, with a header for the use of its stream.
+	ask func(body []byte, how string, after time.Duration) error
+	// carrier keeps the events, so that another router can continue; nil for an answer that is not continued.
+	carrier *carrier
+	kind    string
+	rest    []byte // bytes of events that are not complete
+	events  [][]byte
 }
 
-// Next returns the next bytes as the replica sent them, at whatever boundaries; io.EOF after
+// Next returns the next bytes as the replica sent them, at whatever boundaries, or whole events of a stream that may be continued; io.EOF after
 // the last. The slice is the caller's.
 func (s *Stream) Next() ([]byte, error) {
-	m, err := s.rpc.Recv()
-	if err != nil {
-		s.cancel()
-		return nil, err
+	for {
+		m, err := s.rpc.Recv()
+		if err != nil {
+			if s.carrier != nil {
+				err = s.recover(err)
+			}
+			if err != nil {
+				s.cancel()
+				return nil, err
+			}
+			continue
+		}
+		if s.kind == "" {
+			if s.kind = m.GetContentType(); !strings.HasPrefix(s.kind, "text/event-stream") {
+				s.carrier = nil
+			}
+		}
+		if s.carrier == nil {
+			return m.GetData(), nil
+		}
+		if part := s.carrier.take(m.GetData()); len(part) > 0 {
+			return part, nil
+		}
 	}
-	if s.kind == "" {
-		s.kind = m.GetContentType()
+}
+
+// recover has another router continue the stream, which ended with err. It returns the error for the caller.
+func (s *Stream) recover(err error) error {
+	if errors.Is(err, io.EOF) {
+		return err
 	}
-	return m.GetData(), nil
+	for s.carrier.lost(err) {
+		if s.carrier.over() {
+			return io.EOF
+		}
+		body, how := s.carrier.request()
+		if s.ask(body, how, s.carrier.pause()) == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // Event returns the data of the next server-sent event, without "data: "; io.EOF after the last

@@ -112,7 +112,7 @@ func (e *httpEndpoint) stop(ctx context.Context) error {
 	err := e.server.Shutdown(ctx)
 	if err != nil {
 		err = fmt.Errorf("%s: streams were cut off: %w", e.label, err)
-		e.end(apierror.New(apierror.ShuttingDown, "the router is stopping", nil))
+		e.end(apierror.New(apierror.ShuttingDown, "the router is stopping: another one answers the request when it is sent again", nil))
 		last, cancel := context.WithTimeout(context.Background(), lastWords)
 		if e.server.Shutdown(last) != nil {
 			err = errors.Join(err, e.server.Close())

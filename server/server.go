@@ -212,6 +212,7 @@ func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *g
 		s.parts.peers.Leave()
 	}
 	pause(listen.DrainDelay, running.failed)
+	s.parts.router.Leave()
 	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
 	if err := stopAll(drain, endpoints); err != nil {

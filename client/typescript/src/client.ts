@@ -1,6 +1,7 @@
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { createClient, type Client as ServiceClient } from "@connectrpc/connect";
 import type { ChatCompletion, ChatCompletionChunk, Completion, JsonBody } from "./bodies.js";
+import { carrier, resumeHeader } from "./carry.js";
 import { type CallOptions, Choice, type ChooseRequest, chooseRequest, encode, type Reporter, requestBody } from "./choice.js";
 import { endOf, ReplicaError, toError } from "./errors.js";
 import type { Decision } from "./gen/kvpilot/v1/decision_pb.js";
@@ -49,7 +50,8 @@ export interface DirectOptions extends CallOptions {
 }
 
 /**
- * A connection to a router at HOST:PORT, or at a URL; it is made by the first call. Close it when done.
+ * A connection to a router at HOST:PORT, or at a URL; it is made by the first call. Close it when done. Of several addresses the first is
+ * used for all calls, and the others for streams whose router is gone.
  *
  * Lifecycle reports, tokenizing and reads are retried while the router is unavailable; choosing and inference are not. Errors
  * are KvpilotError and its kinds; a call whose signal was aborted throws the signal's reason.
@@ -59,20 +61,30 @@ export class Client {
   readonly routing: ServiceClient<typeof RoutingService>;
   readonly inference: ServiceClient<typeof InferenceService>;
   readonly replicas: ServiceClient<typeof ReplicaService>;
-  private readonly connection: Connection;
+  private readonly connections: Connection[];
+  private readonly routers: ServiceClient<typeof InferenceService>[];
   private readonly timeoutMs: number;
+  private closed = false;
 
-  constructor(address: string, options: ClientOptions = {}) {
-    this.connection = connect(address, options);
+  constructor(address: string | readonly string[], options: ClientOptions = {}) {
+    this.connections = [address].flat().map((one) => connect(one, options));
+    const first = this.connections[0];
+    if (first === undefined) {
+      throw new TypeError("an address is missing");
+    }
     this.timeoutMs = options.timeoutMs ?? 30_000;
-    this.routing = createClient(RoutingService, this.connection.transport);
-    this.inference = createClient(InferenceService, this.connection.transport);
-    this.replicas = createClient(ReplicaService, this.connection.transport);
+    this.routing = createClient(RoutingService, first.transport);
+    this.routers = this.connections.map(({ transport }) => createClient(InferenceService, transport));
+    this.inference = createClient(InferenceService, first.transport);
+    this.replicas = createClient(ReplicaService, first.transport);
   }
 
   /** Ends the connection and all calls on it. */
   close(): void {
-    this.connection.close();
+    this.closed = true;
+    for (const connection of this.connections) {
+      connection.close();
+    }
   }
 
   private async call<T>(rpc: (options: CallOptions) => Promise<T>, options: CallOptions = {}): Promise<T> {
@@ -181,15 +193,45 @@ export class Client {
     }
   }
 
-  /** Has the router answer on an inference route and yields the replica's bytes as they come. Leaving the loop stops the replica's work. */
+  /**
+   * Has the router answer on an inference route and yields the replica's bytes as they come. Leaving the loop stops the replica's work.
+   *
+   * A stream whose router stops or dies is continued by the next one, wherever that is possible exactly: then what comes are whole events.
+   * The header x-kvpilot-resume, with any value, turns that off.
+   */
   async *open(path: Path, body: JsonBody, options: CallOptions = {}): AsyncGenerator<Uint8Array, void, undefined> {
     const name = paths[path];
     if (name === undefined) {
       throw new TypeError(`path ${path} must be one of ${Object.keys(paths).join(", ")}`);
     }
-    const request = { contentType: "application/json", data: encode(body) };
-    for await (const part of this.streamed((o) => this.inference[name](request, o), options)) {
-      yield part.data;
+    let data = encode(body);
+    let how = "carry";
+    let carried = carrier(path, data, options.headers);
+    for (let turn = 0; ; turn++) {
+      const router = this.routers[turn % this.routers.length] as ServiceClient<typeof InferenceService>;
+      const request = { contentType: "application/json", data };
+      const asks = carried ? { ...options, headers: { ...options.headers, [resumeHeader]: how } } : options;
+      try {
+        for await (const part of this.streamed((o) => router[name](request, o), asks)) {
+          if (part.contentType !== "" && !part.contentType.startsWith("text/event-stream")) {
+            carried = undefined;
+          }
+          const got = carried ? carried.feed(part.data) : part.data;
+          if (!carried || got.length > 0) {
+            yield got;
+          }
+        }
+        return;
+      } catch (e) {
+        if (this.closed || !carried?.lost(e)) {
+          throw e;
+        }
+        if (carried.over) {
+          return;
+        }
+      }
+      await new Promise((resolve) => setTimeout(resolve, carried?.pauseMs));
+      ({ body: data, how } = carried.request());
     }
   }
 

@@ -20,9 +20,12 @@ type client struct {
 	Halted func() bool
 }
 
+// Done reports whether the client has the end of its stream.
+func (s *client) Done() bool { return s.done }
+
 // words are those in which a continuation is written into the stream.
 func (s *client) words(t *tokens) openai.Continued {
-	return openai.Continued{API: s.api, Head: s.head, PromptTokens: t.promptTokens, OutputTokens: t.answered}
+	return openai.Continued{API: s.api, Head: s.head, PromptTokens: t.promptTokens, OutputTokens: t.answered, Shown: t.shows}
 }
 
 // write appends an event.

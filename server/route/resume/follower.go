@@ -61,6 +61,10 @@ type Params struct {
 	// Repeated is how many choices an answer has that another engine would write again, as it stands; 0 for any other. With HasParser that is
 	// the second way, for a stream that cannot be continued by token ids.
 	Repeated int
+	// Shown is set when the client gets the ids, too, so that it can continue the stream at another router.
+	Shown bool
+	// Received are a client's events of a stream that another router has begun, whole and with their ids.
+	Received []byte
 }
 
 // Parser says whether the answer may be one that an engine's parser takes apart, which another engine continues by token ids.
@@ -107,10 +111,37 @@ type continuation struct {
 	// offset is where the text of the last token with log probabilities ends, as they count it, and shift what the present continuation's
 	// offsets lack.
 	offset, shift int
+	// notice is what a client that keeps the ids gets before its first event.
+	notice []byte
 }
 
-// New makes a Follower.
+// New makes a Follower. Of what was Received its Point shows what comes of it.
 func New(p Params) *Follower {
+	f, received := newFollower(p), p.Received
+	if received == nil {
+		return f
+	}
+	for len(received) > 0 && !f.raw {
+		n := bytes.Index(received, []byte("\n\n")) + 2
+		if n < 2 {
+			break // the client has no use of a part of an event
+		}
+		if _, err := f.Feed(received[:n]); err != nil {
+			f.Lose(LostForm)
+			break
+		}
+		received = received[n:]
+	}
+	if f.named != nil { // the client has what closes a part
+		if _, err := f.named.close(nil); err != nil {
+			f.Lose(LostForm)
+		}
+	}
+	f.out, f.p.Received = nil, nil
+	return f
+}
+
+func newFollower(p Params) *Follower {
 	f := &Follower{p: p, tokens: tokens{sure: true}, client: client{api: p.API, counted: p.Usage}, stops: newStops(&p)}
 	if p.API == prompt.APIMessages || p.API == prompt.APIResponses {
 		f.named, f.stops = newNamed(), nil
@@ -125,6 +156,7 @@ func New(p Params) *Follower {
 	if p.Parser != NoParser && f.stops == nil {
 		f.replay = &replay{on: p.Parser == HasParser}
 	}
+	f.shows = p.Shown
 	return f
 }
 
@@ -207,6 +239,9 @@ func (f *Follower) usual(piece []byte) []byte {
 		f.replay.join(&f.tokens, first, p.Text, nil)
 	}
 	f.show(p.Text, len(f.ids)-first, f.stops)
+	if f.p.Shown {
+		return piece
+	}
 	from := len(begin) + p.From
 	rest := piece[from+len(p.IDs):]
 	from += copy(piece[from:], null)
@@ -271,11 +306,15 @@ func (f *Follower) event(e []byte) error {
 	if f.resumed {
 		return f.rewrite(c, f.answered-first)
 	}
-	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil {
+	if c.Empty && c.Choices > 0 && c.Finish == nil && c.IDs != nil && !f.p.Shown {
 		return nil // it is there for the ids alone
 	}
 	from := len(f.out) + len("data: ")
-	f.out = c.Without(append(f.out, "data: "...))
+	if f.p.Shown {
+		f.out = append(append(f.out, "data: "...), data...)
+	} else {
+		f.out = c.Without(append(f.out, "data: "...))
+	}
 	if f.spare != nil && f.spare.note(f.out[from:]) != nil {
 		f.spare = nil
 	}
@@ -288,6 +327,7 @@ func (f *Follower) lines(e []byte) error {
 	rest := withoutComments(e)
 	switch {
 	case len(rest) == 0:
+		f.withdraw(e)
 		f.out = append(f.out, e...)
 		return nil
 	case len(rest) < len(e):
@@ -343,7 +383,11 @@ func (f *Follower) note(c *openai.Chunk) {
 		f.head = bytes.Clone(c.Head)
 	}
 	if f.prompt == nil && c.PromptIDs != nil {
-		if why := f.readPrompt(c.PromptIDs, f.p.Known); why != NotLost {
+		why := f.readPrompt(c.PromptIDs, f.p.Known)
+		if f.p.Received != nil && f.p.Known != nil && !equal(f.prompt, f.p.Known) {
+			why = LostForm // a client says so, and its request another thing
+		}
+		if why != NotLost {
 			f.Lose(why)
 			return
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// Bounds of what a follower of named events keeps.
+// Bounds of the memory of a follower of named events.
 const (
 	maxNamedIDs = 1024
 	maxIDBytes  = 64 << 10
@@ -18,12 +18,12 @@ const (
 )
 
 // named follows a stream of /v1/messages or /v1/responses, whose events have names. When its replica dies, another one is asked for the whole
-// answer, which is compared with the one that the client has, event by event and place by place; what lies beyond is passed on
+// answer, which is compared with the client's, event by event and place by place; the rest is passed on
 // with the ids, the time and the numbers of the client's stream. Random ids are not compared, nor usage, nor into how many events a text is cut.
 type named struct {
 	event openai.Named
 	seed  maphash.Seed
-	// has is what the client has, got what another replica has repeated of it.
+	// has is the client's part of the answer, got another replica's repetition of it.
 	has, got course
 	// again: another replica repeats the answer; met: it has repeated all that the client has.
 	again, met bool
@@ -160,7 +160,7 @@ func (n *named) isShort() bool {
 	return n.has.total <= shortRepeat && (!n.again || n.met)
 }
 
-// read takes one whole event, with what stands before its data, and appends to out what the client gets of it.
+// read takes one whole event, with its lines before the data, and appends the client's part of it to out.
 func (n *named) read(out, e, head, data []byte, halted func() bool) ([]byte, error) {
 	if string(data) == "[DONE]" {
 		return out, nil // behind an error, or too early
@@ -256,7 +256,7 @@ func (n *named) numbered() {
 	}
 }
 
-// take takes the event that was read, with what stands before its data, and appends to out what the client gets of it.
+// take takes the event that was read, with its lines before the data, and appends the client's part of it to out.
 func (n *named) take(out, e, head []byte) ([]byte, error) {
 	ev := &n.event
 	if n.again && !n.met {

@@ -114,9 +114,13 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 			f.stops.back = append(f.stops.back[:0], p.held...)
 		}
 	}
+	var notice []byte
+	if n := len(f.ids) - f.safe; n > 0 && f.p.Shown {
+		notice = withdrawal(n)
+	}
 	f.ids, f.answered = f.ids[:f.safe], f.safe
 	f.sure, f.parsed = true, false
-	f.continuation = continuation{resumed: true, base: f.safe, offset: f.offset, shift: f.offset}
+	f.continuation = continuation{resumed: true, base: f.safe, offset: f.offset, shift: f.offset, notice: notice}
 	f.held = f.held[:0]
 }
 
@@ -161,6 +165,8 @@ func (f *Follower) rewrite(c *openai.Chunk, ids int) error {
 		}
 		d.OutputTokens = f.base + n
 	}
+	f.out = append(f.out, f.notice...)
+	f.notice = nil
 	f.write(&d, c)
 	if stopped {
 		if f.finished = true; !f.close(&f.tokens) {

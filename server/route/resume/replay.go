@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
 // replay is what a Follower knows of an answer that an engine's parser takes apart: into text, reasoning and tool calls. The parser's state
@@ -211,12 +212,15 @@ func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	t.ids = append(t.ids, r.waiting...)
 	t.answered = len(t.ids)
 	r.join(t, first, nil, d.Delta)
+	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop}
+	if t.shows {
+		said.IDs = rawjson.AppendUint32s(nil, r.waiting)
+	}
 	r.waiting = r.waiting[:0]
 	to.finished = to.finished || c.Finish != nil
-	if string(d.Delta) == "{}" && c.Finish == nil {
+	if string(d.Delta) == "{}" && c.Finish == nil && !t.shows {
 		return nil
 	}
-	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop}
 	if len(r.usage) > 0 {
 		said.Usage = r.usage
 	}

@@ -1,6 +1,12 @@
 package resume
 
-import "github.com/kvpilot/kvpilot/server/tokens/openai"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
 
 // tokens are the ids of a stream, and how far the client has their text.
 type tokens struct {
@@ -13,6 +19,8 @@ type tokens struct {
 	sure bool
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
 	parsed, blind bool
+	// shows: the client gets the ids, too.
+	shows bool
 	// shown is the end of the text that the client has.
 	shown []byte
 }
@@ -24,6 +32,21 @@ func (t *tokens) take(ids []byte) bool {
 
 // tooMany reports whether there are more tokens than are remembered.
 func (t *tokens) tooMany() bool { return len(t.prompt)+len(t.ids) > MaxTokens }
+
+// withdrawn begins a comment for a client that keeps the ids: so many of the last ones, which showed nothing, are drawn again.
+const withdrawn = ": ids -"
+
+// withdrawal is the comment that withdraws n ids.
+func withdrawal(n int) []byte { return fmt.Appendf(nil, "%s%d\n\n", withdrawn, n) }
+
+// withdraw forgets the ids that a comment withdraws; any other comment changes nothing.
+func (t *tokens) withdraw(comment []byte) {
+	text, ok := strings.CutPrefix(strings.TrimSpace(string(comment)), withdrawn)
+	if n, err := strconv.Atoi(text); ok && err == nil && n > 0 && len(t.ids)-n >= t.safe {
+		t.ids = t.ids[:len(t.ids)-n]
+		t.answered = len(t.ids)
+	}
+}
 
 // settle notes that text, raw JSON, came with so many ids: unless it is empty, nothing of the ids before is missing in it.
 func (t *tokens) settle(text []byte, ids int) bool {

@@ -115,6 +115,8 @@ type tries struct {
 	// blank is an answer without a token that the client may get after all.
 	blank  *blank
 	deaths deaths
+	// carried follows a stream that another router has begun, up to the point; nil for any other.
+	carried *resume.Follower
 }
 
 // tried is how many replicas the request was sent to before.

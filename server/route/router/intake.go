@@ -101,7 +101,11 @@ func (in *intake) read(rq *request) error {
 		Body: rq.call.Body, Truncated: rq.question.truncated(), Limits: openai.Limits{Members: rq.set.MaxMembers, Items: rq.set.MaxMessages},
 	}
 	req, err := in.bodies.Read(params)
+	if err == nil {
+		req, err = in.takeReceived(rq, req, params)
+	}
 	if err == nil && !rq.call.Steers {
+		params.Body = req.Body
 		req, err = in.unsteered(rq, req, params)
 	}
 	if err != nil {

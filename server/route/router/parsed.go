@@ -129,7 +129,7 @@ var (
 func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 	err := errNoParser
 	for _, o := range s.attempts.engines.registry.Snapshot().Replicas { // also those that came after the request
-		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == s.reply.a.choice.Replica.ID || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == s.own() || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {

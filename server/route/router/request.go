@@ -50,6 +50,7 @@ type request struct {
 	// holder is the replica that stores the response which the request continues; empty for none.
 	holder replica.ID
 	tokenized
+	carried
 }
 
 // tokenized is what is known of the prompt's ids.

@@ -20,7 +20,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
-// headerResume is "off" for a stream that must not be resumed on another replica.
+// headerResume is "off" for a stream that must not be resumed on another replica, "carry" for one whose client keeps its events, with the
+// ids, and "continue" for the request of such a client to continue a stream which another router has begun.
 const headerResume = "X-Kvpilot-Resume"
 
 // The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
@@ -34,15 +35,16 @@ const (
 	resultPoison     = "poison"     // two replicas stopped at the same token
 	resultLimit      = "limit"
 	resultBudget     = "budget"
+	resultTaken      = "taken_over" // a client continued a stream of another router here
 )
 
 func resumeResults() []string {
-	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultPoison, resultLimit, resultBudget}
+	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultPoison, resultLimit, resultBudget, resultTaken}
 }
 
 // way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
 func (rq *request) way() openai.Way {
-	if rq.set.ResumeStreams == 0 || rq.question != nil || !rq.call.Route.Generates() || rq.upload != nil || len(rq.pool.Replicas) < 2 ||
+	if rq.set.ResumeStreams == 0 || rq.question != nil || !rq.call.Route.Generates() || rq.upload != nil || len(rq.pool.Replicas) < 2 && !rq.keeps ||
 		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
 		return openai.WayNone
 	}
@@ -64,6 +66,9 @@ type resumer struct {
 func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *delivery, first *reply) source {
 	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
 		return first
+	}
+	if t.carried != nil && first.a.follower == nil && first.streamed {
+		rs.pickUp(ctx, rq, t, first.a)
 	}
 	if !first.streamed && first.a.follower != nil {
 		first.a.follower.Lose(resume.LostForm)
@@ -315,9 +320,17 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	return &point, resultResumed
 }
 
+// own is the replica of the reply under way, empty while there is none.
+func (s *resumed) own() replica.ID {
+	if s.reply == nil {
+		return ""
+	}
+	return s.reply.a.choice.Replica.ID
+}
+
 // wholeText asks a replica whether the client has all text of the ids before the point, but what was held back.
 func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
-	texts, ok := s.texts(ctx, [][]uint32{point.Tail()}, s.reply.a.choice.Replica.ID)
+	texts, ok := s.texts(ctx, [][]uint32{point.Tail()}, s.own())
 	return ok && len(texts) == 1 && point.Whole(texts[0])
 }
 

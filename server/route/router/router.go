@@ -85,6 +85,7 @@ type Router struct {
 	adapters *adapters
 	realtime *realtime
 	handoffs *handoffs
+	leaving  leaving
 }
 
 // New makes a Router.
@@ -103,8 +104,9 @@ func New(c Config, p Params) (*Router, error) {
 		return nil, err
 	}
 	known := poison.New()
+	gone, leave := context.WithCancel(context.Background())
 	m.remembered(p.Meter, known.Size)
-	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}}
+	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}, leaving: leaving{gone, leave}}
 	r.set.Store(newSettings(c, p.Attempts))
 	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
 	r.intake = &intake{
@@ -168,9 +170,14 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 			return err
 		}
 		rq.await(to)
+		ctx, stop := r.leaving.endWith(ctx, rq)
+		defer stop()
 		return r.answer(ctx, rq, d)
 	})
 }
+
+// Leave ends the streams whose clients continue them at another router. Other calls are not affected. It is idempotent.
+func (r *Router) Leave() { r.leaving.leave() }
 
 // account has serve answer a call, and accounts for it, however it ends.
 func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*request, *delivery) error) (err error) {
@@ -192,6 +199,11 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 // answer tries replicas until one has answered or the request must end.
 func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 	t := newTries(rq)
+	if rq.has != nil {
+		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
+			return err
+		}
+	}
 	f := r.retries.attempt(ctx, rq, t, d, func() *failure { return r.answers.try(ctx, rq, t, d) })
 	if f == nil {
 		return nil

@@ -270,6 +270,16 @@ type Continued struct {
 	Head []byte
 	// PromptTokens and OutputTokens are the whole request's so far.
 	PromptTokens, OutputTokens int
+	// Shown is set when the client gets the ids.
+	Shown bool
+}
+
+// ids are those of a piece as the client gets them.
+func (d *Continued) ids(c *Chunk) []byte {
+	if !d.Shown {
+		return nil
+	}
+	return c.IDs
 }
 
 // Event appends the JSON of the event that says for the client what c says.
@@ -304,12 +314,12 @@ func (d *Continued) choice(dst []byte, c *Chunk) []byte {
 		if dst = orNull(dst, c.Finish); c.Finish != nil {
 			dst = orNull(append(dst, `,"stop_reason":`...), c.Stop)
 		}
-		return append(dst, `,"token_ids":null}`...)
+		return append(orNull(append(dst, `,"token_ids":`...), d.ids(c)), '}')
 	}
 	dst = orNull(append(append(append(dst, `{"index":0,"text":`...), text...), `,"logprobs":`...), c.Logprobs)
 	dst = append(dst, `,"finish_reason":`...)
 	dst = orNull(append(orNull(dst, c.Finish), `,"stop_reason":`...), c.Stop)
-	return append(dst, `,"prompt_token_ids":null,"token_ids":null}`...)
+	return append(orNull(append(dst, `,"prompt_token_ids":null,"token_ids":`...), d.ids(c)), '}')
 }
 
 // Usage appends the JSON of the event that ends a stream with its usage.

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// NamedKind is what an event of /v1/messages or /v1/responses does to an answer.
+// NamedKind is the effect of an event of /v1/messages or /v1/responses on an answer.
 type NamedKind byte
 
 // The kinds.

@@ -13,7 +13,7 @@ import grpc.aio
 from google.api import httpbody_pb2
 from google.protobuf.message import Message
 
-from kvpilot import _core
+from kvpilot import _carry, _core
 from kvpilot._async_choice import AsyncChoice, Background
 from kvpilot._async_tracker import AsyncTracker
 from kvpilot._choice import RELEASE_TIMEOUT, Report
@@ -186,7 +186,9 @@ class AsyncClient:
                    timeout: float | None = None) -> AsyncGenerator[bytes, None]:
         """Has the router answer on an inference route, named by its REST path, and yields the replica's bytes as they come.
 
-        headers: x-session-id, x-kvpilot-policy and others. Closing the iterator stops the replica's work.
+        headers: x-session-id, x-kvpilot-policy and others. Closing the iterator stops the replica's work. A stream whose router stops or
+        dies is continued by the next router of the targets, wherever that is possible exactly: then what comes are whole events. The
+        header x-kvpilot-resume, with any value, turns that off.
         """
         if path not in _core.PATHS:
             raise ValueError(f"path {path!r} must be one of {', '.join(_core.PATHS)}")
@@ -194,16 +196,29 @@ class AsyncClient:
             _core.INFERENCE + _core.PATHS[path], request_serializer=lambda m: m.SerializeToString(),
             response_deserializer=httpbody_pb2.HttpBody.FromString)
         metadata = self._options.metadata + tuple((k.lower(), v) for k, v in (headers or {}).items())
-        answer = call(httpbody_pb2.HttpBody(content_type="application/json", data=_core.encode(body)),
-                      metadata=metadata, timeout=timeout)
-        deadline = _core.Deadline(timeout)
-        try:
-            async for part in answer:
-                yield part.data
-        except grpc.RpcError as e:
-            raise _core.error(e, deadline) from None
-        finally:
-            answer.cancel()
+        data, deadline, how = _core.encode(body), _core.Deadline(timeout), "carry"
+        carried = _carry.carrier(path, data, headers)
+        while True:
+            asks = metadata if carried is None else (*metadata, (_carry.HEADER, how))
+            answer = call(httpbody_pb2.HttpBody(content_type="application/json", data=data), metadata=asks, timeout=deadline.left)
+            try:
+                async for part in answer:
+                    if part.content_type and not part.content_type.startswith("text/event-stream"):
+                        carried = None
+                    got = part.data if carried is None else carried.feed(part.data)
+                    if got or carried is None:
+                        yield got
+                return
+            except grpc.RpcError as e:
+                error = _core.error(e, deadline)
+                if carried is None or deadline.passed or not carried.lost(error):
+                    raise error from None
+                if carried.over:
+                    return
+            finally:
+                answer.cancel()
+            await asyncio.sleep(carried.pause)
+            data, how = carried.request()
 
     async def stream(self, path: str, body: _core.Body, *, headers: Mapping[str, str] | None = None,
                      timeout: float | None = None) -> AsyncGenerator[dict[str, Any], None]:

@@ -235,6 +235,11 @@ class Deadline:
     def passed(self) -> bool:
         return time.monotonic() >= self._at
 
+    @property
+    def left(self) -> float | None:
+        """The seconds until then; None is any time."""
+        return None if self._at == math.inf else max(0.0, self._at - time.monotonic() + 0.01)
+
 
 def error(e: Any, deadline: Deadline | None = None) -> Error:
     """The typed form of what gRPC raised: a call of grpc, or an AioRpcError.

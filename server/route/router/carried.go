@@ -1,0 +1,137 @@
+package router
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/pins"
+)
+
+// carried is the client's part in a stream whose events it keeps, so that any router can continue it: no router keeps anything of it.
+type carried struct {
+	// keeps is set when the client gets the ids of its stream and keeps them.
+	keeps bool
+	// has are the client's events, when it asks for the rest of a stream that another router has begun; nil otherwise.
+	has []byte
+}
+
+// takeReceived reads the client's part in a stream that it carries, and leaves the request that began it.
+func (in *intake) takeReceived(rq *request, req *openai.Request, params openai.Params) (*openai.Request, error) {
+	switch how := rq.call.Header.Get(headerResume); {
+	case strings.EqualFold(how, "carry"):
+		rq.keeps = req.Stream
+		return req, nil
+	case !strings.EqualFold(how, "continue"):
+		return req, nil
+	}
+	events, body, ok := req.TakeReceived()
+	if !ok || !req.Stream {
+		return nil, &openai.BadRequest{
+			Code: openai.CodeInvalidValue, Status: http.StatusBadRequest, Offset: -1, Param: openai.MemberReceived,
+			Message: "With the header " + headerResume + ": continue the body is a streamed request with the events received so far in " + openai.MemberReceived + ", a string.",
+		}
+	}
+	if rq.carried = (carried{true, events}); len(events) == 0 {
+		rq.has = nil // it begins
+	}
+	call := *rq.call
+	call.Body, params.Body = body, body
+	rq.call = &call
+	return in.bodies.Read(params)
+}
+
+// errNotCarried is the answer to a client whose stream cannot be continued.
+func errNotCarried(why string) error {
+	return apierror.New(apierror.Conflict, "the stream cannot be continued ("+why+"): send the request again without "+openai.MemberReceived, nil, apierror.WithParam(openai.MemberReceived))
+}
+
+// takeOver prepares the attempts of a request whose client has the beginning of its stream from another router. over is set when the client
+// has got all that was missing.
+func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *delivery) (over bool, err error) {
+	on := rq.pool.Replicas[0]
+	for _, r := range rq.pool.Replicas {
+		if hasTokenRoutes(r) {
+			on = r
+			break
+		}
+	}
+	s := &resumed{resumer: an.resumer, rq: rq, tries: t, d: d, follower: an.attempts.engines.follow(rq, on)}
+	if s.follower == nil {
+		return false, errNotCarried("its request is none of those that another replica continues")
+	}
+	if end, ok := s.follower.Ending(); ok || s.follower.Done() {
+		return true, an.giveEnd(d, end)
+	}
+	point, result := s.point(ctx, false, false)
+	if result == resultResumed && !point.Again && len(point.IDs)-point.Answer > len(rq.call.Body)+templateTokens {
+		result = resultIneligible // the tenant pays for the prompt of the body
+	}
+	if result == resultResumed && point.Response != "" && !an.responses.owns(ctx, rq, point.Response) {
+		result = resultIneligible
+	}
+	if result != resultResumed {
+		an.resumer.results.add(result)
+		return false, errNotCarried(result)
+	}
+	an.resumer.results.add(resultTaken)
+	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
+	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.call.RequestID, "tokens", point.Answer)
+	t.carried = s.follower
+	t.continueAt(rq, point)
+	t.ask.Exclude = s.unable(point, t.ask.Exclude)
+	return false, nil
+}
+
+// owns reports whether the caller made a response, as the fleet knows it.
+func (s *responses) owns(ctx context.Context, rq *request, id string) bool {
+	_, owner := s.pinned(ctx, rq.call.Tenant, id)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && rq.call.Tenant == ""
+}
+
+// giveEnd gives a client the end of a stream of which it has all else.
+func (an *answers) giveEnd(d *delivery, end []byte) error {
+	if err := d.to.Begin(http.StatusOK, http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}); err != nil {
+		return gone(err)
+	}
+	d.begun, d.status = true, http.StatusOK
+	if len(end) == 0 {
+		return nil
+	}
+	if err := d.to.Write(end); err != nil {
+		return gone(err)
+	}
+	return nil
+}
+
+// pickUp has an attempt follow the stream from the point on.
+func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt) {
+	a.follower = t.carried.Clone()
+	s := &resumed{resumer: rs, rq: rq, tries: t}
+	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
+}
+
+// leaving is the end of the router, for streams that their clients carry.
+type leaving struct {
+	gone  context.Context
+	leave context.CancelFunc
+}
+
+// endWith returns a context that also ends with the router, where the client of a request carries its stream.
+func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, context.CancelFunc) {
+	if !rq.keeps {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.gone, func() {
+		cancel(apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil))
+	})
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
