@@ -46,9 +46,6 @@ func New(config Config, params Params) *Registry {
 // Snapshot returns what is known now. It is never nil.
 func (r *Registry) Snapshot() *Snapshot { return r.published.now() }
 
-// Changed returns a channel that is closed with the next snapshot. Call it before Snapshot, to miss none.
-func (r *Registry) Changed() <-chan struct{} { return r.published.next() }
-
 // Run discovers, probes and publishes until ctx ends. It may be called once.
 func (r *Registry) Run(ctx context.Context) error {
 	defer close(r.done)

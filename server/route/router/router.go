@@ -26,7 +26,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, Splits, Standby, Count, Log, Meter and Tracer are required.
+// PerModel are parts that matter to the models that the settings name.
+type PerModel struct {
+	// Splits share the requests for models between sides; nil splits none.
+	Splits *splits.Splits
+	// Standby holds requests for models that are scaled from zero; nil holds none.
+	Standby *standby.Room
+}
+
+// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, PerModel, Count, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -43,10 +51,7 @@ type Params struct {
 	Bodies *openai.Memory
 	// Limits keeps tenants to their limits; nil has none.
 	Limits quota.Owner
-	// Splits share the requests for models between sides; nil splits none.
-	Splits *splits.Splits
-	// Standby holds requests for models that are scaled from zero; nil holds none.
-	Standby *standby.Room
+	PerModel
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller that names none.

@@ -18,8 +18,6 @@ import (
 // Registry has the replicas; *registry.Registry does.
 type Registry interface {
 	Snapshot() *registry.Snapshot
-	// Changed returns a channel that is closed with the next snapshot.
-	Changed() <-chan struct{}
 	// Refresh has a replica probed at once.
 	Refresh(id replica.ID)
 }
@@ -136,12 +134,12 @@ func (r *Room) await(ctx context.Context, model string) error {
 	probe := time.NewTicker(probeEach)
 	defer probe.Stop()
 	for {
-		changed := r.registry.Changed()
-		if Ready(r.registry.Snapshot(), model) {
+		view := r.registry.Snapshot()
+		if Ready(view, model) {
 			return nil
 		}
 		select {
-		case <-changed:
+		case <-view.Superseded():
 		case now := <-probe.C:
 			if last := r.probed.Load(); now.UnixNano()-last >= int64(probeEach)/2 && r.probed.CompareAndSwap(last, now.UnixNano()) {
 				r.probe() // one of the requests that wait does

@@ -19,13 +19,10 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // empty is a registry without replicas.
-type empty struct{ refreshed int }
+type empty struct{ view *registry.Snapshot }
 
-var none = registry.New(registry.DefaultConfig(), registry.Params{}).Snapshot()
-
-func (empty) Snapshot() *registry.Snapshot { return none }
-func (empty) Changed() <-chan struct{}     { return nil }
-func (e *empty) Refresh(replica.ID)        { e.refreshed++ }
+func (e empty) Snapshot() *registry.Snapshot { return e.view }
+func (empty) Refresh(replica.ID)             {}
 
 func room(change func(*standby.Config)) *standby.Room {
 	c := standby.DefaultConfig()
@@ -33,7 +30,7 @@ func room(change func(*standby.Config)) *standby.Room {
 	if change != nil {
 		change(&c)
 	}
-	return standby.New(c, standby.Params{Registry: &empty{}})
+	return standby.New(c, standby.Params{Registry: empty{registry.New(registry.DefaultConfig(), registry.Params{}).Snapshot()}})
 }
 
 func nothing() {}
