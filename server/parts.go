@@ -117,7 +117,7 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
 	p.standby = standby.New(c.Scaling, standby.Params{Registry: p.ranks.Registry, Meter: t.Meters()})
-	p.demand = demand.New(demand.Params{Utilization: c.Scaling.Utilization, Models: c.Scaling.Models, State: p.poolState, Meter: t.Meters()})
+	p.demand = demand.New(demand.Params{Utilization: c.Scaling.Utilization, Models: c.Scaling.Models, Pools: poolStates{p}, Meter: t.Meters()})
 	p.splits = splits.New(c.Splits, splits.Params{Log: p.part("splits"), Meter: t.Meters()})
 	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
@@ -157,8 +157,11 @@ func (r record) Outcome(o decision.Outcome) {
 	r.history.Outcome(o)
 }
 
-// poolState is what the pool of a model has to do.
-func (p *parts) poolState(model string) demand.State {
+// poolStates are the states of the pools.
+type poolStates struct{ *parts }
+
+// State implements demand.Pools.
+func (p poolStates) State(model string) demand.State {
 	s := demand.State{Waiting: p.standby.Waiting(model) + p.chooser.WaitingFor(model)}
 	pool, ok := p.ranks.Registry.Snapshot().Pool(model)
 	if !ok {

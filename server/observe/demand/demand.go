@@ -18,29 +18,35 @@ const (
 	mostPools = 64
 	// memory is the time after which work counts 1/e.
 	memory = time.Minute
-	// soon is the time in which the wanted replicas serve what waits.
+	// soon is the time in which the wanted replicas serve the requests that wait.
 	soon = 30 * time.Second
-	// leastLoad is the offered load below which a pool without requests needs no replica: what is left after the last one is forgotten.
+	// leastLoad is the offered load below which a pool without requests needs no replica: the rest of the last one is forgotten.
 	leastLoad = 0.005
 	// usualWork is the work of a request before any is known, usualOutput the tokens of an answer of which none is expected, usualShare
 	// the share of a replica that an answer takes whose memory is not known.
 	usualWork, usualOutput, usualShare = 1.0, 256, 1.0 / 32
 )
 
-// State is what a pool has to do besides what arrives.
+// State is the work that a pool has already.
 type State struct {
 	// Running requests are on replicas, Waiting ones wait for a replica or for room on one.
 	Running, Waiting int
 }
 
-// Params is what code passes to New.
+// Pools have the states of pools.
+type Pools interface {
+	// State returns the state of a model's pool.
+	State(model string) State
+}
+
+// Params are the arguments of New.
 type Params struct {
 	// Utilization is the share of a replica's time that is to be used, above 0 and at most 1.
 	Utilization float64
 	// Models have series before their first request.
 	Models []string
-	// State returns the state of a model's pool; nil: all are idle.
-	State func(model string) State
+	// Pools have the states; nil: all are idle.
+	Pools Pools
 	Meter metric.MeterProvider
 }
 
@@ -66,7 +72,7 @@ func New(p Params) *Demand {
 	}
 	s := instruments.New(p.Meter, "server/observe/demand")
 	wanted := s.ObservedGauge("kvpilot.pool.wanted_replicas", "{replica}",
-		"Replicas that a pool needs for the work that is predicted of its requests, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models have series, those of scaling.models before their first request.")
+		"Replicas that a pool needs for the work that is predicted of its requests, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models have series; the models of scaling.models have one before their first request.")
 	offered := s.ObservedFloat("kvpilot.pool.offered_load", "{replica}", "Predicted work of the requests of the last minute, in replicas that it would keep busy, by model.")
 	waiting := s.ObservedGauge("kvpilot.pool.waiting", "{request}", "Requests that wait for a replica of their pool, or for room on one, by model.")
 	s.Observe(func(o metric.Observer) {
@@ -89,10 +95,10 @@ func (d *Demand) models() []string {
 }
 
 func (d *Demand) state(model string) State {
-	if d.params.State == nil {
+	if d.params.Pools == nil {
 		return State{}
 	}
-	return d.params.State(model)
+	return d.params.Pools.State(model)
 }
 
 // Decision adds the work of a request that a replica was chosen for. Dry runs, further attempts and choices of other routers add none.

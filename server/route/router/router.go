@@ -172,7 +172,7 @@ func (r *Router) Update(c Config, attempts int) error {
 func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
 		rq.story.admit(call.Received)
-		rq.standby.begins = func() { rq.await(to) }
+		rq.standby.to = to
 		if err := r.intake.prepare(ctx, rq); err != nil {
 			return err
 		}

@@ -12,8 +12,8 @@ import (
 // waited is a request's wait for the first replica of its model.
 type waited struct {
 	took time.Duration
-	// begins is called when a wait begins; nil for nothing. announced is set once the client knows that the answer is awaited.
-	begins    func()
+	// to is the client, which learns at the wait's begin that the answer is awaited; nil: it does not. announced is set once it has.
+	to        Sink
 	announced bool
 }
 
@@ -25,11 +25,11 @@ func (s standbys) wait(ctx context.Context, rq *request, model string) error {
 	if !s.room.Scales(model) || rq.question != nil && rq.question.Booking == DryRun {
 		return nil
 	}
-	begins := rq.standby.begins
-	if begins == nil {
-		begins = func() {}
-	}
-	took, err := s.room.Wait(ctx, model, len(rq.call.Body), begins)
+	took, err := s.room.Wait(ctx, model, len(rq.call.Body), func() {
+		if to := rq.standby.to; to != nil {
+			rq.await(to)
+		}
+	})
 	rq.standby.took += took
 	switch {
 	case err == nil:

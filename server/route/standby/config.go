@@ -10,9 +10,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Models are those whose replicas an autoscaler starts, also from zero: by the names that clients use. Requests for them wait while no
+	// Models have replicas that an autoscaler starts, also from zero: by the names that clients use. Requests for them wait while no
 	// replica is ready; requests for other models are rejected then.
 	Models []string `yaml:"models"`
 	// MaxWait is the longest time that a request waits for its first replica.

@@ -22,7 +22,7 @@ type Registry interface {
 	Refresh(id replica.ID)
 }
 
-// Params is what code passes to New. Meter may be nil.
+// Params are the arguments of New. Meter may be nil.
 type Params struct {
 	Registry Registry
 	Meter    metric.MeterProvider
