@@ -208,6 +208,13 @@ test-console: build ## use the console in a headless Chromium (Debian package ch
 	$(GO) -C test/console mod download >/dev/null 2>&1 || { echo 'SKIPPED: chromedp cannot be downloaded here'; exit 0; }; \
 	CONSOLE_AXE="$$(ls "$$PWD/.cache/axe-$(AXE).js" 2>/dev/null)" CONSOLE_BINARY="$$PWD/bin/kvpilot" CONSOLE_PICTURES="$$PWD/.cache/screenshots" $(GO) -C test/console test -count=1 -timeout 900s -v .
 
+.PHONY: test-apiserver
+test-apiserver: ## run the sources of Kubernetes objects against a real API server (builds kube-apiserver once, 5 minutes)
+	@{ $(GO) -C test/apiserver/server mod download && $(GO) -C test/deploy mod download; } >/dev/null 2>&1 || { echo 'SKIPPED: kube-apiserver or the definition of InferencePool cannot be downloaded here'; exit 0; }; \
+	$(GO) -C test/apiserver/server build -o "$$PWD/.cache/kube-apiserver" . || exit 1; \
+	APISERVER_BINARY="$$PWD/.cache/kube-apiserver" INFERENCE_POOL_CRD="$$($(GO) -C test/deploy list -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases/inference.networking.k8s.io_inferencepools.yaml" \
+		$(GO) test -count=1 -timeout 600s -v ./test/apiserver
+
 .PHONY: test-deploy
 test-deploy: build ## render the chart with Helm and the manifests with kustomize, and check every object and setting
 	@$(GO) -C test/deploy mod download >/dev/null 2>&1 || { echo 'SKIPPED: Helm and kustomize cannot be downloaded here'; exit 0; }; \

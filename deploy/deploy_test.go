@@ -342,6 +342,7 @@ func render(t *testing.T, values object) []object {
 		"unset":  func(d object, key string) object { delete(d, key); return d },
 		"has":    func(v any, list []any) bool { return slices.Contains(list, v) },
 		"merge":  merge,
+		"append": func(list []any, one any) []any { return append(slices.Clone(list), one) },
 		"toJson": func(v any) (string, error) { text, err := json.Marshal(v); return string(text), err },
 		"fromJson": func(text string) (object, error) {
 			v := object{}

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"log/slog"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
+	"github.com/kvpilot/kvpilot/server/observe/demand"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
@@ -22,6 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/splits"
+	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -50,6 +53,8 @@ type parts struct {
 	peers     *fleet.Fleet // nil for a router alone
 	history   *history.History
 	splits    *splits.Splits
+	standby   *standby.Room
+	demand    *demand.Demand
 }
 
 // newParts builds the parts, lower ones first. watcher may be nil.
@@ -111,6 +116,8 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
+	p.standby = standby.New(c.Scaling, standby.Params{Registry: p.ranks.Registry, Meter: t.Meters()})
+	p.demand = demand.New(demand.Params{Utilization: c.Scaling.Utilization, Models: c.Scaling.Models, Pools: poolStates{p}, Meter: t.Meters()})
 	p.splits = splits.New(c.Splits, splits.Params{Log: p.part("splits"), Meter: t.Meters()})
 	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
@@ -123,7 +130,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, Decider: decider, Origin: origin,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
-		Limits: p.limiter, Splits: p.splits,
+		Limits: p.limiter, PerModel: router.PerModel{Splits: p.splits, Standby: p.standby},
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Guesses: p.ranks, Count: p.history,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
@@ -142,11 +149,31 @@ type record struct{ *parts }
 func (r record) Decision(d *decision.Decision) {
 	r.decisions.Add(d)
 	r.history.Decision(d)
+	r.demand.Decision(d)
 }
 
 func (r record) Outcome(o decision.Outcome) {
 	r.decisions.Finish(o)
 	r.history.Outcome(o)
+}
+
+// poolStates are the states of the pools.
+type poolStates struct{ *parts }
+
+// State implements demand.Pools.
+func (p poolStates) State(model string) demand.State {
+	s := demand.State{Waiting: p.standby.Waiting(model) + p.chooser.WaitingFor(model)}
+	pool, ok := p.ranks.Registry.Snapshot().Pool(model)
+	if !ok {
+		return s
+	}
+	now := time.Now()
+	for _, r := range pool.Replicas {
+		for _, slot := range r.Slots {
+			s.Running += p.ranks.Book.View(slot, now).InFlight
+		}
+	}
+	return s
 }
 
 // forward passes calls on to the other routers; nil for a router alone.

@@ -144,6 +144,9 @@ func (s *Server) ready() error {
 	if s.leaving.Load() {
 		return errLeaving
 	}
+	if s.parts.standby.HoldsAny() { // it takes requests before there is a replica, and has one started
+		return nil
+	}
 	return s.parts.ranks.Ready()
 }
 
@@ -208,6 +211,7 @@ func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *g
 	s.settings.Close()
 	listen := s.settings.Config().Listen
 	s.surfaces.leave()
+	s.parts.standby.Close()
 	if s.parts.peers != nil {
 		s.parts.peers.Leave()
 	}

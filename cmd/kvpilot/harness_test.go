@@ -26,7 +26,7 @@ import (
 
 // TestMain runs the tests; some start this binary again as a process of its own.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "serve" {
+	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "sim") {
 		main()
 		os.Exit(0)
 	}

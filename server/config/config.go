@@ -22,6 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/splits"
+	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -36,6 +37,8 @@ type Config struct {
 	Router router.Config `yaml:"router"`
 	// Requests for a model that several sides share, such as a stable version and a canary.
 	Splits splits.Config `yaml:"splits"`
+	// Models that an autoscaler scales, also from zero.
+	Scaling standby.Config `yaml:"scaling"`
 	// How a replica is chosen, and how requests wait.
 	Chooser chooser.Config `yaml:"chooser"`
 	// How prompts become token ids.
@@ -86,6 +89,7 @@ func Default() Config {
 		Registry:    registry.DefaultConfig(),
 		Router:      router.DefaultConfig(),
 		Splits:      splits.DefaultConfig(),
+		Scaling:     standby.DefaultConfig(),
 		Chooser:     chooser.DefaultConfig(),
 		Tokenizer:   tokenizer.DefaultConfig(),
 		KVIndex:     kvindex.DefaultConfig(),
@@ -109,6 +113,7 @@ func (c Config) Validate() error {
 		check.Within("registry", c.Registry.Validate()),
 		check.Within("router", c.Router.Validate()),
 		check.Within("splits", c.Splits.Validate()),
+		check.Within("scaling", c.Scaling.Validate()),
 		check.Within("chooser", c.Chooser.Validate()),
 		check.Within("tokenizer", c.Tokenizer.Validate()),
 		check.Within("kvindex", c.KVIndex.Validate()),

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
+	"sigs.k8s.io/yaml"
 )
 
 const chartDir = "../../deploy/helm/kvpilot"
@@ -277,6 +278,51 @@ func TestTheChartsPoolLeadsToTheRouters(t *testing.T) {
 	pool := onePool(t, mustRender(t, allValueSets(t)["picker-values.yaml"]))
 	if pool.Name != "qwen" || len(pool.Spec.TargetPorts) != 2 || len(pool.Spec.Selector.MatchLabels) != 2 {
 		t.Errorf("the pool is %+v", pool.Spec)
+	}
+}
+
+// The chart's pool is where its routers find their engines, once, unless the settings or the values say otherwise.
+func TestRoutersTakeTheirEnginesFromTheChartsPool(t *testing.T) {
+	type registry struct {
+		Kubernetes []any `json:"kubernetes"`
+		Pools      []struct {
+			Name, Namespace string
+			Template        struct {
+				Events struct{ Endpoint string } `json:"events"`
+			} `json:"template"`
+		} `json:"inference_pools"`
+	}
+	for name, test := range map[string]struct {
+		values   string
+		services int
+		pools    []string
+		events   string
+	}{
+		"without a pool":      {"", 1, nil, ""},
+		"the pool alone":      {"mode: epp\ninferencePool: {create: true}\n", 0, []string{"prod-kvpilot"}, "tcp://{host}:5557"},
+		"its template":        {"mode: epp\ninferencePool: {create: true, name: qwen, template: {events: {endpoint: 'tcp://{host}:7000'}}}\n", 0, []string{"qwen"}, "tcp://{host}:7000"},
+		"own services stay":   {"mode: both\ninferencePool: {create: true}\nconfig: {registry: {kubernetes: [{service: other}]}}\n", 1, []string{"prod-kvpilot"}, "tcp://{host}:5557"},
+		"named already":       {allValueSets(t)["pools-values.yaml"], 0, []string{"qwen", "llama"}, "tcp://{host}:5600"},
+		"of another":          {"mode: epp\ninferencePool: {create: true, name: qwen}\nconfig: {registry: {inference_pools: [{name: qwen, namespace: elsewhere}]}}\n", 0, []string{"qwen", "qwen"}, ""},
+		"the values say no":   {"mode: epp\ninferencePool: {create: true, replicas: false}\n", 1, nil, ""},
+		"an example's picker": {allValueSets(t)["picker-values.yaml"], 0, []string{"qwen"}, "tcp://{host}:5557"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var config struct{ Registry registry }
+			if err := yaml.Unmarshal([]byte(mustRender(t, test.values).settings(t)), &config); err != nil {
+				t.Fatal(err)
+			}
+			var pools []string
+			for _, p := range config.Registry.Pools {
+				pools = append(pools, p.Name)
+			}
+			if !slices.Equal(pools, test.pools) || len(config.Registry.Kubernetes) != test.services {
+				t.Fatalf("the pools are %q and there are %d services", pools, len(config.Registry.Kubernetes))
+			}
+			if len(pools) > 0 && config.Registry.Pools[0].Template.Events.Endpoint != test.events {
+				t.Errorf("the events are at %q", config.Registry.Pools[0].Template.Events.Endpoint)
+			}
+		})
 	}
 }
 

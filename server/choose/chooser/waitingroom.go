@@ -128,6 +128,15 @@ func (r *waitingRoom) freed(slot replica.Slot) {
 // Waiting is the number of requests that wait.
 func (r *waitingRoom) Waiting() int { return r.queue.Len() }
 
+// WaitingFor is the number of requests for a model that wait.
+func (r *waitingRoom) WaitingFor(model string) int {
+	ln, ok := r.lines.byModel.Load(model)
+	if !ok {
+		return 0
+	}
+	return ln.(*line).hold.Len() + ln.(*line).memory.hold.Len()
+}
+
 // Tick visits the lines that are due and returns when to call it next; false when no request waits. Run calls it; a player of traces
 // calls it in virtual time.
 func (r *waitingRoom) Tick() (next time.Time, ok bool) {

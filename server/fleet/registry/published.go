@@ -1,20 +1,12 @@
 package registry
 
-import (
-	"sync"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // published is the present snapshot, for readers and for those that wait for the next one.
-type published struct {
-	snapshot atomic.Pointer[Snapshot]
-
-	mu      sync.Mutex
-	changed chan struct{} // closed and replaced with each snapshot; guarded by mu
-}
+type published struct{ snapshot atomic.Pointer[Snapshot] }
 
 func newPublished() *published {
-	p := &published{changed: make(chan struct{})}
+	p := &published{}
 	p.snapshot.Store(newSnapshot(nil, nil))
 	return p
 }
@@ -22,18 +14,8 @@ func newPublished() *published {
 // now is the present snapshot. It is never nil.
 func (p *published) now() *Snapshot { return p.snapshot.Load() }
 
-// publish makes s the present snapshot and wakes the watchers.
-func (p *published) publish(s *Snapshot) {
-	p.snapshot.Store(s)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.changed)
-	p.changed = make(chan struct{})
-}
+// publish makes s, which no earlier call had, the present snapshot and wakes those that wait for it.
+func (p *published) publish(s *Snapshot) { close(p.snapshot.Swap(s).superseded) }
 
 // next returns a channel that is closed with the next snapshot. A watcher calls it before now, so that it misses none.
-func (p *published) next() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changed
-}
+func (p *published) next() <-chan struct{} { return p.now().superseded }

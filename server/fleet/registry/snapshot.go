@@ -22,6 +22,8 @@ type Snapshot struct {
 	slots   []rankRef
 	silent  int
 	unnamed *Pool
+	// superseded is closed with the next snapshot.
+	superseded chan struct{}
 }
 
 type rankRef struct {
@@ -110,6 +112,9 @@ func (s *Snapshot) Replica(id replica.ID) (*replica.Replica, bool) {
 // Details returns what operators may want to know of a replica, as it is now.
 func (s *Snapshot) Details(id replica.ID) Details { return s.details[id].read() }
 
+// Superseded returns a channel that is closed once there is a later snapshot.
+func (s *Snapshot) Superseded() <-chan struct{} { return s.superseded }
+
 // Models returns the pools of all names that clients may use, by name.
 func (s *Snapshot) Models() []*Pool { return s.names }
 
@@ -144,7 +149,7 @@ func newSnapshot(entries map[replica.ID]*entry, aliases map[string]string) *Snap
 		byID:     make(map[replica.ID]*replica.Replica, len(entries)),
 		details:  make(map[replica.ID]details, len(entries)),
 		probers:  make(map[replica.ID]*prober, len(entries)),
-		pools:    map[string]*Pool{},
+		pools:    map[string]*Pool{}, superseded: make(chan struct{}),
 	}
 	for id, e := range entries {
 		s.Replicas = append(s.Replicas, e.view)

@@ -83,7 +83,8 @@ type Awaiter interface {
 
 // await announces an answer that is a stream of events.
 func (rq *request) await(to Sink) {
-	if to, ok := to.(Awaiter); ok && rq.parsed.Stream && rq.parsed.Prompt.API != prompt.APIOther {
+	if to, ok := to.(Awaiter); ok && rq.parsed.Stream && rq.parsed.Prompt.API != prompt.APIOther && !rq.standby.announced {
+		rq.standby.announced = true
 		to.Await()
 	}
 }

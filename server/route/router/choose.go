@@ -253,7 +253,7 @@ func (qs *questions) question(ctx context.Context, rq *request, q *Question) err
 	if err := rq.set.isolation.apply(rq); err != nil {
 		return err
 	}
-	if err := qs.intake.findAdapter(rq, q.Adapter); err != nil {
+	if err := qs.intake.findAdapter(ctx, rq, q.Adapter); err != nil {
 		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
 			return errCutBeforeModel() // the caller's body may well name one
 		}

@@ -52,6 +52,9 @@ func (e *ends) logLine(rq *request, d *delivery, public *apierror.Error, took ti
 	if rq.parsed != nil {
 		line = append(line, slog.String("model", clip(rq.parsed.Model, 128)), slog.Bool("stream", rq.parsed.Stream))
 	}
+	if rq.standby.took > 0 {
+		line = append(line, slog.Duration("waited_for_replica", rq.standby.took.Round(time.Millisecond)))
+	}
 	if rq.side != nil {
 		line = append(line, slog.String("split", rq.side.Split), slog.String("side", rq.side.Side))
 	}

@@ -34,6 +34,7 @@ type intake struct {
 	steering  *steering
 	faults    *faults
 	splits    *splits.Splits
+	standby   standbys
 	// prefix begins the ids of requests.
 	prefix string
 	tracer trace.Tracer
@@ -78,7 +79,7 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	if err := rq.set.isolation.apply(rq); err != nil {
 		return err
 	}
-	if err := in.findPool(rq); err != nil {
+	if err := in.findPool(ctx, rq); err != nil {
 		return err
 	}
 	if err := rq.set.isolation.denyOld(rq); err != nil {
@@ -120,9 +121,12 @@ func (in *intake) read(rq *request) error {
 
 // findPool finds the replicas that serve the model. A body without a model means the one that each
 // engine would take.
-func (in *intake) findPool(rq *request) error {
-	snapshot := in.registry.Snapshot()
+func (in *intake) findPool(ctx context.Context, rq *request) error {
 	name := rq.parsed.Model
+	if err := in.standby.wait(ctx, rq, name); err != nil {
+		return err
+	}
+	snapshot := in.registry.Snapshot()
 	if name == "" {
 		pool, ok := snapshot.Unnamed()
 		if !ok {
@@ -165,14 +169,14 @@ func badRequest(err error) *apierror.Error {
 
 // findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
 // model's, if that is named too.
-func (in *intake) findAdapter(rq *request, adapter string) error {
+func (in *intake) findAdapter(ctx context.Context, rq *request, adapter string) error {
 	if adapter == "" {
-		return in.findPool(rq)
+		return in.findPool(ctx, rq)
 	}
 	snapshot := in.registry.Snapshot()
 	pool, ok := snapshot.Pool(adapter)
 	if ok && rq.parsed.Model != "" && rq.parsed.Model != adapter {
-		if err := in.findPool(rq); err != nil {
+		if err := in.findPool(ctx, rq); err != nil {
 			return err
 		}
 		ok = pool == rq.pool || pool.AdapterOf(rq.pool)

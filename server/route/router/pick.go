@@ -27,6 +27,7 @@ type picker struct {
 	tokens   *tokenizer.Pool
 	guesses  Guesses
 	keyless  *keyless
+	standby  standbys
 }
 
 // Guesses notes that a rank was sent a prompt which is known by its text only, so that the rest of the conversation follows it.
@@ -98,7 +99,15 @@ func (p *picker) chooseNow(ctx context.Context, rq *request, t *tries) (choice *
 			t.ask.Replicas = pool.Replicas
 		}
 		var none *chooser.NoReplica
-		if choice, err = p.decider.Choose(ctx, &t.ask); !errors.As(err, &none) || p.registry.Snapshot() == view {
+		if choice, err = p.decider.Choose(ctx, &t.ask); !errors.As(err, &none) {
+			break
+		}
+		had := rq.standby.took
+		if waits := p.standby.wait(ctx, rq, rq.pool.Model); waits != nil {
+			return nil, waits
+		}
+		t.before += rq.standby.took - had
+		if p.registry.Snapshot() == view {
 			break
 		}
 	}

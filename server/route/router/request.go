@@ -45,6 +45,8 @@ type request struct {
 	pool *registry.Pool
 	// adapter is the LoRA adapter that the blocks belong to; empty for the base model.
 	adapter string
+	// standby is its wait for the first replica of its model.
+	standby waited
 	// side is its side of a split; nil where its model is not split.
 	side *splits.Assignment
 	// holder is the replica that stores the response which the request continues; empty for none.
@@ -97,7 +99,7 @@ func (rq *request) usePool(p *registry.Pool) {
 
 // newTries makes the question to the chooser for the first attempt.
 func newTries(rq *request) *tries {
-	t := &tries{ask: chooser.Request{
+	t := &tries{before: rq.standby.took, ask: chooser.Request{
 		Settings: rq.policies, Bytes: rq.size(),
 		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter, Side: sideOf(rq.side)},
 		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},

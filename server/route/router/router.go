@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/splits"
+	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -25,7 +26,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, Splits, Count, Log, Meter and Tracer are required.
+// PerModel are parts that matter to the models that the settings name.
+type PerModel struct {
+	// Splits share the requests for models between sides; nil splits none.
+	Splits *splits.Splits
+	// Standby holds requests for models that are scaled from zero; nil holds none.
+	Standby *standby.Room
+}
+
+// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, PerModel, Count, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -42,8 +51,7 @@ type Params struct {
 	Bodies *openai.Memory
 	// Limits keeps tenants to their limits; nil has none.
 	Limits quota.Owner
-	// Splits share the requests for models between sides; nil splits none.
-	Splits *splits.Splits
+	PerModel
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller that names none.
@@ -111,13 +119,13 @@ func New(c Config, p Params) (*Router, error) {
 	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
 	r.intake = &intake{
 		set: &r.set, registry: p.Registry, chooser: p.Chooser, tokens: p.Tokens, bodies: p.Bodies, limits: r.limits, responses: responses,
-		steering: &m.steering, faults: &m.faults, splits: p.Splits, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
+		steering: &m.steering, faults: &m.faults, splits: p.Splits, standby: standbys{p.Standby}, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	r.blame = &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
 	r.retries = &retries{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
 	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
 	refused := refusals{breaker: p.Breaker}
-	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless}
+	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: standbys{p.Standby}}
 	sender := &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	attempts := &attempts{
 		picker: picker, engines: sender,
@@ -166,6 +174,7 @@ func (r *Router) Update(c Config, attempts int) error {
 func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
 		rq.story.admit(call.Received)
+		rq.standby.to = to
 		if err := r.intake.prepare(ctx, rq); err != nil {
 			return err
 		}

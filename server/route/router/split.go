@@ -47,7 +47,9 @@ func (in *intake) split(rq *request) {
 	}
 	view := in.registry.Snapshot()
 	key := cmp.Or(rq.parsed.Session, rq.parsed.Opening(), c.RequestID)
-	rq.side = in.splits.Assign(asked, sides, rq.call.Tenant+"\x00"+key, func(s splits.Side) bool { return hasReady(view, cmp.Or(s.Model, asked), s.Labels) })
+	rq.side = in.splits.Assign(asked, sides, rq.call.Tenant+"\x00"+key, func(s splits.Side) bool {
+		return hasReady(view, cmp.Or(s.Model, asked), s.Labels) || len(s.Labels) == 0 && in.standby.room.Scales(cmp.Or(s.Model, asked))
+	})
 	if rq.side == nil {
 		return
 	}

@@ -116,7 +116,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- $_ := set $config "kvindex" (merge (dict "snapshot" "/var/lib/kvpilot/index.snapshot") $kvindex) -}}
 {{- end -}}
+{{- if .Values.inferencePool.create -}}
+{{- $registry := get $config "registry" | default dict -}}
+{{- $pools := get $registry "inference_pools" | default list -}}
+{{- $name := include "kvpilot.pool" . -}}
+{{- $named := false -}}
+{{- range $pools -}}
+{{- if and (eq .name $name) (has (get . "namespace" | default $.Release.Namespace) (list $.Release.Namespace)) -}}
+{{- $named = true -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.inferencePool.replicas (not $named) -}}
+{{- $_ := set $registry "inference_pools" (append $pools (dict "name" $name "template" .Values.inferencePool.template)) -}}
+{{- /* The Service of the chart's own default would name the same pods. */ -}}
+{{- $default := list (dict "service" "vllm" "port" "http" "template" (dict "events" (dict "endpoint" "tcp://{host}:5557" "replay" "tcp://{host}:5657"))) -}}
+{{- if eq (toJson $default) (toJson (get $registry "kubernetes")) -}}
+{{- $_ := set $registry "kubernetes" list -}}
+{{- end -}}
+{{- $_ := set $config "registry" $registry -}}
+{{- end -}}
+{{- end -}}
 {{ toYaml $config }}
+{{- end -}}
+
+{{- /* The name of the InferencePool. */ -}}
+{{- define "kvpilot.pool" -}}
+{{- .Values.inferencePool.name | default (include "kvpilot.name" .) -}}
 {{- end -}}
 
 {{- /* The claim of the volume that keeps the index. */ -}}

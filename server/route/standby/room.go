@@ -1,0 +1,198 @@
+package standby
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+)
+
+// Registry has the replicas; *registry.Registry does.
+type Registry interface {
+	Snapshot() *registry.Snapshot
+	// Refresh has a replica probed at once.
+	Refresh(id replica.ID)
+}
+
+// Params are the arguments of New. Meter may be nil.
+type Params struct {
+	Registry Registry
+	Meter    metric.MeterProvider
+}
+
+// Room holds requests. Make one with New.
+type Room struct {
+	config   Config
+	registry Registry
+	ends     map[error]metric.MeasurementOption
+	counted  metric.Int64Counter
+	waited   metric.Float64Histogram
+
+	mu     sync.Mutex
+	held   map[string]int // requests that wait, by model; guarded by mu
+	count  int            // guarded by mu
+	bytes  int64          // guarded by mu
+	probed atomic.Int64   // when replicas were probed last, in Unix nanoseconds
+	// leave ends all waits.
+	leave chan struct{}
+	once  sync.Once
+}
+
+// The errors of Wait.
+var (
+	// ErrFull: too many requests wait, or too large ones.
+	ErrFull = errors.New("too many requests wait for a replica")
+	// ErrTimeout: no replica became ready in time.
+	ErrTimeout = errors.New("no replica became ready in time")
+	// ErrClosed: the router stops.
+	ErrClosed = errors.New("the router is stopping")
+)
+
+// New makes a Room of a valid Config.
+func New(c Config, p Params) *Room {
+	s := instruments.New(p.Meter, "server/route/standby")
+	r := &Room{config: c, registry: p.Registry, held: map[string]int{}, leave: make(chan struct{}), ends: map[error]metric.MeasurementOption{}}
+	var all []metric.MeasurementOption
+	for err, result := range map[error]string{nil: "ready", ErrFull: "full", ErrTimeout: "timeout", ErrClosed: "shutdown", context.Canceled: "left"} {
+		r.ends[err] = instruments.Label("result", result)
+		all = append(all, r.ends[err])
+	}
+	r.counted = s.CounterBy("kvpilot.pool.waits", "{request}",
+		"Requests that found no ready replica of a model of scaling.models, by result: ready (a replica came in time), timeout, full (too many waited), left (the client went) or shutdown.", all...)
+	r.waited = s.Histogram("kvpilot.pool.wait", "s", "Time that requests waited for the first ready replica of their model.", 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+	return r
+}
+
+// Scales reports whether something scales the model's pool.
+func (r *Room) Scales(model string) bool { return r != nil && slices.Contains(r.config.Models, model) }
+
+// HoldsAny reports whether requests for any model may wait.
+func (r *Room) HoldsAny() bool { return r != nil && len(r.config.Models) > 0 }
+
+// Waiting is the number of requests that wait for a replica of the model.
+func (r *Room) Waiting(model string) int {
+	if r == nil {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.held[model]
+}
+
+// Ready reports whether a replica of the model takes requests.
+func Ready(view *registry.Snapshot, model string) bool {
+	pool, ok := view.Pool(model)
+	return ok && slices.ContainsFunc(pool.Replicas, func(one *replica.Replica) bool { return one.State == replica.StateReady })
+}
+
+// Wait blocks until a replica of the model is ready, for requests of models that something scales; for others, and where one is ready, it
+// returns at once. begins is called before it blocks. size is the memory that the request holds. It returns ErrFull, ErrTimeout, ErrClosed
+// or the context's cause.
+func (r *Room) Wait(ctx context.Context, model string, size int, begins func()) (waited time.Duration, err error) {
+	if !r.Scales(model) || Ready(r.registry.Snapshot(), model) {
+		return 0, nil
+	}
+	if !r.enter(model, int64(size)) {
+		r.end(ErrFull)
+		return 0, ErrFull
+	}
+	defer r.exit(model, int64(size))
+	begins()
+	began := time.Now()
+	err = r.await(ctx, model)
+	waited = time.Since(began)
+	r.end(err)
+	r.waited.Record(context.Background(), waited.Seconds())
+	return waited, err
+}
+
+func (r *Room) end(err error) {
+	label, ok := r.ends[err]
+	if !ok {
+		label = r.ends[context.Canceled]
+	}
+	r.counted.Add(context.Background(), 1, label)
+}
+
+// probeEach is how often replicas that are not ready are probed while requests wait, mostProbed how many of them.
+const (
+	probeEach  = 150 * time.Millisecond
+	mostProbed = 32
+)
+
+func (r *Room) await(ctx context.Context, model string) error {
+	limit := time.NewTimer(r.config.MaxWait)
+	defer limit.Stop()
+	probe := time.NewTicker(probeEach)
+	defer probe.Stop()
+	for {
+		view := r.registry.Snapshot()
+		if Ready(view, model) {
+			return nil
+		}
+		select {
+		case <-view.Superseded():
+		case now := <-probe.C:
+			if last := r.probed.Load(); now.UnixNano()-last >= int64(probeEach)/2 && r.probed.CompareAndSwap(last, now.UnixNano()) {
+				r.probe() // one of the requests that wait does
+			}
+		case <-limit.C:
+			return ErrTimeout
+		case <-r.leave:
+			return ErrClosed
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// probe has replicas that are not ready probed.
+func (r *Room) probe() {
+	n := 0
+	for _, one := range r.registry.Snapshot().Replicas {
+		if one.State != replica.StateStarting && one.State != replica.StateUnhealthy {
+			continue
+		}
+		r.registry.Refresh(one.ID)
+		if n++; n == mostProbed {
+			return
+		}
+	}
+}
+
+func (r *Room) enter(model string, size int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.count >= r.config.MaxRequests || r.bytes+size > int64(r.config.MaxBytes) {
+		return false
+	}
+	r.count++
+	r.bytes += size
+	r.held[model]++
+	return true
+}
+
+func (r *Room) exit(model string, size int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count--
+	r.bytes -= size
+	if r.held[model]--; r.held[model] == 0 {
+		delete(r.held, model)
+	}
+}
+
+// Close ends all waits, now and later. It is idempotent.
+func (r *Room) Close() {
+	if r != nil {
+		r.once.Do(func() { close(r.leave) })
+	}
+}
