@@ -79,6 +79,7 @@ func (m *Machine) Abort(s *Sequence) bool {
 		m.running = remove(m.running, s)
 	case waiting:
 		m.waiting = remove(m.waiting, s)
+	case reading: // in no queue
 	case idle, ended:
 		return false
 	}
@@ -105,7 +106,7 @@ func (m *Machine) freeBlocks(s *Sequence) {
 	for _, b := range slices.Backward(s.blocks) {
 		m.pool.release(b)
 	}
-	s.blocks, s.named, s.computed, s.planned = s.blocks[:0], 0, 0, 0
+	s.blocks, s.named, s.computed, s.planned, s.arrived = s.blocks[:0], 0, 0, 0, false
 }
 
 // preempt sends the youngest running sequence back to the queue's head and returns it.
@@ -142,6 +143,10 @@ func (m *Machine) blocksFor(tokens int) int {
 
 // admit gives a waiting sequence its cached blocks and blocks for its first tokens.
 func (m *Machine) admit(s *Sequence, budget int) (n int, ok bool) {
+	if s.arrived { // it has its blocks
+		s.arrived, s.state = false, running
+		return min(s.length()-s.computed, budget), true
+	}
 	hits, idle := m.prefix(s)
 	cached := hits * m.cfg.BlockSize
 	n = min(s.length()-cached, budget)
@@ -152,20 +157,26 @@ func (m *Machine) admit(s *Sequence, budget int) (n int, ok bool) {
 	if m.blocksFor(must)-hits > m.pool.available()-idle {
 		return 0, false
 	}
+	m.hold(s, hits)
+	s.state = running
+	m.grow(s, cached+n)
+	return n, true
+}
+
+// hold gives s the cached blocks of its first keys.
+func (m *Machine) hold(s *Sequence, hits int) {
 	s.blocks = s.blocks[:0]
 	for _, k := range s.Keys[:hits] {
 		i := m.pool.cached[k]
 		m.pool.touch(i)
 		s.blocks = append(s.blocks, i)
 	}
-	s.named, s.computed, s.state = hits, cached, running
-	m.grow(s, cached+n)
+	s.named, s.computed = hits, hits*m.cfg.BlockSize
 	if !s.admitted {
-		s.admitted, s.cached = true, cached
+		s.admitted, s.cached = true, s.computed
 		m.counts.Queries += uint64(s.length())
-		m.counts.Hits += uint64(cached)
+		m.counts.Hits += uint64(s.computed)
 	}
-	return n, true
 }
 
 // prefix counts the leading blocks of s that are cached, and those of them that no sequence uses.

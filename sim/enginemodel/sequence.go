@@ -15,6 +15,9 @@ type Sequence struct {
 	Prompt, Most int
 	// NoHits makes the sequence compute its whole prompt.
 	NoHits bool
+	// Remote has the prompt's cache come from another engine: Plan gives the sequence memory for all of it and names it in Step.Reads, and
+	// it waits for Arrive.
+	Remote bool
 
 	state    state
 	made     int // tokens of the answer
@@ -24,6 +27,8 @@ type Sequence struct {
 	planned  int // tokens of the present step
 	cached   int
 	admitted bool
+	fetched  bool // its Remote cache was asked for
+	arrived  bool // it has come, and s was not scheduled since
 }
 
 type state uint8
@@ -31,12 +36,13 @@ type state uint8
 const (
 	idle state = iota
 	waiting
+	reading // its blocks are being filled from another engine
 	running
 	ended
 )
 
 // Live reports whether s was submitted and has not ended.
-func (s *Sequence) Live() bool { return s.state == waiting || s.state == running }
+func (s *Sequence) Live() bool { return s.state == waiting || s.state == reading || s.state == running }
 
 // Cached is how many prompt tokens were found in the cache when s was first scheduled.
 func (s *Sequence) Cached() int { return s.cached }

@@ -46,6 +46,10 @@ type Numbers struct {
 	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
 	// DecidedAlone is the share of requests that a router of a fleet with one decider decided itself, without an answer of the decider.
 	DecidedAlone float64 `json:"decided_alone,omitempty"`
+	// Split is the share of requests that were split, Moved the mean number of tokens that a read moved, Moving its mean time in seconds.
+	Split  float64 `json:"split_share,omitempty"`
+	Moved  float64 `json:"moved_tokens,omitempty"`
+	Moving float64 `json:"transfer_s,omitempty"`
 	// Programs are the figures of a closed loop's sessions.
 	Programs *Programs `json:"programs,omitempty"`
 	// Chats are the figures of chats next to them.
@@ -136,6 +140,9 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
 	n.Programs, n.Chats = s.programs(), s.chats()
+	if l := &s.legs; l.splits > 0 {
+		n.Split, n.Moved, n.Moving = float64(l.splits)/float64(len(ttft)), l.moved/float64(l.splits), l.spent/float64(l.splits)
+	}
 	for _, e := range s.engines {
 		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
 	}
@@ -217,6 +224,9 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.Abandoned = n.Abandoned || other.Abandoned
 	n.Preemptions += share * other.Preemptions
 	n.DecidedAlone += share * other.DecidedAlone
+	n.Split += share * other.Split
+	n.Moved += share * other.Moved
+	n.Moving += share * other.Moving
 	if other.Programs != nil {
 		if n.Programs == nil {
 			n.Programs = &Programs{}

@@ -14,6 +14,8 @@ type Pairing struct {
 	// Lanes has, at from·Classes+to, the transfer from a rank of one class to one of another.
 	Lanes   []Lane
 	Classes int
+	// Above, when set, has a threshold in place of the prices say whether a request is split.
+	Above *Threshold
 
 	best []prefillers // of each class; scratch
 }
@@ -31,6 +33,17 @@ type Member struct {
 type Lane struct {
 	Start, PerToken float64
 	Closed          bool
+}
+
+// Threshold splits requests of which the rank that would serve them whole has so much to compute, as other routers do: at least Tokens, and at
+// least Share of the prompt.
+type Threshold struct {
+	Tokens int
+	Share  float64
+}
+
+func (t *Threshold) splits(d *decision.Decision, uncached uint32) bool {
+	return int(uncached) >= t.Tokens && float64(uncached) >= t.Share*float64(d.PromptTokens)
 }
 
 // prefillers are the cheapest candidate of a class that may prefill, and the cheapest one of another replica; -1 for none.
@@ -85,7 +98,11 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 		return
 	}
 	split := p.way(d, from, to, cost)
-	if cost > whole.Cost-max(leastGain, leastGainShare*math.Abs(whole.Cost)) {
+	gains := cost <= whole.Cost-max(leastGain, leastGainShare*math.Abs(whole.Cost))
+	if p.Above != nil {
+		gains = p.Above.splits(d, pick.Uncached)
+	}
+	if !gains {
 		d.Ways = append(ways[:0], whole, split)
 		return
 	}
