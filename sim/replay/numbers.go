@@ -98,6 +98,7 @@ func mean(list []float64) float64 {
 
 // numbers reads the result of a run.
 func (s *sim) numbers(goal Goal) Numbers {
+	s.debug(goal)
 	var n Numbers
 	var in, cached float64
 	ttft := make([]float64, 0, len(s.first))

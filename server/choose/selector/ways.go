@@ -2,6 +2,8 @@ package selector
 
 import (
 	"math"
+	"os"
+	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -88,8 +90,17 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	if pick == nil || d.Policy != decision.PredictedTTFT {
 		return
 	}
+	if WX != 0 {
+		for i := range d.Candidates {
+			if c := &d.Candidates[i]; c.Veto == decision.VetoNone && wholly(d, c) < wholly(d, pick) {
+				pick = c
+				d.Chosen = i
+			}
+		}
+	}
+	wholeCost := wholly(d, pick)
 	whole := decision.Way{
-		Prefill: pick.RankID, Decode: pick.RankID, Held: pick.Overlap.Tokens(), Cost: pick.Cost, TTFT: pick.TTFT,
+		Prefill: pick.RankID, Decode: pick.RankID, Held: pick.Overlap.Tokens(), Cost: wholeCost, TTFT: pick.TTFT,
 		Queue: pick.Backlog + pick.Planned, Compute: pick.Prefill * (1 + pick.Slowdown),
 	}
 	from, to, cost := p.cheapest(d)
@@ -141,7 +152,7 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 			if by < 0 || lane.Closed {
 				continue
 			}
-			total := rest + max(lead+lane.seconds(moved(d, c)), queue(c))
+			total := rest + displaced(d, c) + max(lead+lane.seconds(moved(d, c)), queue(c))
 			if d.Objective == decision.ObjectiveSLO {
 				total += lateness(d, p.ttft(d, by, i), c.TPOT)
 			}
@@ -158,12 +169,43 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Overhead + c.Crowding + c.Drag
-	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*math.Sqrt(decoding(d, c))*c.Prefill
+	return cost + othersReturn*blocked(c, c.Prefill) + harm(d, c)
+}
+
+var WH, WD, WX = env("WH", 0.3), env("WD", 0.3), env("WX", 1)
+var WS = env("WS", 0)
+
+func env(name string, v float64) float64 {
+	if f, err := strconv.ParseFloat(os.Getenv(name), 64); err == nil {
+		return f
+	}
+	return v
+}
+
+func harm(d *decision.Decision, c *decision.Candidate) float64 {
+	n := decoding(d, c)
+	return (WH*n + WS*math.Sqrt(n)) * c.Prefill
+}
+
+func shared(d *decision.Decision, c *decision.Candidate) float64 {
+	return WD * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
+}
+
+var WV = env("WV", 0.5)
+
+// displaced is the price of the memory that the cache takes which a candidate reads.
+func displaced(d *decision.Decision, c *decision.Candidate) float64 {
+	return WV * moved(d, c) * c.Returns * c.Saved * c.TokenTime / max(c.Busy, 0.02)
+}
+
+// wholly is the full price of a candidate that serves whole.
+func wholly(d *decision.Decision, c *decision.Candidate) float64 {
+	return c.Cost - d.Params.Interference*math.Sqrt(decoding(d, c))*c.Prefill + harm(d, c) + shared(d, c)
 }
 
 // behind is the price of a candidate's answer once it has the cache: the terms of predicted without those of the prompt.
 func behind(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual
+	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + shared(d, c)
 	if c.Session {
 		cost -= d.Params.SessionBonus
 	}
