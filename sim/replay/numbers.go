@@ -33,6 +33,8 @@ type Numbers struct {
 	TPOTP99 float64 `json:"tpot_p99_s"`
 	// Goodput is the share of answers that meet the Goal.
 	Goodput float64 `json:"goodput"`
+	// Steady is that share of the requests that arrive after the first tenth, in which the fleet fills.
+	Steady float64 `json:"goodput_steady"`
 	// HitRate is the share of prompt tokens found in a cache.
 	HitRate float64 `json:"hit_rate"`
 	// Imbalance is the busiest replica's prefill time over the mean.
@@ -98,12 +100,11 @@ func mean(list []float64) float64 {
 
 // numbers reads the result of a run.
 func (s *sim) numbers(goal Goal) Numbers {
-	s.debug(goal)
 	var n Numbers
 	var in, cached float64
 	ttft := make([]float64, 0, len(s.first))
 	answer, tpot := make([]float64, 0, len(s.first)), make([]float64, 0, len(s.first))
-	good := 0
+	good, steady := 0, 0
 	for i, f := range s.first {
 		if math.IsNaN(f) {
 			continue
@@ -123,6 +124,9 @@ func (s *sim) numbers(goal Goal) Numbers {
 		}
 		if f-s.arrived[i] <= goal.TTFT && pace <= goal.TPOT {
 			good++
+			if i >= len(s.first)/10 {
+				steady++
+			}
 		}
 	}
 	if len(ttft) == 0 {
@@ -137,6 +141,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.TPOTP50, n.TPOTP99 = quantile(tpot, 0.5), quantile(tpot, 0.99)
 	n.HitRate = cached / in
 	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
+	n.Steady = float64(steady) / float64(len(s.first)-len(s.first)/10)
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
@@ -220,6 +225,7 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.TPOTP50 += share * other.TPOTP50
 	n.TPOTP99 += share * other.TPOTP99
 	n.Goodput += share * other.Goodput
+	n.Steady += share * other.Steady
 	n.HitRate += share * other.HitRate
 	n.Imbalance += share * other.Imbalance
 	n.Abandoned = n.Abandoned || other.Abandoned

@@ -45,7 +45,7 @@ type PolicyReport struct {
 	Numbers
 	// SaturationRPS is the rate of requests that a full fleet completes.
 	SaturationRPS float64 `json:"saturation_rps,omitempty"`
-	// GoodRPS is the rate of answers that meet the Goal; 0 where the load is no arrival rate.
+	// GoodRPS is the rate of answers that meet the Goal once the fleet is full; 0 where the load is no arrival rate.
 	GoodRPS float64 `json:"good_rps,omitempty"`
 	// VsOracle is the mean time to the first token over the oracle's; SaturationVsOracle the
 	// saturation rate over the oracle's.
@@ -254,7 +254,7 @@ func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
 		if p.Abandoned {
 			p.Numbers = Numbers{Mean: p.Mean, Abandoned: true}
 		}
-		p.GoodRPS = r.RPS * p.Goodput
+		p.GoodRPS = r.RPS * p.Steady
 		r.Policies[name] = p
 	}
 }

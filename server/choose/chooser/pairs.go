@@ -74,6 +74,7 @@ func (s *evaluation) pairUp(req *Request, above *selector.Threshold) {
 	p, sp := s.pool.pairs, &s.splitting
 	sp.able = p != nil && req.Splittable && req.Lease == 0 && !req.Unread && !req.IsPinned() && !s.d.TooLong && !s.d.Keyless && !s.d.Estimated &&
 		s.d.Policy == decision.PredictedTTFT && s.d.Params.Temperature == 0
+	s.d.Splittable = sp.able
 	if !sp.able {
 		return
 	}

@@ -106,7 +106,7 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(decoding(d, c))*p.prefill
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c)
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -119,6 +119,26 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// delayed is by how many answers the rank's prefill counts more. Where the request may be split, other ranks can compute it without the
+// queues of a pool in which each serves all: half of the root goes, and the answers themselves come in.
+func delayed(d *decision.Decision, c *decision.Candidate) float64 {
+	n := decoding(d, c)
+	root := math.Sqrt(n)
+	if !d.Splittable {
+		return root
+	}
+	return root/2 + n/12
+}
+
+// slowed is what steps that prefill other prompts cost the answer of a request that may be split, docs/adr/036-price-of-a-split.md: a second
+// counts as one at the default interference.
+func slowed(d *decision.Decision, c *decision.Candidate) float64 {
+	if !d.Splittable {
+		return 0
+	}
+	return d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
 // decoding is the number of requests that decode on the rank, by its speed.

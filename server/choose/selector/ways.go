@@ -2,8 +2,6 @@ package selector
 
 import (
 	"math"
-	"os"
-	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -82,7 +80,7 @@ const (
 )
 
 // Split compares serving the request whole on the pick with the cheapest way to prefill on one candidate and decode on another, and takes
-// that one when it costs less: the pick becomes the candidate that decodes. It fills Ways, into the memory of ways. It needs the pick of
+// that one when it costs less, or no more than Params.SplitBonus above it: the pick becomes the candidate that decodes. It fills Ways, into the memory of ways. It needs the pick of
 // Choose under predicted-ttft.
 func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	d.Ways = nil
@@ -90,17 +88,8 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	if pick == nil || d.Policy != decision.PredictedTTFT {
 		return
 	}
-	if WX != 0 {
-		for i := range d.Candidates {
-			if c := &d.Candidates[i]; c.Veto == decision.VetoNone && wholly(d, c) < wholly(d, pick) {
-				pick = c
-				d.Chosen = i
-			}
-		}
-	}
-	wholeCost := wholly(d, pick)
 	whole := decision.Way{
-		Prefill: pick.RankID, Decode: pick.RankID, Held: pick.Overlap.Tokens(), Cost: wholeCost, TTFT: pick.TTFT,
+		Prefill: pick.RankID, Decode: pick.RankID, Held: pick.Overlap.Tokens(), Cost: pick.Cost, TTFT: pick.TTFT,
 		Queue: pick.Backlog + pick.Planned, Compute: pick.Prefill * (1 + pick.Slowdown),
 	}
 	from, to, cost := p.cheapest(d)
@@ -109,16 +98,13 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 		return
 	}
 	split := p.way(d, from, to, cost)
-	gains := cost <= whole.Cost-max(leastGain, leastGainShare*math.Abs(whole.Cost))
-	if p.Above != nil {
-		gains = p.Above.splits(d, pick.Uncached)
-	}
-	if !gains {
+	gain := whole.Cost - cost + d.Params.SplitBonus
+	if gain < max(leastGain, leastGainShare*math.Abs(whole.Cost)) {
 		d.Ways = append(ways[:0], whole, split)
 		return
 	}
 	d.Ways = append(ways[:0], split, whole)
-	d.Chosen, d.Reason, d.Margin = to, decision.ReasonSplit, whole.Cost-cost
+	d.Chosen, d.Reason, d.Margin = to, decision.ReasonSplit, gain
 }
 
 // cheapest returns the candidates of the cheapest split, -1 when there is none.
@@ -152,7 +138,7 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 			if by < 0 || lane.Closed {
 				continue
 			}
-			total := rest + displaced(d, c) + max(lead+lane.seconds(moved(d, c)), queue(c))
+			total := rest + max(lead+lane.seconds(moved(d, c)), queue(c))
 			if d.Objective == decision.ObjectiveSLO {
 				total += lateness(d, p.ttft(d, by, i), c.TPOT)
 			}
@@ -169,47 +155,25 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Overhead + c.Crowding + c.Drag
-	return cost + othersReturn*blocked(c, c.Prefill) + harm(d, c)
-}
-
-var WH, WD, WX = env("WH", 0.3), env("WD", 0.3), env("WX", 1)
-var WS = env("WS", 0)
-
-func env(name string, v float64) float64 {
-	if f, err := strconv.ParseFloat(os.Getenv(name), 64); err == nil {
-		return f
-	}
-	return v
-}
-
-func harm(d *decision.Decision, c *decision.Candidate) float64 {
-	n := decoding(d, c)
-	return (WH*n + WS*math.Sqrt(n)) * c.Prefill
-}
-
-func shared(d *decision.Decision, c *decision.Candidate) float64 {
-	return WD * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
-}
-
-var WV = env("WV", 0.5)
-
-// displaced is the price of the memory that the cache takes which a candidate reads.
-func displaced(d *decision.Decision, c *decision.Candidate) float64 {
-	return WV * moved(d, c) * c.Returns * c.Saved * c.TokenTime / max(c.Busy, 0.02)
-}
-
-// wholly is the full price of a candidate that serves whole.
-func wholly(d *decision.Decision, c *decision.Candidate) float64 {
-	return c.Cost - d.Params.Interference*math.Sqrt(decoding(d, c))*c.Prefill + harm(d, c) + shared(d, c)
+	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*delayed(d, c)*c.Prefill
 }
 
 // behind is the price of a candidate's answer once it has the cache: the terms of predicted without those of the prompt.
 func behind(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + shared(d, c)
+	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + slowed(d, c) + displaced(d, c)
 	if c.Session {
 		cost -= d.Params.SessionBonus
 	}
 	return cost
+}
+
+// leastBusy bounds the price of displaced cache on a rank that computes next to nothing.
+const leastBusy = 0.02
+
+// displaced is the price of the memory for the tokens that a candidate reads: the cache that they displace is worth, for each token, what the
+// rank's cache spares others over the tokens that the rank computes, and so puts into it.
+func displaced(d *decision.Decision, c *decision.Candidate) float64 {
+	return moved(d, c) * c.TokenTime * c.Returns * c.Saved / max(c.Busy, leastBusy)
 }
 
 // queue is the time until a candidate has prefilled what it has; the prompt is computed elsewhere at the same time.
