@@ -23,7 +23,7 @@ type keptEngine struct {
 }
 
 func (f *fleet) keptFile() string {
-	return filepath.Join(f.vllm.cache, "fleet-"+f.vllm.version+".json")
+	return filepath.Join(f.vllm.cache, "fleet-"+f.vllm.version+f.connector+".json")
 }
 
 // kept reads what an earlier run left; nothing when it left nothing that still runs.

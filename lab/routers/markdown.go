@@ -14,7 +14,7 @@ func (r *report) markdown(path string) error {
 	var errs []error
 	var b strings.Builder
 	b.WriteString("# Routers side by side\n\nWritten by `make bench-routers`; do not edit. Real processes in real time: simulated replicas ([simulator.md](simulator.md)), the same requests over HTTP\n" +
-		"at the same moments, and in turn each router in front of them. What each figure means, and how to play other loads, is at the end.\n\n")
+		"at the same moments, and in turn each router in front of them. The meaning of each figure, and how to play other loads, is at the end.\n\n")
 	fmt.Fprintf(&b, "%s\n"+otherLoads+"\n\n```\n%s\n```\n\n%s, %s%s.\n", r.sentence(), r.Command, r.When.Format("2006-01-02"), r.Machine, r.common())
 	for _, name := range sorted(r.Versions) {
 		fmt.Fprintf(&b, "- %s: %s\n", name, r.Versions[name])
@@ -92,7 +92,7 @@ const (
 )
 
 const readmeIntro = `Mean time to the first token in seconds, measured with real processes in real time: the same requests through each router, before the same
-simulated replicas ([all tables](docs/quality-real.md); ` + "`make bench-routers`" + ` repeats it). ` + "`chat, 0.9`" + ` is 90 % of what a fleet with one pooled cache could do. `
+simulated replicas ([all tables](docs/quality-real.md); ` + "`make bench-routers`" + ` repeats it). ` + "`chat, 0.9`" + ` is 90 % of the capacity of a fleet with one pooled cache. `
 
 // readme writes the result in one sentence and one table between the marks.
 func (r *report) readme(path string) error {

@@ -78,3 +78,12 @@ func (m *Machine) Arrive(s *Sequence) {
 	m.name(s, s.Prompt)
 	m.waiting = slices.Insert(m.waiting, 0, s)
 }
+
+// Strand takes n blocks out of use for good, as far as there are so many.
+func (m *Machine) Strand(n int) {
+	for range min(n, m.pool.available()) {
+		if _, evicted := m.pool.take(); evicted != 0 {
+			m.sink.Removed(evicted)
+		}
+	}
+}

@@ -8,8 +8,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// The rules of other routers, with the defaults of the named version. Each knows the engines' caches as they are, without delay, and
-// sends every request at once.
+// The rules of other routers, with the defaults of the named version. Each knows the engines' caches as they are, without delay, except
+// SGLang, which knows its own requests alone; all send every request at once.
 const (
 	// LLMD is the optimized baseline of llm-d's router since August 2026: prefix-cache-affinity-filter, then token-load-scorer. Its
 	// prefill rate is measured as llm-d's calibration does, on an idle engine of the run.
@@ -18,10 +18,12 @@ const (
 	Dynamo decision.Policy = "dynamo-1.6"
 	// AIBrix is AIBrix' strategy prefix-cache.
 	AIBrix decision.Policy = "aibrix-0.8"
+	// SGLang is cache_aware, the default of sglang-router. vllm-router's policy of that name has the same rule and defaults.
+	SGLang decision.Policy = "sglang-router-0.3"
 )
 
 // Rivals lists the rules of other routers.
-func Rivals() []decision.Policy { return []decision.Policy{LLMD, Dynamo, AIBrix} }
+func Rivals() []decision.Policy { return []decision.Policy{LLMD, Dynamo, AIBrix, SGLang} }
 
 // rule chooses among engines.
 type rule interface {
@@ -29,8 +31,14 @@ type rule interface {
 	costs(dst []float64, in *rivalRequest, engines []rivalEngine) []float64
 }
 
+// rememberer is a rule that keeps what it has sent.
+type rememberer interface {
+	sent(in *rivalRequest, engine int)
+}
+
 // rivalRequest is a request in blocks.
 type rivalRequest struct {
+	keys          []blockhash.Hash
 	tokens, block int
 	blocks        int   // whole ones of the prompt
 	held          []int // per engine, of them
@@ -75,6 +83,8 @@ func newRival(s *sim, j *job) *rival {
 		r.rule = stickyUntilSaturated{rate: float64(chunk) * cfg.Timing.Speed / (cfg.Timing.Base.Seconds() + cfg.Timing.Prefill(chunk, 0))}
 	case Dynamo:
 		r.rule = backlogLessOverlap{}
+	case SGLang:
+		r.rule = newRoutedOrLeast(len(s.engines))
 	default:
 		r.rule = matchUnlessCrowded{}
 	}
@@ -95,7 +105,7 @@ func (r *rival) submit(call int) {
 	in := &rivalRequest{tokens: c.In, block: r.sim.trace.block, held: make([]int, len(r.engines)), active: make([]int, len(r.engines))}
 	keys := r.sim.trace.hashes[call]
 	keys = keys[:min(len(keys), c.In/in.block)]
-	in.blocks = len(keys)
+	in.keys, in.blocks = keys, len(keys)
 	for e := range r.engines {
 		in.held[e] = r.sim.engines[e].machine.Pool().Match(keys)
 		for in.active[e] < len(keys) && r.engines[e].active[keys[in.active[e]]] > 0 {
@@ -104,6 +114,9 @@ func (r *rival) submit(call int) {
 	}
 	r.costs = r.rule.costs(r.costs[:0], in, r.engines)
 	best := lowestOf(r.costs, r.dice)
+	if rule, ok := r.rule.(rememberer); ok {
+		rule.sent(in, best)
+	}
 	e := &r.engines[best]
 	r.calls[call] = rivalCall{prefill: in.uncached(best), blocks: len(keys)}
 	e.requests++
@@ -217,6 +230,62 @@ func (matchUnlessCrowded) costs(dst []float64, in *rivalRequest, engines []rival
 			dst = append(dst, n/(float64(high)+1)-float64(in.held[e])-1) // before all that do not match
 		} else {
 			dst = append(dst, n)
+		}
+	}
+	return dst
+}
+
+// routedOrLeast is SGLang: the engine to which the longest beginning of the prompt was sent before, where that is more than three
+// tenths of it; else, and while engines differ by more than 64 requests and by half, the engine with the fewest requests, the first of
+// equals. What was sent is never forgotten: the router keeps 67 million characters.
+type routedOrLeast struct{ trees []map[blockhash.Hash]struct{} }
+
+const (
+	routedShare = 0.3
+	unevenBy    = 64
+	unevenTimes = 1.5
+)
+
+func newRoutedOrLeast(engines int) *routedOrLeast {
+	r := &routedOrLeast{trees: make([]map[blockhash.Hash]struct{}, engines)}
+	for e := range r.trees {
+		r.trees[e] = map[blockhash.Hash]struct{}{}
+	}
+	return r
+}
+
+func (r *routedOrLeast) sent(in *rivalRequest, engine int) {
+	for _, k := range in.keys {
+		r.trees[engine][k] = struct{}{}
+	}
+}
+
+// routed is how many of the prompt's first blocks were sent to engine e.
+func (r *routedOrLeast) routed(in *rivalRequest, e int) int {
+	for i, k := range in.keys {
+		if _, ok := r.trees[e][k]; !ok {
+			return i
+		}
+	}
+	return len(in.keys)
+}
+
+func (r *routedOrLeast) costs(dst []float64, in *rivalRequest, engines []rivalEngine) []float64 {
+	low, high := math.MaxInt, 0
+	for e := range engines {
+		low, high = min(low, engines[e].requests), max(high, engines[e].requests)
+	}
+	uneven := high-low > unevenBy && float64(high) > unevenTimes*float64(low)
+	longest := 0
+	for e := range engines {
+		longest = max(longest, r.routed(in, e))
+	}
+	known := !uneven && float64(longest) > routedShare*float64(in.blocks)
+	for e := range engines {
+		if known {
+			dst = append(dst, float64(-r.routed(in, e)))
+		} else {
+			dst = append(dst, float64(engines[e].requests)+float64(e)/float64(len(engines)))
 		}
 	}
 	return dst

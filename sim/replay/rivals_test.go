@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -47,6 +48,44 @@ func TestRulesOfOtherRouters(t *testing.T) {
 		if got := lowestOf(costs, rand.New(rand.NewPCG(1, 1))); got != tt.want {
 			t.Errorf("%s: engine %d of costs %v, want %d", name, got, costs, tt.want)
 		}
+	}
+}
+
+func TestSGLangRemembersWhatItSent(t *testing.T) {
+	engines := make([]rivalEngine, 3)
+	prompt := func(first, n int) *rivalRequest {
+		in := &rivalRequest{blocks: n}
+		for i := range n {
+			in.keys = append(in.keys, blockhash.Hash(first+i))
+		}
+		return in
+	}
+	rule := newRoutedOrLeast(3)
+	choose := func(in *rivalRequest) int {
+		return lowestOf(rule.costs(nil, in, engines), rand.New(rand.NewPCG(1, 1)))
+	}
+	rule.sent(prompt(100, 10), 0)
+	rule.sent(prompt(300, 6), 2)
+	engines[0].requests, engines[1].requests, engines[2].requests = 3, 2, 2
+	for name, tt := range map[string]struct {
+		in   *rivalRequest
+		want int
+	}{
+		"a new prompt, the first with least to do": {prompt(900, 5), 1},
+		"a known beginning":                        {prompt(100, 20), 0},
+		"three tenths are too little":              {&rivalRequest{blocks: 10, keys: append(prompt(300, 3).keys, prompt(900, 7).keys...)}, 1},
+	} {
+		if got := choose(tt.in); got != tt.want {
+			t.Errorf("%s: engine %d, want %d", name, got, tt.want)
+		}
+	}
+	engines[0].requests, engines[1].requests, engines[2].requests = 65, 1, 0
+	if got := choose(prompt(100, 10)); got != 2 {
+		t.Errorf("an uneven fleet: engine %d, want the one with the fewest requests", got)
+	}
+	engines[0].requests = 64
+	if got := choose(prompt(100, 10)); got != 0 {
+		t.Errorf("a difference of 64: engine %d, want the one that has the prompt", got)
 	}
 }
 

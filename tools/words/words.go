@@ -1,5 +1,4 @@
-// Package words checks that comments, strings and documents use plain words: CONTRIBUTING.md has the list.
-package words
+package main
 
 import (
 	"go/scanner"
@@ -8,10 +7,10 @@ import (
 	"strings"
 )
 
-// Hit is one banned word.
-type Hit struct {
-	Line int
-	Word string
+// hit is one banned word, or one clause that stands for a noun.
+type hit struct {
+	line int
+	word string
 }
 
 var banned = regexp.MustCompile(`(?i)\b(nobody|whoever|whomever|somebody|anybody|everybody|anew|(?:go|goes|going|gone|went) on|(?:give|gives|gave|giving|given) way|heed(?:s|ed|ing)?|meanwhile|in a row|beside|signs? of life|whole numbers?|(?:take|takes|took|taken|taking) over|told|tells?|telling)\b`)
@@ -19,20 +18,20 @@ var banned = regexp.MustCompile(`(?i)\b(nobody|whoever|whomever|somebody|anybody
 // allowed are phrases with a banned word that are no part of our prose: prompts and names.
 var allowed = regexp.MustCompile(`Tell me|AnyBody|json:"told`)
 
-// InText returns the banned words of a document.
-func InText(text string) []Hit {
-	var hits []Hit
+// inText returns the banned words of a document.
+func inText(text string) []hit {
+	var hits []hit
 	for i, line := range strings.Split(text, "\n") {
 		for _, word := range banned.FindAllString(allowed.ReplaceAllString(line, ""), -1) {
-			hits = append(hits, Hit{i + 1, strings.ToLower(word)})
+			hits = append(hits, hit{i + 1, strings.ToLower(word)})
 		}
 	}
 	return hits
 }
 
-// InGo returns the banned words in the comments and strings of a Go file. Names are a matter of review.
-func InGo(src []byte) []Hit {
-	var hits []Hit
+// inGo returns the banned words in the comments and strings of a Go file. Names are a matter of review.
+func inGo(src []byte) []hit {
+	var hits []hit
 	file := token.NewFileSet().AddFile("", -1, len(src))
 	var s scanner.Scanner
 	s.Init(file, src, nil, scanner.ScanComments)
@@ -42,8 +41,8 @@ func InGo(src []byte) []Hit {
 			return hits
 		}
 		if kind == token.COMMENT || kind == token.STRING {
-			for _, hit := range InText(literal) {
-				hits = append(hits, Hit{file.Line(pos) + hit.Line - 1, hit.Word})
+			for _, h := range inText(literal) {
+				hits = append(hits, hit{file.Line(pos) + h.line - 1, h.word})
 			}
 		}
 	}

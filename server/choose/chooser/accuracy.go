@@ -35,7 +35,7 @@ func (a *accuracy) add(ratio float64) {
 	}
 }
 
-// newAccuracyMetrics declares the predictions by rank, and returns what reads them. The series of a rank go with it.
+// newAccuracyMetrics declares the predictions by rank, and returns the function that reads them. The series of a rank go with it.
 func newAccuracyMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
 	predictions := s.ObservedCounter("kvpilot.chooser.predictions", "{prediction}", "Predicted first tokens of streamed requests by rank and result: close, early (it came more than three times sooner) or late (more than three times later).")
 	names := [predictedResults]string{predictedClose: "close", predictedEarly: "early", predictedLate: "late"}

@@ -25,7 +25,7 @@ type Decided struct {
 	Recorded bool
 }
 
-// Adopt books what another router has decided for req and returns the choice, as Choose does. Nothing is asked of the index or the
+// Adopt books another router's decision for req and returns the choice, as Choose does. Nothing is asked of the index or the
 // queue, and the speed of ranks is not learned from it: the loads that go with it are known to the other router. For a request that
 // is not booked (DryRun, Unbooked) the choice has the decision alone. It returns an ErrInvalid, an ErrDuplicate, a *Refused when the
 // book is full, or load.ErrNoRank.

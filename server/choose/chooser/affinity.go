@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// affineSessions bounds the sessions that affinity remembers, topSessions those it lists.
+	// affineSessions bounds the sessions that affinity remembers, topSessions the listed ones.
 	affineSessions = 1024
 	topSessions    = 20
 )

@@ -40,7 +40,7 @@ type booker struct {
 	record  Record // nil: none
 	waiters waiters
 	metrics *metrics
-	// learning is what the lessons work with.
+	// learning has the parts that the lessons work with.
 	learning learning
 }
 
@@ -88,7 +88,7 @@ func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t 
 	}
 }
 
-// booked is a booking that was made. lead is that of the rank that prefills for another one; its reservation is nil for none.
+// booked is a booking that was made. lead is the booking of the rank that prefills for another one; its reservation is nil for none.
 type booked struct {
 	res, prefill  *load.Reservation
 	booking, lead load.Request

@@ -8,34 +8,34 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
-// found is what the chosen rank holds of the prompt, as far as that is known.
+// found is the part of the prompt that the chosen rank holds, as far as that is known.
 type found struct {
 	index    *kvindex.Index
 	decision *decision.Decision
-	// unread and samples are the request's; certain is what the rank held of the prompt by its hashes alone, in tokens.
+	// unread and samples are the request's; certain is the part of the prompt that the rank held by its hashes alone, in tokens.
 	unread  bool
 	samples int
 	certain uint32
-	// stores counts what the rank had announced when the choice was made.
+	// stores counts the blocks that the rank had announced when the choice was made.
 	stores uint64
 
 	mu    sync.Mutex
 	whole *whole // nil: the decision knew as much; guarded by mu
 }
 
-// whole is what the rank holds of the whole prompt.
+// whole is the part of the whole prompt that the rank holds.
 type whole struct{ held, prompt int }
 
-// later is what was found after the decision; nil for nothing.
+// later is the part found after the decision; nil for nothing.
 func (f *found) later() *whole {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.whole
 }
 
-// Whole reports the prompt's length and what the chosen rank holds of it, now that all its ids are known. The
+// Whole reports the prompt's length and the part that the chosen rank holds, now that all its ids are known. The
 // decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
-// counts on what is found now. What the engine has stored of this very prompt since does not count. It returns
+// counts on the part found now. Blocks that the engine has stored of this very prompt since do not count. It returns
 // how many of the prompt's tokens the rank holds by that, and whether that is known.
 func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
 	held, ok = c.found.match(hashes, promptTokens)
@@ -48,7 +48,7 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 	return held, true
 }
 
-// match is how many tokens of the prompt with these hashes the rank holds now, without what this very request has stored.
+// match is how many tokens of the prompt with these hashes the rank holds now, without the blocks that this very request has stored.
 func (f *found) match(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
 	if f.index == nil || len(hashes) == 0 {
 		return 0, false
@@ -66,7 +66,7 @@ func (f *found) match(hashes []blockhash.Hash, promptTokens int) (held int, ok b
 	}
 	best := decision.Overlap{GPU: min(cand.GPU, f.certain), CPU: cand.CPU, Disk: cand.Disk}
 	for _, o := range overlaps {
-		// What is believed since is this very request's.
+		// Beliefs since then are about this very request.
 		if gpu := min(o.GPU-o.Believed, uint32(began)) * size; o.Slot == cand.Slot && !f.unread && gpu > best.GPU {
 			best = decision.Overlap{GPU: gpu}
 			if o.Believed == 0 && began == len(hashes) {
@@ -95,7 +95,7 @@ func (f *found) predictedCached() int {
 	}
 	switch {
 	case f.samples > 1 && exact && cand.BlockSize > 0 && !f.unread && !d.Keyless:
-		return f.reach(n) // the later samples find what the first one has stored
+		return f.reach(n) // the later samples find blocks that the first one has stored
 	case known != nil:
 		return known.held
 	}

@@ -42,7 +42,7 @@ type reporting struct {
 	streamed bool // the tokens of the answer are seen as they come
 	leased   bool // a caller outside of this process reports
 	silent   bool // the first token may not be seen
-	external bool // a caller outside of the fleet sends the request: what is known of it is the caller's word
+	external bool // a caller outside of the fleet sends the request: all that is known of it is the caller's word
 }
 
 func (req *Request) reporting() reporting {
@@ -177,7 +177,7 @@ func (c *Choice) Booked() bool { return c.reservation != nil }
 
 // Held is how many of the prompt's tokens the chosen rank was believed to hold, by the best that is known.
 func (c *Choice) Held() int {
-	if w := c.Decision.Split(); w != nil { // the engine that decodes reports what the other one found
+	if w := c.Decision.Split(); w != nil { // the engine that decodes reports the hits of the other one
 		return int(w.Held)
 	}
 	if known := c.found.later(); known != nil {
@@ -197,7 +197,7 @@ func (c *Choice) Begin() bool { return c.flight.begin() }
 // Alive notes that the engine has sent something for this request.
 func (c *Choice) Alive() { c.flight.alive() }
 
-// SetResumable notes whether another replica could continue the stream from what the client has now. Only then is a stream that
+// SetResumable notes whether another replica could continue the stream from the text that the client has now. Only then is a stream that
 // has begun withdrawn from a rank that serves nothing, or not this stream, while its replica is healthy.
 func (c *Choice) SetResumable(yes bool) { c.flight.SetResumable(yes) }
 

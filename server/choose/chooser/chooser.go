@@ -17,8 +17,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which finds what is known of the ranks for a
-// request, the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
+// Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which collects the state of the ranks for a request,
+// the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
 type Chooser struct {
 	*rankTable
 	*waitingRoom
@@ -34,7 +34,7 @@ type Chooser struct {
 	metrics    *metrics
 }
 
-// Params are what a Chooser works with. Index and Book are needed, the rest may be zero. The Book's clock is the Chooser's.
+// Params are the parts that a Chooser works with. Index and Book are needed, the rest may be zero. The Book's clock is the Chooser's.
 type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
@@ -51,7 +51,7 @@ type Params struct {
 	Shares holdqueue.Shares
 	// Seed starts the dice; 0 takes one from the clock.
 	Seed uint64
-	// PaceBias multiplies what was learned about prefill times, to see what wrong rates cost; 0 is 1.
+	// PaceBias multiplies the learned prefill times, to see what wrong rates cost; 0 is 1.
 	PaceBias float64
 	// SplitAbove has a threshold decide which requests are split, to compare with other routers; nil: the prices decide.
 	SplitAbove *selector.Threshold

@@ -17,7 +17,7 @@ import (
 // smallSequences and smallContext are the load that the time of decodes is related to.
 const smallSequences, smallContext = 8, 16384
 
-// comparison compares the ranks' answers with those of their equals.
+// comparison compares the ranks' answers with their equals' answers.
 type comparison struct {
 	ranks      *rankTable
 	book       *load.Book
@@ -87,7 +87,7 @@ func (c *comparison) judge(now time.Time) {
 	}
 }
 
-// usualSpeed lists what the ranks of a kind take, as far as it matters for decodes: those that nothing is held against, if there are any.
+// usualSpeed lists the decode times of a kind's ranks: of the unsuspected ranks, if there are any.
 type usualSpeed struct {
 	token, base, load []float64
 	suspects          bool
@@ -113,7 +113,7 @@ func (u *usualSpeed) median() speed.Model {
 	return speed.Model{Token: middle(u.token), Base: middle(u.base), Load: middle(u.load)}
 }
 
-// changed logs and counts a change of what is held against a rank.
+// changed logs and counts a change of a rank's suspicions.
 func (c *comparison) changed(change conduct.Change) {
 	for _, s := range conduct.Suspicions() {
 		if change.After&s != 0 && change.Before&s == 0 {

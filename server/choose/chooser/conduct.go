@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// conducted sets what is held against a candidate's rank.
+// conducted sets the suspicions of a candidate's rank.
 func conducted(cand *decision.Candidate, rk *rank, outputs float64, now time.Time) {
 	if about := rk.avoided.Load(); about != nil {
 		cand.Suspicions, cand.Slowness, cand.Trust = uint8(about.Suspicions), float32(about.Slowness), float32(about.Trust)
@@ -15,7 +15,7 @@ func conducted(cand *decision.Candidate, rk *rank, outputs float64, now time.Tim
 	}
 }
 
-// discount takes from a rank's overlap what its answers have shown to be no more than a claim.
+// discount takes from a rank's overlap the part that its answers have shown to be a mere claim.
 func discount(cand *decision.Candidate, rk *rank) {
 	about := rk.avoided.Load()
 	if about == nil || about.Trust >= 1 {
@@ -39,7 +39,7 @@ type stream struct {
 	watched, uneven bool
 }
 
-// enter has the record follow the answer. What another router or a caller reports is no evidence: it is
+// enter has the record follow the answer. A report of another router or a caller is no evidence: it is
 // not known when the engine gave what.
 func (s *stream) enter(req *Request, rank *conduct.Rank, now time.Time) {
 	s.rank = rank
@@ -63,7 +63,7 @@ func (s *stream) FirstToken(now time.Time, output int) {
 	s.Begin(now)
 }
 
-// Ended implements Observer: it shows the rank's record what the answer was.
+// Ended implements Observer: it adds the answer to the rank's record.
 func (s *stream) Ended(end *End) {
 	whole := end.completed()
 	known := !s.uneven || s.decision.AskedBy == "" && !end.Counted && end.OutputTokens >= 0

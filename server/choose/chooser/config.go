@@ -13,13 +13,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Policy is the policy for models that set none: predicted-ttft, overlap-load, weighted-scorers, prefix-affinity,
 	// consistent-hash, least-tokens, least-requests, power-of-two, round-robin or random. docs/policies.md says when
 	// to use which.
 	Policy decision.Policy `yaml:"policy"`
-	// Objective is what predicted-ttft minimizes: answer (the time to the last token, with nearly the best time to the
+	// Objective is the quantity that predicted-ttft minimizes: answer (the time to the last token, with nearly the best time to the
 	// first), ttft (the time to the first token alone) or slo (the number of answers that miss the targets below; a
 	// request that no replica can serve in time is rejected with 429 at once and does not delay others).
 	Objective decision.Objective `yaml:"objective"`
@@ -56,7 +56,7 @@ type Config struct {
 	Tree selector.TreeConfig `yaml:"tree"`
 }
 
-// SLOConfig is what an answer must keep to be good; zero asks nothing.
+// SLOConfig has the bounds that an answer must keep to be good; zero asks nothing.
 type SLOConfig struct {
 	// TTFT is the target of the time to the first token.
 	TTFT time.Duration `yaml:"ttft"`

@@ -1,7 +1,7 @@
 // Package chooser decides which rank serves a request and books it there, as one step.
 //
-// A Chooser joins the pool's replicas with the index (what each rank holds), the load book
-// (what each rank has to do), the engines' own reports and the learned rates, has package
+// A Chooser joins the pool's replicas with the index (each rank's blocks), the load book (each rank's work),
+// the engines' own reports and the learned rates, has package
 // selector choose, and reserves with an optimistic check, so that concurrent requests see
 // each other. Under predicted-ttft a request waits in package holdqueue while every
 // suitable rank already has enough to do. A Choice must be ended with Release on every way

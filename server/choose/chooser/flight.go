@@ -64,8 +64,7 @@ type flight struct {
 	ended     bool // guarded by mu
 }
 
-// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only what it expects is
-// known.
+// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
 func (req *Request) longest() int {
 	switch {
 	case req.OutputLimit > 0:
@@ -76,9 +75,9 @@ func (req *Request) longest() int {
 	return max(longestAnswer, req.ExpectedOutput)
 }
 
-// terms are what a request demands of the replica that serves it, as far as replicas that came after its decision are concerned.
+// terms are a request's demands on the replica that serves it, as far as replicas that came after its decision are concerned.
 type terms struct {
-	// served is the model's name at the engines; empty: no replica but those of the decision may serve the request.
+	// served is the model's name at the engines; empty: no replica but the decision's own may serve the request.
 	served string
 }
 
@@ -101,7 +100,7 @@ func (t terms) fits(r *rank) bool {
 	return ok
 }
 
-// enter adds the request to those in flight on its rank.
+// enter adds the request to the requests in flight on its rank.
 func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
 	if f.rank == nil || req.Quiet {
 		return
@@ -121,7 +120,7 @@ func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
 	}
 }
 
-// join adds the request, which is sent now, to those in flight on its rank.
+// join adds the request, which is sent now, to the requests in flight on its rank.
 func (f *flight) join(now time.Time) {
 	if f.watching != ready {
 		return

@@ -12,7 +12,7 @@ import (
 type Gate interface {
 	// Shut reports whether any replica may be barred now. It is cheap.
 	Shut() bool
-	// Bar appends the replicas of usable that get no request now; avoid are those that another router finds broken,
+	// Bar appends the replicas of usable that get no request now; avoid are the replicas that another router finds broken,
 	// tried is how many other replicas have failed the request. It never appends all of usable.
 	Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID
 }

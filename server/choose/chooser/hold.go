@@ -116,7 +116,7 @@ func (h *holding) freed(ln *line, slot replica.Slot) {
 }
 
 // visit plays the queue forward in the order in which it should go: each request takes the rank
-// that would serve it soonest, given what those before it will bring there; where that rank has
+// that would serve it soonest, given the work that earlier ones will bring there; where that rank has
 // room now, the request is released. Requests that must wait count as planned work on their rank, so that
 // the rest see the whole line for a hot prefix and spread it when waiting costs more.
 func (h *holding) visit(ln *line) {
@@ -217,7 +217,7 @@ func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdi
 	return holdqueue.Release
 }
 
-// cost is what a tenant is charged for the pick, in seconds of its engine: the prefill, and of each step of the
+// cost is a tenant's charge for the pick, in seconds of its engine: the prefill, and of each step of the
 // answer its part among the sequences that share it.
 func cost(d *decision.Decision) float64 {
 	cand := d.Pick()

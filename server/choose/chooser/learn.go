@@ -33,7 +33,7 @@ func decodes(l *load.RankLoad) speed.Decodes {
 	return speed.Decodes{Sequences: l.InFlight - l.Prefilling, Context: l.ContextTokens}
 }
 
-// learning is what each lesson works with.
+// learning has the parts that each lesson works with.
 type learning struct {
 	book        *load.Book
 	reports     Reports // nil: none

@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// usualOutput is the length of an answer in tokens while nothing is known of it, longestOutput bounds that which counts.
+	// usualOutput is the length of an answer in tokens while nothing is known of it, longestOutput bounds the length that counts.
 	usualOutput, longestOutput = 256, 16384
 	// knownFrom is the number of answers from which their mean length is used, lengthMemory the number that it reaches back over.
 	knownFrom, lengthMemory = 8, 64
@@ -65,7 +65,7 @@ func (s *lengths) mean(tenant string) int {
 	return max(1, int(l.mean+0.5))
 }
 
-// expected is the number of output tokens to expect of req: what its caller says, or else as many as the tenant's answers have, within the
+// expected is the number of output tokens to expect of req: its caller's number, or else as many as the tenant's answers have, within the
 // request's limit; 0 when nothing is known.
 func (s *lengths) expected(req *Request) int {
 	if hint := req.ExpectedOutput; hint > 0 && hint != req.OutputLimit {

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// leases has the choices with reservations of callers outside this process. Its calls are those of Choice's FirstToken, Progress and
+// leases has the choices with reservations of callers outside this process. Its calls are Choice's FirstToken, Progress and
 // Release by tenant, reservation id and attempt. They answer as the load book does: only load.Applied changed something, and repeating a
 // call never does.
 type leases struct {

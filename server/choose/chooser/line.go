@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// line is what the chooser keeps per model: the memory of policies that need some, and its part of the hold queue.
+// line is the chooser's state of a model: the memory of policies that need some, and its part of the hold queue.
 type line struct {
 	model  string
 	cursor atomic.Uint32

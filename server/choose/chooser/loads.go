@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// decodeWeight is what a second of decoding counts relative to a second before the first token: 0.3 for the request's own, and as
+	// decodeWeight is the weight of a second of decoding relative to a second before the first token: 0.3 for the request's own, and as
 	// much for the requests that decode with it: their steps grow as much. It spreads prompts that many
 	// ranks hold, or could: docs/adr/017-whole-answer.md.
 	decodeWeight = 0.6
@@ -21,22 +21,22 @@ const (
 	defaultBudget = 2048
 )
 
-// reading is what is known of a rank at one moment.
+// reading is a rank's state at one moment.
 type reading struct {
 	visit uint64
 	load  load.RankLoad
-	busy  float64 // that of decision.Pace
+	busy  float64 // as in decision.Pace
 	decision.Revisits
 }
 
 // readings are the loads that were read. The zero value is outside of a visit of the hold queue.
 type readings struct {
-	// seen is what a visit read of the ranks, by slot; an entry of an earlier visit
+	// seen has a visit's readings of the ranks, by slot; an entry of an earlier visit
 	// is not valid. visit is 0 outside of a visit.
 	seen  []reading
 	visit uint64
 	once  reading // the last one outside of a visit
-	near  uint64  // what approach has read, which has no meaning
+	near  uint64  // the sum of the words that approach has read, which has no meaning
 	// report is the engine's of the candidate whose load is read.
 	report Report
 }
@@ -47,8 +47,8 @@ type gauge struct {
 	now   int64 // on the chooser's scale
 }
 
-// reading reads how a rank stands, once per visit of the hold queue: what others book during the visit
-// shows when a booking is refused, and forget drops what the visit itself booked.
+// reading reads how a rank stands, once per visit of the hold queue: a booking by others during the visit shows when
+// a booking is refused, and forget drops readings that the visit's own bookings changed.
 func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
 	at := &r.once
 	if r.visit != 0 {
@@ -103,7 +103,7 @@ func (r *readings) forget(slot replica.Slot) {
 	}
 }
 
-// loads reads what is booked on each rank, and how fast it is. It may be called again for the
+// loads reads the bookings on each rank, and how fast it is. It may be called again for the
 // same candidates when a booking lost a race.
 func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned map[replica.Slot]float64) {
 	d := &s.d
@@ -185,7 +185,7 @@ func omega(rho float64, n int) float64 {
 // maxOverdue bounds how much a first token that does not come counts as backlog.
 const maxOverdue = time.Minute
 
-// reported adds what the engine reports: requests in its queue that this router has not sent are
+// reported adds the engine's report: requests in its queue that this router has not sent are
 // work too: another router's, or unstreamed ones of which assumed count as prefilled by their predicted time alone.
 func (e *evaluator) reported(rep *Report, cand *decision.Candidate, rk *rank, assumed int, now time.Time) {
 	if e.reports == nil || !e.reports.Report(cand.Slot, now, int(cand.Waiting)+assumed, rep) {

@@ -38,7 +38,7 @@ type evaluator struct {
 	spare       sync.Pool
 }
 
-// evaluation is what is known of the ranks for one request at one moment. Its memory is reused.
+// evaluation is the state of the ranks for one request at one moment. Its memory is reused.
 type evaluation struct {
 	d        decision.Decision
 	versions []uint64 // of each candidate's load when it was read
@@ -101,7 +101,7 @@ func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Tim
 	return nil
 }
 
-// begin sets the decision to what the request and the settings of its model say.
+// begin fills the decision from the request and the settings of its model.
 func (s *evaluation) begin(req *Request, ln *line, now time.Time, t *rules) {
 	d := &s.d
 	*d = decision.Decision{
@@ -121,7 +121,7 @@ func (s *evaluation) begin(req *Request, ln *line, now time.Time, t *rules) {
 	if d.Targets = req.Options.Targets; d.Policy == decision.PredictedTTFT {
 		d.Objective, d.Targets = t.objective, d.Targets.Or(t.targets)
 		if req.Options.Targets.Set() {
-			d.Objective = decision.ObjectiveSLO // what the caller asks for
+			d.Objective = decision.ObjectiveSLO // the caller's own targets
 		}
 		if !s.since.IsZero() {
 			d.Waited = max(0, now.Sub(s.since))

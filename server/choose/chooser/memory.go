@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
-// memory is what policies remember of earlier requests: sessions, rings, trees of texts, and the prompts sent to ranks without events.
+// memory is the policies' memory of earlier requests: sessions, rings, trees of texts, and the prompts sent to ranks without events.
 type memory struct {
 	clock    *clock
 	settings *current
@@ -73,7 +73,7 @@ func (m *memory) treeOf(ln *line) *selector.Tree {
 	return ln.tree.Load()
 }
 
-// recall fills in what the policies that have a memory remember of the request.
+// recall fills in the request's entries in the memories of policies.
 func (m *memory) recall(s *evaluation, req *Request, ln *line) {
 	d := &s.d
 	switch d.Policy {
@@ -109,7 +109,7 @@ func (m *memory) recall(s *evaluation, req *Request, ln *line) {
 	}
 }
 
-// remember notes for the policies that have a memory what was sent where.
+// remember notes the request and its rank in the memories of policies.
 func (m *memory) remember(d *decision.Decision, req *Request, ln *line, hashes []blockhash.Hash, now time.Time) {
 	cand := d.Pick()
 	if cand.Feed == kvblock.FeedNone && len(hashes) > 0 {

@@ -154,8 +154,8 @@ func (a *admission) freed(ln *line) {
 	a.visitMemory(ln)
 }
 
-// visitMemory admits the calls at the gate that fit, in their order: children first. One that does not fit is passed by those behind it for
-// a while; then it ends the visit, so that no large program starves.
+// visitMemory admits the calls at the gate that fit, in their order: children first. One that does not fit is passed by later calls for a while;
+// then it ends the visit, so that no large program starves.
 func (a *admission) visitMemory(ln *line) {
 	g := ln.memory
 	if !g.visiting.TryLock() {
@@ -211,7 +211,7 @@ func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*C
 	if !errors.Is(err, errNoRoom) {
 		return choice, false, err
 	}
-	// The wait for memory is no seniority among those that wait for a rank: a paused program may have to compute its whole context there.
+	// The wait for memory is no seniority among the requests that wait for a rank: a paused program may have to compute its whole context there.
 	err = a.holding.wait(s, w, deadline, 0, now)
 	return nil, err == nil, err
 }

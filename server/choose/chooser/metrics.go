@@ -76,7 +76,7 @@ func (m *metrics) observe(s *instruments.Set, c *Chooser) {
 	})
 }
 
-// newRateMetrics declares what was learned about each rank, and returns the function that reads it.
+// newRateMetrics declares each rank's learned rates, and returns the function that reads it.
 func newRateMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
 	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
 	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
@@ -132,7 +132,7 @@ func (m *ways) add(d *decision.Decision) {
 	}
 }
 
-// newLaneMetrics declares what was learned about transfers, and returns the function that reads it.
+// newLaneMetrics declares the learned times of transfers, and returns the function that reads it.
 func newLaneMetrics(s *instruments.Set, lanes *transfer.Lanes) (observe func(metric.Observer)) {
 	start := s.ObservedFloat("kvpilot.chooser.transfer_start", "s", "Predicted time of a transfer of KV cache of no tokens, by the network domains that it comes from and goes to.")
 	each := s.ObservedFloat("kvpilot.chooser.transfer_token_time", "s", "Predicted time of each token of a transfer of KV cache, by the network domains that it comes from and goes to.")

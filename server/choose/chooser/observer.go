@@ -22,7 +22,7 @@ type Observer interface {
 // End is the end of a booked request.
 type End struct {
 	Result
-	// At is the time of the end, First that of the first token, zero if none was reported.
+	// At is the time of the end, First the time of the first token, zero if none was reported.
 	At, First time.Time
 	// Output is the number of output tokens, by the engine's usage or the reports.
 	Output int
@@ -30,7 +30,7 @@ type End struct {
 
 func (e *End) completed() bool { return e.Result.End == decision.EndCompleted }
 
-// observers are those of one choice, in the order in which they are notified.
+// observers are the observers of one choice, in the order in which they are notified.
 type observers struct {
 	all   [11]Observer // as many as there are kinds
 	count int

@@ -11,7 +11,7 @@ type matching struct {
 	known    []kvindex.Overlap // used instead of asking the index, when not nil
 }
 
-// overlap asks the index what each rank holds of the prompt.
+// overlap asks the index for each rank's part of the prompt.
 func (e *evaluator) overlap(s *evaluation, req *Request) {
 	if req.Hashes == nil {
 		return

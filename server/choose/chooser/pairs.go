@@ -61,7 +61,7 @@ func (p *pairs) lane(from, to int) *transfer.Lane {
 	return p.lanes[int(p.members[from].Class)*p.classes+int(p.members[to].Class)]
 }
 
-// splitting is what an evaluation needs to price the ways of a request. Its memory is reused.
+// splitting has the state with which an evaluation prices the ways of a request. Its memory is reused.
 type splitting struct {
 	// able is set when the request may be split among the pool's ranks.
 	able    bool
@@ -114,7 +114,7 @@ func (s *evaluation) split() {
 	}
 }
 
-// computes is the candidate that computes the prompt: the pick, or the one that prefills for it.
+// computes is the candidate that computes the prompt: the pick, or the candidate that prefills for it.
 func (s *evaluation) computes() *decision.Candidate {
 	if w := s.d.Split(); w != nil {
 		return &s.d.Candidates[s.pool.at(w.Prefill.Slot)]

@@ -22,7 +22,7 @@ type pool struct {
 	rules    atomic.Pointer[poolRules]
 }
 
-// poolRank is what is known of a rank from its replica.
+// poolRank has the facts about a rank from its replica.
 type poolRank struct {
 	replica replica.ID
 	slot    replica.Slot
@@ -32,7 +32,7 @@ type poolRank struct {
 	budget  float64 // tokens per step
 }
 
-// poolRules is what Filter says of each replica by its state and the model alone, and the model's context there.
+// poolRules has Filter's verdict on each replica by its state and the model alone, and the model's context there.
 type poolRules struct {
 	model    string
 	mute     bool
@@ -40,7 +40,7 @@ type poolRules struct {
 	contexts []int
 }
 
-// poolFor returns the layout of replicas, which is made when they are others than those of the line's last request.
+// poolFor returns the layout of replicas, which is made again when they differ from the replicas of the line's last request.
 func (ln *line) poolFor(replicas []*replica.Replica, lanes *transfer.Lanes) *pool {
 	if p := ln.pool.Load(); p != nil && slices.Equal(p.replicas, replicas) {
 		return p
@@ -81,7 +81,7 @@ func (p *pool) at(slot replica.Slot) int {
 	return int(p.bySlot[slot])
 }
 
-// rulesFor returns what f says of the replicas by their state and the model alone.
+// rulesFor returns f's verdicts on the replicas by their state and the model alone.
 func (p *pool) rulesFor(f *selector.Filter) *poolRules {
 	if r := p.rules.Load(); r != nil && r.model == f.Model && r.mute == f.Mute {
 		return r

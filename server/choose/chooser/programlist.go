@@ -17,7 +17,7 @@ type ModelPrograms struct {
 	Programs []programs.Program
 	// Stats counts all of the model, whatever the filter.
 	Stats programs.Stats
-	// Replicas are those of the pool, Needed those that would have memory for all programs.
+	// Replicas is the number of the pool's replicas, Needed the number that would have memory for all programs.
 	Replicas, Needed int
 }
 
@@ -38,7 +38,7 @@ func (c *Chooser) Programs(filter func(model string) (programs.Filter, bool), mo
 	return list
 }
 
-// pressure counts the programs of a line. own leaves out those that another router counts.
+// pressure counts the programs of a line. own leaves out programs that another router counts.
 func (ln *line) pressure(own bool, now time.Duration) (stats programs.Stats, replicas, needed int) {
 	stats = ln.memory.ledger.Stats(own, now)
 	if p := ln.pool.Load(); p != nil {

@@ -25,7 +25,8 @@ func (g *memoryGate) place(of *callForMemory, cand *decision.Candidate, now int6
 // horizon is the time within which a program returns; 0 when no session is one.
 func (c *current) horizon() time.Duration { return c.Load().config.ProgramHorizon }
 
-// callForMemory is a request's call in the ledger of programs: ranks are those that may serve it, full those of them without memory for it.
+// callForMemory is a request's call in the ledger of programs: ranks are the ranks that may serve it, full the ranks among them without
+// memory for it.
 type callForMemory struct {
 	call  programs.Call
 	ranks []programs.Rank
@@ -46,7 +47,7 @@ type admission struct {
 	sessions *sessions
 	alarm    *alarm
 	log      *slog.Logger
-	// waits counts the requests that waited, unreachable those whose targets cannot be kept.
+	// waits counts the requests that waited, unreachable the requests whose targets cannot be kept.
 	waits, unreachable *atomic.Int64
 }
 
@@ -76,7 +77,7 @@ func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash, blockSi
 	switch {
 	case req.Session != "":
 		call.Name = name(req.Session)
-		// A subagent's name is that of its agent, a slash, and its own (openai.SessionFrom).
+		// A subagent's name is its agent's, a slash, and its own (openai.SessionFrom).
 		if i := strings.LastIndexByte(req.Session, '/'); i > 0 {
 			call.Parent = name(req.Session[:i])
 		}
@@ -91,7 +92,7 @@ func (s *sessions) call(ln *line, req *Request, hashes []blockhash.Hash, blockSi
 // headTokens is the length of the beginning by which prompts of one application are alike. Templates begin all prompts of a model alike.
 const headTokens = 256
 
-// prompts marks the class of a tenant's calls without a session: they are not alike to those with one.
+// prompts marks the class of a tenant's calls without a session: they differ from calls with one.
 const prompts = "\x00prompts"
 
 // admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
@@ -148,8 +149,8 @@ func (s *evaluation) avoidFull() {
 	}
 }
 
-// choose picks a candidate, and another one to prefill for it where that costs less. When no other one is left, those without memory for
-// the program serve, and then those that prefill for others.
+// choose picks a candidate, and another one to prefill for it where that costs less. When no other one is left, ranks without memory for
+// the program serve, and then ranks that prefill for others.
 func (s *evaluation) choose() {
 	s.spare(false)
 	s.pick()

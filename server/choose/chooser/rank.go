@@ -18,15 +18,15 @@ import (
 // busyMemory is the time constant of the load estimate ρ.
 const busyMemory = 60 * time.Second
 
-// rank is what the chooser itself remembers of one slot: how fast it is and how much prefill was
+// rank is the chooser's own record of one slot: how fast it is and how much prefill was
 // sent to it lately. Readers take no lock.
 type rank struct {
-	// What every choice reads comes first: it fits in two cache lines.
-	known    atomic.Pointer[replica.Replica] // what kind was made of
-	model    atomic.Pointer[speed.Model]     // what speed says
+	// Fields that every choice reads come first: they fit in two cache lines.
+	known    atomic.Pointer[replica.Replica] // the source of kind
+	model    atomic.Pointer[speed.Model]     // the result of speed
 	work     number                          // mean prefill time of a request in seconds
 	lately   lately
-	avoided  atomic.Pointer[conduct.Record] // what conduct holds against the rank
+	avoided  atomic.Pointer[conduct.Record] // the record of conduct against the rank
 	liveness liveness.Monitor
 	counters speed.Counters
 	conduct  *conduct.Rank
@@ -69,10 +69,10 @@ func (n *number) add(v float64) {
 	}
 }
 
-// lately is what was routed to a rank, per second and fading with busyMemory.
+// lately is the work routed to a rank, per second and fading with busyMemory.
 type lately struct {
 	busy    number       // seconds of prefill
-	returns number       // requests that came back to what the rank holds
+	returns number       // requests that came back to the rank's blocks
 	saved   number       // seconds of prefill that those were spared
 	squares number       // half the squared seconds of prefill: the mean time left of it
 	at      atomic.Int64 // when it was brought up to date, in nanoseconds of the chooser's clock
@@ -81,7 +81,7 @@ type lately struct {
 // leastSaved is the prefill time in seconds from which a request counts as having come back.
 const leastSaved = 0.01
 
-// route counts a request sent to the rank at now: its predicted prefill, and what the cache spares it.
+// route counts a request sent to the rank at now: its predicted prefill, and the part that the cache spares it.
 func (r *rank) route(seconds, saved float64, now int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +123,7 @@ func (r *rank) load(now int64) float64 {
 	return r.lately.busy.get() * r.lately.fade(now)
 }
 
-// fade is what is left at now of what was counted.
+// fade returns the rest of the count at now.
 func (l *lately) fade(now int64) float64 {
 	if l.busy.get() == 0 {
 		return 1

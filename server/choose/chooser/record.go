@@ -11,8 +11,7 @@ import (
 const (
 	// wholeUpTo is the number of ranks up to which every record lists them all.
 	wholeUpTo = 64
-	// cheapestListed and holdersListed are how many ranks the record of a larger pool lists at least for their cost
-	// and for what they hold.
+	// cheapestListed and holdersListed are how many ranks the record of a larger pool lists at least for their cost and for their blocks.
 	cheapestListed = 32
 	holdersListed  = 16
 )
@@ -36,16 +35,16 @@ func (e *evaluator) recorded(s *evaluation, req *Request, now time.Time) *decisi
 	return d
 }
 
-// listing selects the candidates that the record of a decision among many ranks lists: the pick, the cheapest ones, those that
-// hold most of the prompt, those that the policy remembers, the fastest one, the cheapest one of another replica, and one of each
-// veto. What the record leaves out costs at least as much as the cheapest ones listed, and holds no more than the holders listed.
+// listing selects the candidates that the record of a decision among many ranks lists: the pick, the cheapest ones, the candidates that
+// hold most of the prompt or that the policy remembers, the fastest one, the cheapest one of another replica, and one of each veto. Each
+// candidate left out costs at least as much as the cheapest ones listed, and holds no more than the holders listed.
 type listing struct {
 	keep              []bool
 	kept              []decision.Candidate
 	cheapest, holders least
 }
 
-// list sets kept to the candidates of all that the record lists, and what d says of them and the others.
+// list sets kept to the candidates of all that the record lists, and d's figures of them and the others.
 func (l *listing) list(d, all *decision.Ranks) {
 	l.keep = sized(l.keep, len(all.Candidates))
 	clear(l.keep)
@@ -91,7 +90,7 @@ func (l *listing) list(d, all *decision.Ranks) {
 	l.copy(d, all, vetoed)
 }
 
-// copy copies what is kept; vetoed of all candidates could not be chosen.
+// copy copies the kept candidates; vetoed of all candidates could not be chosen.
 func (l *listing) copy(d, all *decision.Ranks, vetoed int) {
 	l.kept = l.kept[:0]
 	for i, keep := range l.keep {

@@ -14,7 +14,7 @@ type Reports interface {
 	Report(slot replica.Slot, now time.Time, prefilling int, to *Report) bool
 }
 
-// Report is what a rank's engine reports about itself.
+// Report is an engine's report about one of its ranks.
 type Report struct {
 	Waiting int
 	// KVUsage is the share of KV blocks in use, 0 to 1; below zero when unknown.
@@ -34,7 +34,7 @@ type Report struct {
 	Computed       uint64
 }
 
-// ReportOf sets r to what an engine's newest statistics say; it returns false when they are stale. prefilling is the number of
+// ReportOf fills r from an engine's newest statistics; it returns false when they are stale. prefilling is the number of
 // booked requests of the rank without a first token.
 func ReportOf(s *enginestats.Stats, prefilling int, now time.Time, r *Report) bool {
 	if !s.Fresh(now) {
@@ -42,8 +42,8 @@ func ReportOf(s *enginestats.Stats, prefilling int, now time.Time, r *Report) bo
 	}
 	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds, Computed: s.ComputedTokens}
 	if r.Foreign < 1 {
-		// The statistics are older than the last booking: without requests of others, what waits there
-		// beyond the booked requests has left the queue since.
+		// The statistics are older than the last booking: without requests of others, the requests that wait there beyond the booked ones have left
+		// the queue since.
 		r.Waiting = min(r.Waiting, prefilling)
 	}
 	if s.QueryTokens > s.HitTokens {

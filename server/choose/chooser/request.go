@@ -10,10 +10,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Request is what a choice is made for. Slices and functions are only read, and only until
+// Request is the input of a choice. Slices and functions are only read, and only until
 // Choose returns.
 type Request struct {
-	// Request is what the record says of it. Its ID names the reservation; it must be unique among requests in flight. Policies are
+	// Request is its part of the record. Its ID names the reservation; it must be unique among requests in flight. Policies are
 	// configured by its Model.
 	decision.Request
 	Pool
@@ -37,13 +37,13 @@ type Request struct {
 
 // Pool is the pool of a request.
 type Pool struct {
-	// Served is the name of the model that the replicas know; empty: the one that the client used.
+	// Served is the name of the model that the replicas know; empty: the client's own.
 	Served string
 	// Replicas are in any state; a replica that may not serve is vetoed with a reason.
 	Replicas []*replica.Replica
 }
 
-// Prompt is what is known of a request's prompt.
+// Prompt has the known facts about a request's prompt.
 type Prompt struct {
 	// PromptTokens is the prompt's length in tokens; set Estimated when it is a guess.
 	PromptTokens int
@@ -56,7 +56,7 @@ type Prompt struct {
 	// Choose returns. Keyless is set when no token ids are known.
 	Hashes  func(blockSize int) []blockhash.Hash
 	Keyless bool
-	// Answer is what one rank holds beyond Hashes, because it gave an answer that the prompt continues with.
+	// Answer is the part that one rank holds beyond Hashes, because it gave an answer that the prompt continues with.
 	Answer Answer
 	// Text is the prompt as text, the key of prefix-affinity; empty when there is none. Settings.ReadsText reports
 	// whether it is read.
@@ -65,7 +65,7 @@ type Prompt struct {
 	Unread bool
 }
 
-// Answer is what a rank holds because it gave an answer with ids that are not known yet: if the rank Slot holds the
+// Answer is the part that a rank holds because it gave an answer with ids that are not known yet: if the rank Slot holds the
 // first Known tokens of the prompt, as far as they fill blocks, it holds Held tokens. The zero value has no effect.
 type Answer struct {
 	Slot        replica.Slot
@@ -93,7 +93,7 @@ func (p *Prompt) hashesFor(cand *decision.Candidate) []blockhash.Hash {
 	return p.Hashes(int(cand.BlockSize))
 }
 
-// Caller is what the sender of a request says of itself. Its tenant is in decision.Request.
+// Caller is a sender's statement about itself. Its tenant is in decision.Request.
 type Caller struct {
 	// Session is the caller's own name; empty for none.
 	Session string
@@ -104,7 +104,7 @@ type Caller struct {
 	Priority int
 }
 
-// sessionName is the session's name apart from those of other tenants; empty for none.
+// sessionName is the session's name apart from other tenants' names; empty for none.
 func (req *Request) sessionName() string {
 	if req.Session == "" || req.Tenant == "" {
 		return req.Session
@@ -112,7 +112,7 @@ func (req *Request) sessionName() string {
 	return req.Tenant + "\x00" + req.Session
 }
 
-// Reply is what is known of the answer before it comes.
+// Reply has the known facts about the answer before it comes.
 type Reply struct {
 	// ExpectedOutput is how many tokens the caller expects, or else its limit; 0 when unknown. OutputLimit is max_completion_tokens or
 	// max_tokens, 0 without one: an answer may be longer than expected.
@@ -133,11 +133,11 @@ type Reply struct {
 // Limits are the bounds of a choice.
 type Limits struct {
 	Options Options
-	// Exclude names replicas that must not be tried (again), Avoid those that the router that asks finds broken: they are used when
+	// Exclude names replicas that must not be tried (again), Avoid the replicas that the asking router finds broken: they are used when
 	// nothing else is left.
 	Exclude []replica.ID
 	Avoid   []replica.ID
-	// Holder, when set, is the one replica that can serve because it stores what the request continues;
+	// Holder, when set, is the one replica that can serve because it stores the response that the request continues;
 	// it may be draining.
 	Holder replica.ID
 }
@@ -145,7 +145,7 @@ type Limits struct {
 // IsPinned reports whether one replica alone may serve.
 func (l *Limits) IsPinned() bool { return l.Options.Pinned != "" || l.Holder != "" }
 
-// Options are what a request may ask of the choice. The zero value asks nothing.
+// Options are the options of a choice. The zero value asks nothing.
 type Options struct {
 	// Policy overrides the model's policy; empty keeps it.
 	Policy decision.Policy
@@ -174,7 +174,7 @@ type Booking uint8
 const (
 	// Reserve books the request on its rank.
 	Reserve Booking = iota
-	// Unbooked books nothing, but the request is going to be sent there: the policies that remember what was sent where learn.
+	// Unbooked books nothing, but the request is going to be sent there: the policies that remember requests by rank learn.
 	Unbooked
 	// DryRun decides, books nothing and teaches nothing; it never waits.
 	DryRun
@@ -250,7 +250,7 @@ func (req *Request) book(d *decision.Decision, hashes []blockhash.Hash) load.Req
 	return booking
 }
 
-// Result is what is known about a request when its reservation ends.
+// Result has the known facts about a request when its reservation ends.
 type Result struct {
 	End decision.End
 	// PromptTokens, OutputTokens and CachedTokens are the engine's usage; below zero when unknown.

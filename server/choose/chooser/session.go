@@ -37,7 +37,7 @@ const (
 	// maxSessions bounds each of the two generations.
 	maxSessions = 1 << 16
 	// usualReturn is the share of requests that have a next turn (docs/adr/006-predicted-time.md). Learning it for each session
-	// changed means by 1 % or less in the player, so only what callers say of a session counts.
+	// changed means by 1 % or less in the player, so only the callers' own statements about a session count.
 	usualReturn = 0.3
 	// NoReturn is the Request.SessionReturn of a session's last request.
 	NoReturn = time.Duration(-1)

@@ -23,7 +23,7 @@ type rules struct {
 	policy decision.Policy
 	shadow decision.Policy
 	params decision.Params
-	// objective and targets are what predicted-ttft strives for.
+	// objective and targets are the goals of predicted-ttft.
 	objective decision.Objective
 	targets   decision.Targets
 }
@@ -56,8 +56,8 @@ func (s *Settings) of(model string) *rules {
 	return &s.common
 }
 
-// ReadsCache reports whether a request of the model, with these options, will be decided by what
-// replicas hold of its prompt, be it by the serving policy or by the shadow policy.
+// ReadsCache reports whether a request of the model, with these options, will be decided by the replicas' overlap with its prompt,
+// be it by the serving policy or by the shadow policy.
 func (s *Settings) ReadsCache(model string, o *Options) bool {
 	r := s.of(model)
 	return cmp.Or(o.Policy, r.policy).ReadsCache() || r.shadow.ReadsCache()
@@ -68,10 +68,10 @@ func (s *Settings) ReadsText(model string, o *Options) bool {
 	return cmp.Or(o.Policy, s.of(model).policy) == decision.PrefixAffinity
 }
 
-// Settings are those in force, for a request that begins.
+// Settings returns the current settings, for a request that begins.
 func (c *Chooser) Settings() *Settings { return c.settings.Load() }
 
-// Config is what is in force.
+// Config returns the current config.
 func (c *Chooser) Config() Config { return c.settings.Load().config }
 
 // Update puts new settings in force, for requests that begin from now on. Ring and Tree stay as they were. When it returns

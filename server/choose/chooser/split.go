@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// legs are what a Choice of a split request has in addition: the Choice of the rank that prefills, and the move of the cache.
+// legs are the extra state of a split request's Choice: the Choice of the rank that prefills, and the move of the cache.
 type legs struct {
 	prefill *Choice
 	move    move
@@ -71,7 +71,7 @@ func (*move) Progress(int) {}
 // Ended implements Observer.
 func (*move) Ended(*End) {}
 
-// reserveSplit books both ranks of a split request: the one that prefills only if nothing was booked there since the loads were read.
+// reserveSplit books both ranks of a split request: the rank that prefills only if nothing was booked there since the loads were read.
 // It books both or none.
 func (b *booker) reserveSplit(s *evaluation, w *decision.Way, booking, lead load.Request, checked bool) (prefill, res *load.Reservation, err error) {
 	if checked {
@@ -92,7 +92,7 @@ func (b *booker) reserveSplit(s *evaluation, w *decision.Way, booking, lead load
 // prefillSuffix distinguishes the reservation of the rank that prefills from the other one's.
 const prefillSuffix = "+prefill"
 
-// bookings are what a split request books: on the rank that decodes no prefill, on the other one nothing else.
+// bookings are a split request's bookings: on the rank that decodes no prefill, on the other one nothing else.
 func (req *Request) bookings(s *evaluation) (booking, lead load.Request) {
 	cand, by := s.d.Pick(), s.computes()
 	booking = load.Request{
@@ -124,7 +124,7 @@ func (b *booker) prefillChoice(s *evaluation, req *Request, ln *line, d *decisio
 		rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(d.At))
 		c.flight.rank, c.flight.pool = rk, req.Replicas
 		c.lesson.open(&b.learning, rk)
-		c.stream.rank = rk.conduct // what the rank claims to hold is compared; one token has no pace
+		c.stream.rank = rk.conduct // the rank's claims are compared; one token has no pace
 		c.observers.add(&c.lesson)
 		c.observers.add(&c.stream)
 		c.observers.add(&c.flight)
@@ -139,7 +139,7 @@ func (b *booker) prefillChoice(s *evaluation, req *Request, ln *line, d *decisio
 	return c
 }
 
-// joinLegs gives the Choice of a split request what is its own.
+// joinLegs fills in the legs of a split request's Choice.
 func (b *booker) joinLegs(c *Choice, s *evaluation, req *Request, ln *line, prefill *load.Reservation, lead *load.Request) {
 	d := c.Decision
 	w, cand := d.Split(), d.Pick()

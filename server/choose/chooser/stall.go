@@ -34,7 +34,7 @@ type StallConfig struct {
 // that is short of processor time most rounds are late, and MUST count in full, or no silence would ever be long enough.
 const longestRound = time.Second
 
-// Engines has what others know of the ranks' engines.
+// Engines has other packages' knowledge of the ranks' engines.
 type Engines interface {
 	// Vitals returns the progress of a rank's engine.
 	Vitals(slot replica.Slot, now time.Time) liveness.Vitals
@@ -81,7 +81,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// vitals reads what is known of each rank's engine, by slot.
+// vitals reads the state of each rank's engine, by slot.
 func (w *watch) vitals(now time.Time) []liveness.Vitals {
 	ranks := w.ranks.bySlot()
 	list := make([]liveness.Vitals, len(ranks))
@@ -199,7 +199,7 @@ func (w *watch) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
 	}
 }
 
-// newStallMetrics declares which ranks stall, and returns what reads it.
+// newStallMetrics declares which ranks stall, and returns the function that reads it.
 func newStallMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
 	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
 	return func(o metric.Observer) {

@@ -15,7 +15,7 @@ import (
 type rankTable struct {
 	clock *clock
 	list  atomic.Pointer[[]*rank]
-	// conduct compares the ranks' answers with those of their equals.
+	// conduct compares the ranks' answers with their equals' answers.
 	conduct conduct.Fleet
 
 	mu    sync.Mutex  // serialises changes
@@ -51,7 +51,7 @@ func (t *rankTable) at(slot replica.Slot) *rank {
 	return list[slot]
 }
 
-// AddRank notes that rank index of r exists at slot. A slot that is known keeps what was learned.
+// AddRank notes that rank index of r exists at slot. A slot that is known keeps its learned state.
 func (t *rankTable) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -99,7 +99,7 @@ func (t *rankTable) isLeft(of *rank) bool {
 	return true
 }
 
-// update applies what the registry has learned about the replica since the rank was added.
+// update applies the registry's changes of the replica since the rank was added.
 func (t *rankTable) update(rk *rank, r *replica.Replica) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -110,7 +110,7 @@ func (t *rankTable) update(rk *rank, r *replica.Replica) {
 	}
 }
 
-// Rate is what was learned about a rank.
+// Rate has a rank's learned speed.
 type Rate struct {
 	Slot    replica.Slot
 	Replica replica.ID
@@ -135,7 +135,7 @@ type Rate struct {
 	Conduct conduct.Record
 }
 
-// Rates lists what was learned about all ranks.
+// Rates lists the learned speeds of all ranks.
 func (t *rankTable) Rates() []Rate {
 	now := t.clock.since(t.clock.now())
 	var rates []Rate

@@ -12,13 +12,13 @@ const causeTarget = "target"
 // reach rejects a request that even the best rank would serve too late for its targets, by more than the uncertainty of
 // its speed. Serving it would make other requests late and gain nothing. The targets are the request's own, or under the
 // objective slo the model's. Where they are the model's, and the fleet has room, a request that is late by its own
-// prefill is still served: what it leaves in the cache helps others to keep theirs.
+// prefill is still served: its blocks in the cache help others to keep theirs.
 func (e *evaluator) reach(d *decision.Decision, req *Request) error {
 	own := req.Options.Targets.Set()
 	if !own && d.Objective != decision.ObjectiveSLO || d.DryRun || d.Pick() == nil {
 		return nil
 	}
-	best := d.Pick() // predicted-ttft puts those that keep the targets first; other policies do not look at them
+	best := d.Pick() // predicted-ttft puts ranks that keep the targets first; other policies do not look at them
 	if d.Policy != decision.PredictedTTFT {
 		for i := range d.Candidates {
 			if cand := &d.Candidates[i]; cand.Veto == decision.VetoNone && cand.Late < best.Late {

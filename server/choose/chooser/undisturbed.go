@@ -19,9 +19,9 @@ func wholly(req *Request, d *decision.Decision) bool {
 }
 
 // undisturbed is how long in seconds a rank had better decode before a request is prefilled there of which nothing but the end of the
-// answer counts; 0: not at all. Steps with prefill are many times longer than those without. So each answer that decodes is delayed by
-// the whole prefill, while the request itself, and those that wait with it, are delayed by the time in which the others end.
-// What the request has waited counts for it.
+// answer counts; 0: not at all. Steps with prefill are many times longer than steps without. So each answer that decodes is delayed by
+// the whole prefill, while the request itself, and others that wait with it, are delayed by the time in which the others end.
+// The time that the request has waited counts for it.
 func (e *evaluator) undisturbed(d *decision.Decision, cand *decision.Candidate, l *load.RankLoad, usual float64) float64 {
 	decoding := float64(l.InFlight - l.Prefilling)
 	if decoding <= 0 {

@@ -21,7 +21,7 @@ type yielding struct {
 	since time.Time
 }
 
-// to reports whether the request, which has room on the rank, waits for those on it, and counts the time from the
+// to reports whether the request, which has room on the rank, waits for the requests on it, and counts the time from the
 // first time that it does. It does so for a full step at most, so that a rank that is never without such requests
 // delays it by no more than each long prompt delays them.
 func (y *yielding) to(cand *decision.Candidate, now time.Time) bool {

@@ -99,7 +99,11 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	}
 	split := p.way(d, from, to, cost)
 	gain := whole.Cost - cost + d.Params.SplitBonus
-	if gain < max(leastGain, leastGainShare*math.Abs(whole.Cost)) {
+	gains := gain >= max(leastGain, leastGainShare*math.Abs(whole.Cost))
+	if p.Above != nil {
+		gains = p.Above.splits(d, pick.Uncached)
+	}
+	if !gains {
 		d.Ways = append(ways[:0], whole, split)
 		return
 	}

@@ -66,7 +66,7 @@ func (e *Error) Body(d Dialect) (contentType string, body []byte) {
 }
 
 // JSON renders the error in the dialect given, on one line, whether or not an engine had words
-// of its own: it is what a stream that has begun can still carry.
+// of its own: a stream that has begun can still carry it.
 func (e *Error) JSON(d Dialect) []byte {
 	switch d {
 	case Anthropic:

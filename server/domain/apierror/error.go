@@ -80,7 +80,7 @@ type Answer struct {
 	Body []byte
 }
 
-// Option sets what few faults have.
+// Option sets a field that few faults have.
 type Option func(*Error)
 
 // WithParam names the request field at fault.
@@ -98,7 +98,7 @@ func WithHeader(h http.Header) Option { return func(e *Error) { e.Header = h } }
 // caller to send less.
 func WithUnavailable() Option { return func(e *Error) { e.unavailable = true } }
 
-// WithUpgrade makes a NotSupported one of the protocol alone: 426, and the header Upgrade names the one that is.
+// WithUpgrade makes a NotSupported one of the protocol alone: 426, and the header Upgrade names the supported protocol.
 func WithUpgrade() Option { return func(e *Error) { e.upgrade = true } }
 
 // Upgrade names the protocol that the caller should have asked for; empty for none.
@@ -109,7 +109,7 @@ func (e *Error) Upgrade() string {
 	return ""
 }
 
-// codes are those of the fault's reason.
+// codes returns the codes of the fault's reason.
 func (e *Error) codes() (rpc codes.Code, httpStatus int, openAIType string) {
 	switch {
 	case e.unavailable:

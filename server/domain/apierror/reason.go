@@ -66,7 +66,7 @@ func codesOf(r Reason) (rpc codes.Code, httpStatus int, openAIType string) {
 	switch r {
 	case InvalidBody, TokenizeRefused:
 		return codes.InvalidArgument, http.StatusBadRequest, typeInvalid
-	case UpstreamRefused: // what is shown is the engine's own status, see refusedCode
+	case UpstreamRefused: // callers see the engine's own status, see refusedCode
 		return codes.FailedPrecondition, http.StatusBadRequest, typeInvalid
 	case ModelNotFound, RouteNotFound, ReplicaNotFound, ReservationNotFound, DecisionNotFound, VersionNotFound:
 		return codes.NotFound, http.StatusNotFound, typeNotFound

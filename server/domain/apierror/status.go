@@ -25,7 +25,7 @@ const (
 // and clients of other languages reject header blocks above 8 KiB.
 const maxDetail = 4 << 10
 
-// GRPCStatus is what gRPC callers see. grpc-go and status.FromError use it by themselves.
+// GRPCStatus is the status that gRPC callers see. grpc-go and status.FromError use it by themselves.
 func (e *Error) GRPCStatus() *status.Status {
 	code, _, _ := e.codes()
 	if e.Reason == UpstreamRefused && e.Answer != nil {

@@ -33,10 +33,10 @@ func (n Namespace) Seed() uint64 {
 	return seed
 }
 
-// SaltTerm is what a cache salt that is not empty adds to the namespace's seed.
+// SaltTerm is added to the namespace's seed for a cache salt that is not empty.
 func SaltTerm(salt string) uint64 { return xxh3.HashStringSeed(salt, 1) }
 
-// Item is a multimodal item of a prompt: its tokens are those from Start up to, not including, End.
+// Item is a multimodal item of a prompt: its tokens are at Start up to, not including, End.
 type Item struct {
 	// ID is the engine's identifier of the item (its content hash or the client's uuid).
 	ID         string

@@ -17,7 +17,7 @@ const (
 	Infer Roles = 1 << iota
 	// Route asks for replicas and token ids, and reports on reservations.
 	Route
-	// Observe reads what concerns all tenants: decisions, loads, the console.
+	// Observe reads data of all tenants: decisions, loads, the console.
 	Observe
 	// Admin changes the fleet and the router.
 	Admin
@@ -25,14 +25,14 @@ const (
 	Forward
 	// Gateway names the tenant of each request in a header.
 	Gateway
-	// Steer sends engines what steers their KV connectors: kv_transfer_params and the like.
+	// Steer sends engines parameters that steer their KV connectors: kv_transfer_params and the like.
 	Steer
 
-	// Default is what a caller without roles of its own has.
+	// Default is the roles of a caller without roles of its own.
 	Default = Infer | Route
 	// Any matches each caller that has a role with methods. Callers without credentials have these: Steer is not among them.
 	Any = Infer | Route | Observe | Admin | Forward
-	// onBehalf is what a gateway may do for its tenants.
+	// onBehalf is the roles that a gateway may use for its tenants.
 	onBehalf = Infer | Route | Forward | Steer
 )
 
@@ -121,7 +121,7 @@ func (c *Caller) May(one Roles) bool {
 	return has&one != 0
 }
 
-// Sees reports whether the caller may read what belongs to a tenant.
+// Sees reports whether the caller may read a tenant's data.
 func (c *Caller) Sees(tenant string) bool {
 	return c != nil && (c.Tenant == tenant || c.May(Observe))
 }
@@ -131,7 +131,7 @@ func (c *Caller) For(tenant string) *Caller {
 	return &Caller{Tenant: tenant, Name: c.Name, Roles: c.Roles & onBehalf, By: c.By}
 }
 
-// Lend is the caller as a gateway that acts for a client whose credential it has shown. The client may do what both may, and
+// Lend is the caller as a gateway that acts for a client whose credential it has shown. The client has the roles that both have, and may
 // ask for replicas: for that, the gateway's role counts.
 func (c *Caller) Lend(client *Caller) *Caller {
 	has := client.Roles
@@ -144,7 +144,7 @@ func (c *Caller) Lend(client *Caller) *Caller {
 // maxTenant bounds the name of a tenant in bytes.
 const maxTenant = 128
 
-// CheckTenant reports what is wrong with the name of a tenant.
+// CheckTenant returns an error when a tenant's name is not valid.
 func CheckTenant(name string) error {
 	switch {
 	case name == "":

@@ -5,14 +5,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Candidate is one rank as the choice saw it, and what the policy made of it.
+// Candidate is one rank as the choice saw it, with the policy's result.
 type Candidate struct {
 	// The fields as far as Forecast's first fill a cache line: the passes of a choice over all candidates read no others.
 
 	RankID
 	Overlap
 	Veto Veto
-	// Cost is what the policy compares; the lowest wins.
+	// Cost is compared by the policy; the lowest wins.
 	Cost float64
 	Forecast
 
@@ -30,7 +30,7 @@ type RankID struct {
 	Rank    uint16
 }
 
-// Overlap is what a rank holds of the prompt according to the index, and how exactly the index knows it.
+// Overlap is the part of the prompt that a rank holds according to the index, and how exactly the index knows it.
 type Overlap struct {
 	// GPU counts the prompt's leading tokens held on the GPU, CPU and Disk the further tokens
 	// that continue the prefix in those tiers.
@@ -92,7 +92,7 @@ type Affinity struct {
 
 // RankLoad is the work that a rank has.
 type RankLoad struct {
-	// Requests counts requests in flight, Waiting those of them without a first token.
+	// Requests counts requests in flight, Waiting the ones among them without a first token.
 	Requests uint32
 	Waiting  uint32
 	// QueuedTokens are uncached prompt tokens booked and not yet prefilled.
@@ -128,7 +128,7 @@ type Pace struct {
 	Speed SpeedSource
 }
 
-// Revisits are the requests that come back to what a rank holds.
+// Revisits are the requests that come back to a rank's blocks.
 type Revisits struct {
 	// Returns are the requests per second that lately came back, Saved the
 	// prefill time that each was spared, and Residual how long one of them would find the rank
@@ -138,12 +138,12 @@ type Revisits struct {
 	Residual float64
 }
 
-// Conduct is what counts against a rank whose answers or claims differ from those of its equals.
+// Conduct is the evidence against a rank whose answers or claims differ from its equals'.
 type Conduct struct {
-	// Drag is what it adds to the cost, in seconds: its answers are slower than those of its equals, or empty.
+	// Drag is added to its cost, in seconds, when its answers are slower than its equals', or empty.
 	Drag float64
 	// Claimed counts the prompt's leading tokens that the rank claims to hold, in all tiers, where Trust, the share of them that counts,
-	// is below 1. Slowness is the time of its output tokens over that of its equals', where that is held against it, and Suspicions has
+	// is below 1. Slowness is the time of its output tokens over its equals' time, where that is held against it, and Suspicions has
 	// all that is, as conduct.Suspicion.
 	Claimed    uint32
 	Trust      float32

@@ -26,7 +26,7 @@ type Decision struct {
 	Ways []Way
 	// Memory is the wait of a program's call for memory before this choice; nil when it did not wait for any.
 	Memory *MemoryWait
-	// Shadow is what another policy would have done; nil when none runs.
+	// Shadow is the choice that another policy would have made; nil when none runs.
 	Shadow *Shadow
 }
 
@@ -46,6 +46,16 @@ type Request struct {
 	// recorded it.
 	TraceID string
 	SpanID  string
+	// Side is the request's side of a split; its zero value: its model is not split.
+	Side Side
+}
+
+// Side is the side of a request whose model is split.
+type Side struct {
+	// Model is the model that is split, as the client named it, Name the side's name.
+	Model, Name string
+	// InsteadOf is the side that the weights would have given, which has stepped back or has no ready replica; empty elsewhere.
+	InsteadOf string
 }
 
 // Prompt is the size of a request, and how exactly it is known.
@@ -69,12 +79,11 @@ type Prompt struct {
 // Rule is the policy of a decision, with its numbers as they were for the request.
 type Rule struct {
 	Policy Policy
-	// Objective is what predicted-ttft makes small, Targets what the answer should keep.
+	// Objective is minimized by predicted-ttft, Targets should be kept by the answer.
 	Objective Objective
 	Targets   Targets
 	Params    Params
-	// Pinned says that the request could go to one replica only: the caller named it, or it stores what
-	// the request continues.
+	// Pinned says that the request could go to one replica only: the caller named it, or it stores the response that the request continues.
 	Pinned bool
 	// Seed feeds the dice for ties, temperature and random policies. Cursor is round-robin's.
 	Seed   uint64
@@ -83,7 +92,7 @@ type Rule struct {
 
 // Deciders are the routers of a fleet that took part. All fields are empty in a fleet of one.
 type Deciders struct {
-	// DecidedBy is the id of the router that made the decision when another one asked it, AskedBy the id of the one that asked;
+	// DecidedBy is the id of the router that made the decision when another one asked it, AskedBy the id of the router that asked;
 	// Alone says why a router of a fleet decided without the others.
 	DecidedBy string
 	AskedBy   string
@@ -122,7 +131,7 @@ type Shadow struct {
 	Rank    uint16
 	// Agrees is set when both policies chose the same rank.
 	Agrees bool
-	// Regret is the predicted time to the first token of the shadow's choice minus that of the
-	// served one, in seconds: above zero, the shadow would have been slower.
+	// Regret is the predicted time to the first token of the shadow's choice minus the time of the served one,
+	// in seconds: above zero, the shadow would have been slower.
 	Regret float64
 }

@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// MemoryWait is the wait of a program's call while no rank has memory for the program's context. Tokens and programs are those at its
-// beginning.
+// MemoryWait is the wait of a program's call while no rank has memory for the program's context. Tokens and programs are counted at its beginning.
 type MemoryWait struct {
 	// Program is the program's number at the router that decides.
 	Program uint64
-	// Tokens is what the call needs: its prompt with the expected answer. Free is what the rank with most free memory had for it; 0 where
+	// Tokens is the call's need: its prompt with the expected answer. Free is the memory of the rank with most free memory; 0 where
 	// the memory of no rank is known.
 	Tokens, Free int
 	// Before are the programs that waited before it.

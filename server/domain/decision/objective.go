@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Objective is what predicted-ttft makes small.
+// Objective is the quantity that predicted-ttft minimizes.
 type Objective string
 
 // The objectives.
@@ -26,7 +26,7 @@ func Objectives() []Objective {
 // Known reports whether o is one of Objectives.
 func (o Objective) Known() bool { return slices.Contains(Objectives(), o) }
 
-// Targets are what an answer must keep to be good. Zero asks nothing.
+// Targets are bounds that an answer must keep to be good. Zero asks nothing.
 type Targets struct {
 	// TTFT bounds the time from the request to its first token.
 	TTFT time.Duration
@@ -37,7 +37,7 @@ type Targets struct {
 // Set reports whether there is a target.
 func (t Targets) Set() bool { return t.TTFT > 0 || t.TPOT > 0 }
 
-// Or returns t with what it leaves open taken from o.
+// Or returns t with its unset fields taken from o.
 func (t Targets) Or(o Targets) Targets {
 	if t.TTFT == 0 {
 		t.TTFT = o.TTFT

@@ -17,11 +17,11 @@ type packed struct {
 	summary
 }
 
-// summary is what is often asked of all candidates.
+// summary holds facts about all candidates that are often asked for.
 type summary struct {
-	fastest   float64 // time to the first token of those that could be chosen; 0: none was predicted
+	fastest   float64 // time to the first token among candidates that could be chosen; 0: none was predicted
 	overlap   uint32  // the longest, in tokens
-	servers   int     // those that could be chosen
+	servers   int     // candidates that could be chosen
 	elsewhere bool    // one of another replica than the pick's could be chosen
 }
 

@@ -24,11 +24,13 @@ type Params struct {
 	MatchThreshold     float64
 	ImbalanceThreshold float64
 
-	// Interference is the weight of the decodes that a prefill delays, Congestion that of the requests
-	// that wait behind it (predicted-ttft). An objective sets both.
+	// Interference is the weight of the decodes that a prefill delays, Congestion the weight of the requests that wait behind it
+	// (predicted-ttft). An objective sets both.
 	Interference float64
 	Congestion   float64
 
 	// SessionBonus is how many seconds of predicted time returning to a session's rank is worth.
 	SessionBonus float64
+	// SplitBonus is how many seconds of predicted time it is worth to split a request (predicted-ttft).
+	SplitBonus float64
 }

@@ -27,7 +27,7 @@ func Policies() []Policy {
 	}
 }
 
-// ReadsCache reports whether the rule looks at what replicas hold of a prompt. The others are
+// ReadsCache reports whether the rule looks at the blocks that replicas hold of a prompt. The others are
 // decided without knowing its tokens.
 func (p Policy) ReadsCache() bool {
 	switch p {

@@ -1,15 +1,15 @@
 package decision
 
-// Ranks are the candidates of a decision, and the one that it took. They are listed as Candidates or kept packed.
+// Ranks are the candidates of a decision, and its pick. They are listed as Candidates or kept packed.
 type Ranks struct {
-	// Candidates holds one entry per rank of the pool, vetoed ones included. The record of a choice among more than 64 ranks lists
-	// those that mattered, unless it was made to be read (a dry run, explain): the pick, the 32 cheapest, the 16 that hold most of
-	// the prompt, the fastest, those that the policy remembers, the cheapest of another replica, and one of each veto. Of another
+	// Candidates holds one entry per rank of the pool, vetoed ones included. The record of a choice among more than 64 ranks lists the important ones, unless
+	// it was made to be read (a dry run, explain): the pick, the 32 cheapest, the 16 that hold most of
+	// the prompt, the fastest, the ranks that the policy remembers, the cheapest of another replica, and one of each veto. Of another
 	// router's decision it lists the pick. It is nil where they are packed, as in most records: List returns them in either form.
 	Candidates []Candidate
 	packed     *packed
 	// Others counts the ranks that could serve and are not among Candidates. All were priced; where this router decided, none costs
-	// less than the 32 cheapest. VetoedOthers counts those that could not serve.
+	// less than the 32 cheapest. VetoedOthers counts such ranks that could not serve.
 	Others, VetoedOthers int
 	// Elsewhere reports, of another router's decision, whether another replica could have been chosen; HasOtherReplica reports it of any.
 	Elsewhere bool

@@ -8,11 +8,11 @@ const (
 	SpeedPrior SpeedSource = iota
 	// SpeedEngine is the engine's own account of its past.
 	SpeedEngine
-	// SpeedKind is what ranks of the same kind have learned.
+	// SpeedKind is the speed learned by ranks of the same kind.
 	SpeedKind
 	// SpeedLearned is the rank's own samples.
 	SpeedLearned
-	// SpeedDistrusted is the median of the kind in place of what the rank learned, because the
+	// SpeedDistrusted is the median of the kind in place of the rank's own speed, because the
 	// rank's predictions have been wrong for a while.
 	SpeedDistrusted
 )

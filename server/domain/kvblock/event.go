@@ -107,13 +107,13 @@ type FeedState uint8
 
 // The feed states.
 const (
-	// FeedNone: the rank publishes no events; its entries are guesses from what was routed to it.
+	// FeedNone: the rank publishes no events; its entries are guesses from the prompts routed to it.
 	FeedNone FeedState = iota
 	// FeedCold: connected or connecting; the content is not known yet.
 	FeedCold
 	// FeedExact: every event since the engine's start, or since a full replay, was applied.
 	FeedExact
-	// FeedDegraded: events were lost or not understood; what is known is a lower bound.
+	// FeedDegraded: events were lost or not understood; the known blocks are a lower bound.
 	FeedDegraded
 )
 

@@ -1,4 +1,4 @@
-// Package prompt holds the word for what a client asks an engine to read: the part of a
+// Package prompt holds the word for a client's input to an engine: the part of a
 // request body that decides its token ids, still in the client's own JSON.
 //
 // Package openai reads a Prompt from a body, package tokenizer turns it into token ids. All

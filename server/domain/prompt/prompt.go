@@ -50,7 +50,7 @@ const (
 	APIMessages
 )
 
-// Prompt is what decides a request's token ids.
+// Prompt holds all that decides a request's token ids.
 type Prompt struct {
 	Kind Kind
 	API  API
@@ -60,7 +60,7 @@ type Prompt struct {
 	// Neither changes the ids; both are part of a block's identity.
 	Adapter string
 	Salt    string
-	// Apart keeps what is remembered of the prompt apart from what is of equal ones with another value.
+	// Apart keeps the memory of the prompt apart from the memory of equal prompts with another value.
 	Apart string
 
 	// Body is the whole request body as the client sent it.
@@ -83,8 +83,8 @@ type Prompt struct {
 	Fields []Field
 	// Truncate is truncate_prompt_tokens: 0 when absent, -1 for the model's limit.
 	Truncate int
-	// Partial is set when only a prefix of the body was at hand: Text, IDs and Messages hold what
-	// came before the cut, and the true prompt is longer.
+	// Partial is set when only a prefix of the body was at hand: Text, IDs and Messages hold the part before the cut,
+	// and the true prompt is longer.
 	Partial bool
 }
 

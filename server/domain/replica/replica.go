@@ -35,7 +35,7 @@ const (
 	StateStarting State = iota
 	// StateReady: takes requests.
 	StateReady
-	// StateDraining: finishes what it has and takes nothing new.
+	// StateDraining: finishes its requests and takes nothing new.
 	StateDraining
 	// StateUnhealthy: failed its probes or too many requests. It takes no requests until it recovers.
 	StateUnhealthy
