@@ -121,24 +121,28 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	return cost
 }
 
-// delayed is by how many answers the rank's prefill counts more. Where the request may be split, other ranks can compute it without the
-// queues of a pool in which each serves all: half of the root goes, and the answers themselves come in.
+// delayed is the weight of the answers that a prefill on the rank delays. Their number counts by its root where a rank serves each request
+// whole. Where the request may be split it counts itself, too, so that prefill gathers on ranks that write few answers: see
+// docs/adr/036-price-of-a-split.md.
 func delayed(d *decision.Decision, c *decision.Candidate) float64 {
 	n := decoding(d, c)
 	root := math.Sqrt(n)
 	if !d.Splittable {
 		return root
 	}
-	return root/2 + n/12
+	return root/2 + n/8
 }
 
-// slowed is what steps that prefill other prompts cost the answer of a request that may be split, docs/adr/036-price-of-a-split.md: a second
-// counts as one at the default interference.
+// answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the
+// default interference.
+const answerWeight = 1.5
+
+// slowed is the price of those steps.
 func slowed(d *decision.Decision, c *decision.Candidate) float64 {
 	if !d.Splittable {
 		return 0
 	}
-	return d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
+	return answerWeight * d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
 // decoding is the number of requests that decode on the rank, by its speed.
