@@ -81,7 +81,10 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 		}
 	}
 	if len(o.Rates) > 0 {
-		loads = loads[:0]
+		loads, o.Load = loads[:0], 1 // the rates say the load; the rest is checked all the same
+		if err := o.check(); err != nil {
+			return nil, err
+		}
 	}
 	for _, o.Load = range loads {
 		if err := o.check(); err != nil {
