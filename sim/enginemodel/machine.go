@@ -106,7 +106,10 @@ func (m *Machine) freeBlocks(s *Sequence) {
 	for _, b := range slices.Backward(s.blocks) {
 		m.pool.release(b)
 	}
-	s.blocks, s.named, s.computed, s.planned, s.arrived = s.blocks[:0], 0, 0, 0, false
+	s.blocks, s.named, s.computed, s.planned = s.blocks[:0], 0, 0, 0
+	if s.remote == arrived {
+		s.remote = fetched
+	}
 }
 
 // preempt sends the youngest running sequence back to the queue's head and returns it.
@@ -123,7 +126,7 @@ func (m *Machine) preempt() *Sequence {
 
 // grow gives s blocks for total tokens; false when there are too few.
 func (m *Machine) grow(s *Sequence, total int) bool {
-	need := m.blocksFor(total) - len(s.blocks)
+	need := m.cfg.blocksFor(total) - len(s.blocks)
 	if need > m.pool.available() {
 		return false
 	}
@@ -137,14 +140,14 @@ func (m *Machine) grow(s *Sequence, total int) bool {
 	return true
 }
 
-func (m *Machine) blocksFor(tokens int) int {
-	return (tokens + m.cfg.BlockSize - 1) / m.cfg.BlockSize
+func (c *Config) blocksFor(tokens int) int {
+	return (tokens + c.BlockSize - 1) / c.BlockSize
 }
 
 // admit gives a waiting sequence its cached blocks and blocks for its first tokens.
 func (m *Machine) admit(s *Sequence, budget int) (n int, ok bool) {
-	if s.arrived { // it has its blocks
-		s.arrived, s.state = false, running
+	if s.remote == arrived { // it has its blocks
+		s.remote, s.state = fetched, running
 		return min(s.length()-s.computed, budget), true
 	}
 	hits, idle := m.prefix(s)
@@ -154,17 +157,17 @@ func (m *Machine) admit(s *Sequence, budget int) (n int, ok bool) {
 	if m.cfg.WholePrompts {
 		must = s.length()
 	}
-	if m.blocksFor(must)-hits > m.pool.available()-idle {
+	if m.cfg.blocksFor(must)-hits > m.pool.available()-idle {
 		return 0, false
 	}
-	m.hold(s, hits)
+	hold(m, s, hits)
 	s.state = running
 	m.grow(s, cached+n)
 	return n, true
 }
 
 // hold gives s the cached blocks of its first keys.
-func (m *Machine) hold(s *Sequence, hits int) {
+func hold(m *Machine, s *Sequence, hits int) {
 	s.blocks = s.blocks[:0]
 	for _, k := range s.Keys[:hits] {
 		i := m.pool.cached[k]

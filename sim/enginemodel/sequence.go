@@ -27,9 +27,17 @@ type Sequence struct {
 	planned  int // tokens of the present step
 	cached   int
 	admitted bool
-	fetched  bool // its Remote cache was asked for
-	arrived  bool // it has come, and s was not scheduled since
+	remote   remote
 }
+
+// remote is how far the cache of a Remote sequence is.
+type remote uint8
+
+const (
+	missing remote = iota
+	fetched        // asked for
+	arrived        // there, and not scheduled since
+)
 
 type state uint8
 

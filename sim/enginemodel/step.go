@@ -70,8 +70,8 @@ func (m *Machine) Plan(limit int) *Step {
 	}
 	for !preempted && budget > 0 && len(m.waiting) > 0 && len(m.running) < m.cfg.MaxSeqs {
 		s := m.waiting[0]
-		if s.Remote && !s.fetched {
-			if !m.fetch(s) {
+		if s.Remote && s.remote == missing {
+			if !fetch(m, s) {
 				break
 			}
 			continue
@@ -113,7 +113,7 @@ func (m *Machine) extend(limit int) {
 func (m *Machine) need(n int) int {
 	blocks := 0
 	for _, s := range m.batch {
-		blocks += m.blocksFor(s.computed+s.planned+n) - len(s.blocks)
+		blocks += m.cfg.blocksFor(s.computed+s.planned+n) - len(s.blocks)
 	}
 	return blocks
 }

@@ -55,15 +55,15 @@ func (m *Machine) Receive(s *Sequence) {
 
 // fetch gives the first sequence in line, whose prompt was computed elsewhere, memory for all of it, and begins its transfer; false when there
 // is too little.
-func (m *Machine) fetch(s *Sequence) bool {
+func fetch(m *Machine, s *Sequence) bool {
 	hits, idle := m.prefix(s)
-	if m.blocksFor(s.length())-hits > m.pool.available()-idle {
+	if m.cfg.blocksFor(s.length())-hits > m.pool.available()-idle {
 		return false
 	}
 	m.waiting = slices.Delete(m.waiting, 0, 1)
-	m.hold(s, hits)
+	hold(m, s, hits)
 	m.grow(s, s.length())
-	s.state, s.fetched = reading, true
+	s.state, s.remote = reading, fetched
 	m.step.Reads = append(m.step.Reads, s)
 	return true
 }
@@ -74,7 +74,7 @@ func (m *Machine) Arrive(s *Sequence) {
 	if s.state != reading {
 		return
 	}
-	s.state, s.arrived, s.computed = waiting, true, s.Prompt-1
+	s.state, s.remote, s.computed = waiting, arrived, s.Prompt-1
 	m.name(s, s.Prompt)
 	m.waiting = slices.Insert(m.waiting, 0, s)
 }

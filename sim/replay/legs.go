@@ -6,8 +6,8 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginemodel"
 )
 
-// Transfers are the times of moving KV cache between two engines, in seconds. Each engine has one link to the others: of transfers that use
-// the same link, the tokens of one move after those of the other.
+// Transfers are the times of moving KV cache between two engines, in seconds. Each engine has one link to the others: transfers on one link
+// follow each other.
 type Transfers struct {
 	// Start passes before the first token moves, PerToken with each token that the reading engine lacks.
 	Start, PerToken float64
@@ -37,6 +37,9 @@ func (l *legs) take(now float64, from, to, tokens int) float64 {
 	return end
 }
 
+// splits plays the two legs of split calls.
+type splits struct{ *sim }
+
 // lead is the leg of a split call that computes the prompt.
 type lead struct {
 	to     int // the engine that answers
@@ -47,15 +50,15 @@ type lead struct {
 
 // split has engine p compute a call's prompt and engine d answer it. done is called when the router has the first one's answer, with its attempt; the
 // call goes to d then.
-func (s *sim) split(call, p, d int, done func(*attempt)) {
+func (s splits) split(call, p, d int, done func(*attempt)) {
 	c := &s.trace.Calls[call]
 	a := &attempt{call: call, engine: p, sent: s.now, scheduled: math.NaN(), lead: &lead{to: d, done: done}}
 	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: 1}
-	s.submit(a)
+	a.submit(s.sim)
 }
 
 // computed is the moment at which the engine has computed a prompt for another one: its blocks stay until that one has read them.
-func (s *sim) computed(a *attempt, at float64) {
+func (s splits) computed(a *attempt, at float64) {
 	l, e := a.lead, s.engines[a.engine]
 	a.started, a.prefilled = true, s.now
 	e.prefills.ended(a, s.trace.Calls[a.call].In)
@@ -67,12 +70,12 @@ func (s *sim) computed(a *attempt, at float64) {
 		b := &attempt{call: a.call, engine: l.to, sent: s.now, scheduled: math.NaN(), from: a}
 		b.seq = enginemodel.Sequence{Owner: b, Keys: s.trace.hashes[a.call], Prompt: c.In, Most: c.Out, Remote: true}
 		s.legs.splits++
-		s.submit(b)
+		b.submit(s.sim)
 	})
 }
 
 // reads begins the transfers that an engine's plan has begun.
-func (s *sim) reads(e *engine) {
+func (s splits) reads(e *engine) {
 	for _, q := range e.step.Reads {
 		a := q.Owner.(*attempt)
 		lacks := q.Prompt - q.Cached()
@@ -85,7 +88,7 @@ func (s *sim) reads(e *engine) {
 }
 
 // delivered is the moment at which an engine has read a prompt's cache: it can answer, and the one that computed it has its memory again.
-func (s *sim) delivered(a *attempt) {
+func (s splits) delivered(a *attempt) {
 	d, p := s.engines[a.engine], s.engines[a.from.engine]
 	s.catchUp(d)
 	d.machine.Arrive(&a.seq)
@@ -99,7 +102,7 @@ func (s *sim) delivered(a *attempt) {
 }
 
 // replan has an engine, which is caught up, look at its line at the end of the step that runs.
-func (s *sim) replan(e *engine) {
+func (s splits) replan(e *engine) {
 	switch {
 	case e.steps == 0:
 		e.plan(s.now)

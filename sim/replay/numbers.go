@@ -31,10 +31,7 @@ type Numbers struct {
 	// TPOT is the mean time per output token after an answer's first one; answers of one token have none.
 	TPOTP50 float64 `json:"tpot_p50_s"`
 	TPOTP99 float64 `json:"tpot_p99_s"`
-	// Goodput is the share of answers that meet the Goal.
-	Goodput float64 `json:"goodput"`
-	// Steady is that share of the requests that arrive after the first tenth, in which the fleet fills.
-	Steady float64 `json:"goodput_steady"`
+	Kept
 	// HitRate is the share of prompt tokens found in a cache.
 	HitRate float64 `json:"hit_rate"`
 	// Imbalance is the busiest replica's prefill time over the mean.
@@ -48,10 +45,6 @@ type Numbers struct {
 	Predicted Quantiles `json:"predicted_over_actual,omitzero"`
 	// DecidedAlone is the share of requests that a router of a fleet with one decider decided itself, without an answer of the decider.
 	DecidedAlone float64 `json:"decided_alone,omitempty"`
-	// Split is the share of requests that were split, Moved the mean number of tokens that a read moved, Moving its mean time in seconds.
-	Split  float64 `json:"split_share,omitempty"`
-	Moved  float64 `json:"moved_tokens,omitempty"`
-	Moving float64 `json:"transfer_s,omitempty"`
 	// Programs are the figures of a closed loop's sessions.
 	Programs *Programs `json:"programs,omitempty"`
 	// Chats are the figures of chats next to them.
@@ -61,6 +54,18 @@ type Numbers struct {
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
+}
+
+// Kept is what came of a run: answers that meet the Goal, and requests that were split.
+type Kept struct {
+	// Goodput is the share of answers that meet the Goal.
+	Goodput float64 `json:"goodput"`
+	// Steady is that share of the requests that arrive after the first tenth, in which the fleet fills.
+	Steady float64 `json:"goodput_steady"`
+	// Split is the share of requests that were split, Moved the mean number of tokens that a read moved, Moving its mean time in seconds.
+	Split  float64 `json:"split_share,omitempty"`
+	Moved  float64 `json:"moved_tokens,omitempty"`
+	Moving float64 `json:"transfer_s,omitempty"`
 }
 
 // Work is what the replicas of one speed computed.

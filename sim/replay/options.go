@@ -49,7 +49,7 @@ type Engines struct {
 	Turns  []Turn
 	// Lies are what is wrong with the first replicas, in their order; none is nothing.
 	Lies []Lie
-	// Delays are the times between client, router and engines, Transfers those of KV cache between two engines.
+	// Delays are the times between client, router and engines, Transfers the times of KV cache between two engines.
 	Delays    Delays
 	Transfers Transfers
 }

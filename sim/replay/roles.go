@@ -13,7 +13,7 @@ import (
 // Roles are the parts that the replicas may take in split requests, by their number. The zero value has replicas without a connector, which
 // split nothing.
 type Roles struct {
-	// Prefill replicas compute prompts for others, Decode replicas answer, Both may do either. The first replicas are those that prefill.
+	// Prefill replicas compute prompts for others, Decode replicas answer, Both may do either. The first replicas prefill.
 	Prefill, Decode, Both int
 }
 
@@ -48,7 +48,7 @@ func (r Roles) check(n int) error {
 	case sum == 0:
 		return nil
 	case sum != n:
-		return fmt.Errorf("roles %s: are those of %d replicas, there are %d", r, sum, n)
+		return fmt.Errorf("roles %s: name %d replicas, there are %d", r, sum, n)
 	case r.Decode+r.Both == 0:
 		return fmt.Errorf("roles %s: no replica answers", r)
 	}
@@ -145,5 +145,5 @@ func (s Setup) String() string {
 	return text
 }
 
-// name is that of the setup in a report.
+// name is the setup's name in a report.
 func (s Setup) name() decision.Policy { return decision.Policy(s.String()) }

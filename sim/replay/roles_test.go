@@ -73,7 +73,7 @@ type splitter struct {
 	computed int
 }
 
-func (d *splitter) arrive(call int)        { d.sim.split(call, 0, 1, func(*attempt) { d.computed++ }) }
+func (d *splitter) arrive(call int)        { splits{d.sim}.split(call, 0, 1, func(*attempt) { d.computed++ }) }
 func (d *splitter) firstToken(*attempt)    {}
 func (d *splitter) progress(*attempt, int) {}
 func (d *splitter) finished(*attempt)      {}

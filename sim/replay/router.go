@@ -139,7 +139,7 @@ func (r *router) submit(call int) {
 		}
 		r.choices[call] = choice
 		if lead := choice.Prefill(); lead != nil {
-			r.sim.split(call, int(lead.Slot), int(choice.Slot), r.computed)
+			splits{r.sim}.split(call, int(lead.Slot), int(choice.Slot), r.computed)
 			return
 		}
 		r.sim.send(call, int(choice.Slot))

@@ -231,12 +231,12 @@ func (s *sim) send(call, e int) *attempt {
 		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
 		return a
 	}
-	s.submit(a)
+	a.submit(s)
 	return a
 }
 
 // submit has an attempt reach its engine's scheduler.
-func (s *sim) submit(a *attempt) {
+func (a *attempt) submit(s *sim) {
 	s.after(s.sending(), func() {
 		e := s.engines[a.engine]
 		s.catchUp(e)
@@ -256,7 +256,7 @@ func (s *sim) sending() float64 {
 
 func (s *sim) plan(e *engine) {
 	if e.step != nil && len(e.step.Reads) > 0 {
-		s.reads(e)
+		splits{s}.reads(e)
 	}
 	if e.steps > 0 {
 		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})
@@ -318,7 +318,7 @@ func (s *sim) step(e *engine) {
 			at += s.dice.ExpFloat64() * s.delays.Jitter
 		}
 		if a.lead != nil {
-			s.computed(a, at)
+			splits{s}.computed(a, at)
 			ended = true
 			continue
 		}

@@ -174,8 +174,8 @@ func behind(d *decision.Decision, c *decision.Candidate) float64 {
 // leastBusy bounds the price of displaced cache on a rank that computes next to nothing.
 const leastBusy = 0.02
 
-// displaced is the price of the memory for the tokens that a candidate reads: the cache that they displace is worth, for each token, what the
-// rank's cache spares others over the tokens that the rank computes, and so puts into it.
+// displaced is the price of the memory for the tokens that a candidate reads. Each displaced token is worth the time that the rank's cache
+// spares others, over the tokens that the rank computes.
 func displaced(d *decision.Decision, c *decision.Candidate) float64 {
 	return moved(d, c) * c.TokenTime * c.Returns * c.Saved / max(c.Busy, leastBusy)
 }
