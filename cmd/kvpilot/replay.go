@@ -21,6 +21,7 @@ type replayFlags struct {
 	replay.Options
 	from                     traceFlags
 	loads, policies, profile string
+	roles, splits            []string
 	weights                  map[string]string
 	turns                    []string
 	to                       reportFlags
@@ -78,7 +79,7 @@ share of what an oracle with one pooled cache can complete.`,
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	f.RTT, f.Goal, f.Delays = time.Millisecond.Seconds(), replay.DefaultGoal(), replay.LocalDelays()
+	f.RTT, f.Goal, f.Delays, f.Transfers = time.Millisecond.Seconds(), replay.DefaultGoal(), replay.LocalDelays(), replay.PublishedTransfers()
 	flags := cmd.Flags()
 	flags.StringVar(&f.from.file, "trace", "", "trace file to play")
 	flags.StringVar(&f.from.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
@@ -129,6 +130,10 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.BoolVar(&f.Answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
 	flags.IntVar(&f.Answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
 	flags.StringSliceVar(&f.turns, "turn", nil, "replica:seconds:speed: the replica, counted from 0, has another speed from then on; may be given again")
+	flags.StringSliceVar(&f.roles, "roles", nil, "divisions of the replicas under predicted-ttft, separated by commas: none, both, or numbers of replicas that prefill, decode or do both, such as 2p6d")
+	flags.StringSliceVar(&f.splits, "split", nil, fmt.Sprintf("rules by which requests are split under each of --roles, separated by commas, of %v; price is the router's own", replay.SplitRules()))
+	flags.Var(secondsFlag{&f.Transfers.Start}, "transfer-start", "time of a transfer of KV cache before its first token moves")
+	flags.Var(secondsFlag{&f.Transfers.PerToken}, "transfer-token-time", "and for each token")
 	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
 }
@@ -222,6 +227,16 @@ func (f *replayFlags) complete() ([]float64, error) {
 		default:
 			f.Policies = append(f.Policies, decision.Policy(p))
 		}
+	}
+	for _, text := range f.roles {
+		roles, err := replay.ParseRoles(strings.TrimSpace(text), f.Replicas)
+		if err != nil {
+			return nil, fmt.Errorf("--roles: %w", err)
+		}
+		f.Roles = append(f.Roles, roles)
+	}
+	for _, text := range f.splits {
+		f.Splits = append(f.Splits, replay.SplitRule(strings.TrimSpace(text)))
 	}
 	var loads []float64
 	for _, text := range strings.Split(f.loads, ",") {

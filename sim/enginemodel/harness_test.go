@@ -233,7 +233,7 @@ func conserved(m *Machine, b *book) error {
 		return fmt.Errorf("%d blocks named, %d announced, %d found", len(named), len(b.held), len(p.cached))
 	}
 	for _, s := range m.running {
-		if have, need := len(s.blocks), m.blocksFor(s.computed+s.planned); have < need {
+		if have, need := len(s.blocks), m.cfg.blocksFor(s.computed+s.planned); have < need {
 			return fmt.Errorf("a sequence of %d tokens holds %d blocks", s.computed+s.planned, have)
 		}
 	}

@@ -79,6 +79,7 @@ func (m *Machine) Abort(s *Sequence) bool {
 		m.running = remove(m.running, s)
 	case waiting:
 		m.waiting = remove(m.waiting, s)
+	case reading: // in no queue
 	case idle, ended:
 		return false
 	}
@@ -106,6 +107,9 @@ func (m *Machine) freeBlocks(s *Sequence) {
 		m.pool.release(b)
 	}
 	s.blocks, s.named, s.computed, s.planned = s.blocks[:0], 0, 0, 0
+	if s.remote == arrived {
+		s.remote = fetched
+	}
 }
 
 // preempt sends the youngest running sequence back to the queue's head and returns it.
@@ -122,7 +126,7 @@ func (m *Machine) preempt() *Sequence {
 
 // grow gives s blocks for total tokens; false when there are too few.
 func (m *Machine) grow(s *Sequence, total int) bool {
-	need := m.blocksFor(total) - len(s.blocks)
+	need := m.cfg.blocksFor(total) - len(s.blocks)
 	if need > m.pool.available() {
 		return false
 	}
@@ -136,12 +140,16 @@ func (m *Machine) grow(s *Sequence, total int) bool {
 	return true
 }
 
-func (m *Machine) blocksFor(tokens int) int {
-	return (tokens + m.cfg.BlockSize - 1) / m.cfg.BlockSize
+func (c *Config) blocksFor(tokens int) int {
+	return (tokens + c.BlockSize - 1) / c.BlockSize
 }
 
 // admit gives a waiting sequence its cached blocks and blocks for its first tokens.
 func (m *Machine) admit(s *Sequence, budget int) (n int, ok bool) {
+	if s.remote == arrived { // it has its blocks
+		s.remote, s.state = fetched, running
+		return min(s.length()-s.computed, budget), true
+	}
 	hits, idle := m.prefix(s)
 	cached := hits * m.cfg.BlockSize
 	n = min(s.length()-cached, budget)
@@ -149,23 +157,29 @@ func (m *Machine) admit(s *Sequence, budget int) (n int, ok bool) {
 	if m.cfg.WholePrompts {
 		must = s.length()
 	}
-	if m.blocksFor(must)-hits > m.pool.available()-idle {
+	if m.cfg.blocksFor(must)-hits > m.pool.available()-idle {
 		return 0, false
 	}
+	hold(m, s, hits)
+	s.state = running
+	m.grow(s, cached+n)
+	return n, true
+}
+
+// hold gives s the cached blocks of its first keys.
+func hold(m *Machine, s *Sequence, hits int) {
 	s.blocks = s.blocks[:0]
 	for _, k := range s.Keys[:hits] {
 		i := m.pool.cached[k]
 		m.pool.touch(i)
 		s.blocks = append(s.blocks, i)
 	}
-	s.named, s.computed, s.state = hits, cached, running
-	m.grow(s, cached+n)
+	s.named, s.computed = hits, hits*m.cfg.BlockSize
 	if !s.admitted {
-		s.admitted, s.cached = true, cached
+		s.admitted, s.cached = true, s.computed
 		m.counts.Queries += uint64(s.length())
-		m.counts.Hits += uint64(cached)
+		m.counts.Hits += uint64(s.computed)
 	}
-	return n, true
 }
 
 // prefix counts the leading blocks of s that are cached, and those of them that no sequence uses.

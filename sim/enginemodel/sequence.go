@@ -15,6 +15,9 @@ type Sequence struct {
 	Prompt, Most int
 	// NoHits makes the sequence compute its whole prompt.
 	NoHits bool
+	// Remote has the prompt's cache come from another engine: Plan gives the sequence memory for all of it and names it in Step.Reads, and
+	// it waits for Arrive.
+	Remote bool
 
 	state    state
 	made     int // tokens of the answer
@@ -24,19 +27,30 @@ type Sequence struct {
 	planned  int // tokens of the present step
 	cached   int
 	admitted bool
+	remote   remote
 }
+
+// remote is how far the cache of a Remote sequence is.
+type remote uint8
+
+const (
+	missing remote = iota
+	fetched        // asked for
+	arrived        // there, and not scheduled since
+)
 
 type state uint8
 
 const (
 	idle state = iota
 	waiting
+	reading // its blocks are being filled from another engine
 	running
 	ended
 )
 
 // Live reports whether s was submitted and has not ended.
-func (s *Sequence) Live() bool { return s.state == waiting || s.state == running }
+func (s *Sequence) Live() bool { return s.state == waiting || s.state == reading || s.state == running }
 
 // Cached is how many prompt tokens were found in the cache when s was first scheduled.
 func (s *Sequence) Cached() int { return s.cached }

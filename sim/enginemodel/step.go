@@ -11,6 +11,8 @@ type Step struct {
 	Steps int
 	// PromptTokens are those that the step computes; a run computes none.
 	PromptTokens int
+	// Reads are the Remote sequences whose transfer begins now.
+	Reads []*Sequence
 	// first is the time of the first step, growth what each later one takes longer than the one
 	// before, both in seconds.
 	first, growth float64
@@ -34,7 +36,7 @@ func (s *Step) Ended(elapsed float64) int {
 // and no block is missing. Sequences that are submitted then wait until the run is completed; the
 // driver completes fewer steps of it for them.
 func (m *Machine) Plan(limit int) *Step {
-	m.batch, m.step = m.batch[:0], Step{}
+	m.batch, m.step = m.batch[:0], Step{Reads: m.step.Reads[:0]}
 	t := &m.cfg.Timing
 	budget := m.cfg.MaxBatchedTokens
 	decoding, context, prefill := 0, 0, 0.0
@@ -68,6 +70,12 @@ func (m *Machine) Plan(limit int) *Step {
 	}
 	for !preempted && budget > 0 && len(m.waiting) > 0 && len(m.running) < m.cfg.MaxSeqs {
 		s := m.waiting[0]
+		if s.Remote && s.remote == missing {
+			if !fetch(m, s) {
+				break
+			}
+			continue
+		}
 		n, ok := m.admit(s, budget)
 		if !ok {
 			break
@@ -105,7 +113,7 @@ func (m *Machine) extend(limit int) {
 func (m *Machine) need(n int) int {
 	blocks := 0
 	for _, s := range m.batch {
-		blocks += m.blocksFor(s.computed+s.planned+n) - len(s.blocks)
+		blocks += m.cfg.blocksFor(s.computed+s.planned+n) - len(s.blocks)
 	}
 	return blocks
 }

@@ -1,6 +1,10 @@
 package enginemodel
 
-import "github.com/kvpilot/kvpilot/server/domain/blockhash"
+import (
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+)
 
 // Pin keeps the leading blocks that the keys name from being evicted, until Unpin of what it returns.
 func (m *Machine) Pin(keys []blockhash.Hash) []int32 {
@@ -47,6 +51,32 @@ func (m *Machine) Receive(s *Sequence) {
 		m.sink.Stored(s, from, len(blocks))
 	}
 	m.Unpin(blocks)
+}
+
+// fetch gives the first sequence in line, whose prompt was computed elsewhere, memory for all of it, and begins its transfer; false when there
+// is too little.
+func fetch(m *Machine, s *Sequence) bool {
+	hits, idle := m.prefix(s)
+	if m.cfg.blocksFor(s.length())-hits > m.pool.available()-idle {
+		return false
+	}
+	m.waiting = slices.Delete(m.waiting, 0, 1)
+	hold(m, s, hits)
+	m.grow(s, s.length())
+	s.state, s.remote = reading, fetched
+	m.step.Reads = append(m.step.Reads, s)
+	return true
+}
+
+// Arrive says that the cache of a sequence of Step.Reads is there. It is scheduled before all that wait, and computes its last token. It does
+// nothing for one that was aborted.
+func (m *Machine) Arrive(s *Sequence) {
+	if s.state != reading {
+		return
+	}
+	s.state, s.remote, s.computed = waiting, arrived, s.Prompt-1
+	m.name(s, s.Prompt)
+	m.waiting = slices.Insert(m.waiting, 0, s)
 }
 
 // Strand takes n blocks out of use for good, as far as there are so many.

@@ -52,3 +52,59 @@ func TestPinnedBlocksStayAndReceivedOnesAreFound(t *testing.T) {
 		t.Errorf("%d tokens are cached, want all full blocks but the last", second.Cached())
 	}
 }
+
+// A sequence whose prompt is computed elsewhere holds memory for all of it from its turn in line on, delays no step while it is read, and
+// then computes one token.
+func TestRemotePromptIsReadIntoMemoryThatIsHeld(t *testing.T) {
+	sink := &stored{}
+	m := enginemodel.New(enginemodel.Config{BlockSize: 4, Blocks: 8, MaxBatchedTokens: 64, MaxSeqs: 4, WholePrompts: true, Timing: enginemodel.Timing{PrefillRate: 1000, HalfContext: 1e9, Speed: 1}}, nil, sink)
+	keys := func(from, n int) []blockhash.Hash {
+		var list []blockhash.Hash
+		for i := range n {
+			list = append(list, blockhash.Hash(from+i))
+		}
+		return list
+	}
+	local := &enginemodel.Sequence{Prompt: 8, Most: 3, Keys: keys(1, 2)}
+	m.Submit(local)
+	m.Plan(1)
+	m.Complete(1)
+	remote := &enginemodel.Sequence{Prompt: 18, Most: 2, Keys: append(keys(1, 2), keys(100, 2)...), Remote: true}
+	blocked := &enginemodel.Sequence{Prompt: 20, Most: 1, Remote: true}
+	m.Submit(remote)
+	m.Submit(blocked)
+	step := m.Plan(1)
+	if len(step.Reads) != 1 || step.Reads[0] != remote || step.PromptTokens != 0 || step.Steps != 1 {
+		t.Fatalf("planned %+v, want a decode step and one read", step)
+	}
+	if remote.Cached() != 8 || m.Pool().Free() != 2 || len(m.Waiting()) != 1 {
+		t.Errorf("%d tokens were held, %d blocks are free, %d wait", remote.Cached(), m.Pool().Free(), len(m.Waiting()))
+	}
+	m.Complete(1)
+	before := sink.in
+	m.Arrive(remote)
+	if sink.in != before+2 {
+		t.Errorf("%d blocks were stored, want the two that were missing", sink.in-before)
+	}
+	if step = m.Plan(1); step.PromptTokens != 1 || len(step.Reads) != 0 {
+		t.Errorf("planned %+v, want the prompt's last token", step)
+	}
+	if out := m.Complete(1); len(out) != 2 || remote.Made() != 1 {
+		t.Errorf("%d sequences got a token, the remote one has %d", len(out), remote.Made())
+	}
+	m.Plan(10)
+	m.Complete(1)
+	if remote.Live() || local.Live() {
+		t.Error("an answer has not ended")
+	}
+	if step = m.Plan(1); len(step.Reads) != 1 || step.Steps != 0 {
+		t.Errorf("planned %+v with all memory free, want one read", step)
+	}
+	if !m.Abort(blocked) || m.Pool().Free() != 8 {
+		t.Errorf("an aborted read leaves %d of 8 blocks free", m.Pool().Free())
+	}
+	m.Arrive(blocked)
+	if len(m.Waiting()) != 0 {
+		t.Error("what was aborted waits again")
+	}
+}

@@ -20,6 +20,9 @@ type attempt struct {
 	sent           float64 // when the router sent the call
 	// scheduled is when the engine began it, NaN before, and prefilled when it made its first token.
 	scheduled, prefilled float64
+	// lead is set for one that computes a prompt for another engine, and from, the attempt that has done so, for one that reads it.
+	lead *lead
+	from *attempt
 	// reported is the number of tokens that the router knows of.
 	reported int
 }

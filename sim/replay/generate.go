@@ -9,14 +9,15 @@ import (
 
 // Generators lists the names that Generate knows.
 func Generators() []string {
-	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "synth", "rag", "mixed", "bursts"}
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "synth", "rag", "mixed", "bursts", "decode", "fork"}
 }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
 // Mooncake's trace; chats, ten turns each of users below one system prompt of 3k tokens; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
 // agent, closed-loop sessions that grow to more than 100k tokens; agentx, coding agents with subagents and forks, in the shape of AgentX; synth, short prompts on a few
 // shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
-// chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts.
+// chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts; decode, fresh prompts of 3k tokens with answers of 800;
+// fork, agents that start 43 subagents at once, each with the whole context of its agent.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
 	g := &generator{dice: rand.New(rand.NewPCG(seed, 7)), trace: &Trace{Name: name, Chunk: chunkTokens}}
 	switch name {
@@ -39,6 +40,10 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		g.agentx(n)
 	case "synth":
 		g.synth(n)
+	case "decode":
+		g.decode(n)
+	case "fork":
+		g.fork(n)
 	default:
 		return nil, fmt.Errorf("no generator %q; there are %v", name, Generators())
 	}
@@ -243,5 +248,41 @@ func (g *generator) synth(n int) {
 		}
 		in := len(ids)*chunkTokens + tail
 		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: in, Out: g.clamped(250, 0.7, 10, 2000), IDs: g.fresh(ids, tail), Session: i, Prev: -1})
+	}
+}
+
+// decode: fresh prompts with long answers, as of coding and reasoning.
+func (g *generator) decode(n int) {
+	var at float64
+	for i := range n {
+		at += g.dice.ExpFloat64() * 0.1
+		in := g.clamped(3000, 0.6, 200, 16_000)
+		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: in, Out: g.clamped(800, 0.6, 50, 4000), IDs: g.fresh(nil, in), Session: i, Prev: -1})
+	}
+}
+
+// branches is how many subagents each agent of fork starts.
+const branches = 43
+
+// fork: each agent computes a context and then starts subagents with it, all at once.
+func (g *generator) fork(n int) {
+	g.trace.Closed = true
+	for agent := range max(1, n/(branches+1)) {
+		context := g.fresh(nil, g.clamped(40_000, 0.4, 10_000, 100_000))
+		root := len(g.trace.Calls)
+		session := agent * (branches + 1)
+		at, out := g.dice.ExpFloat64()*20, chunkTokens
+		if root > 0 {
+			at += g.trace.Calls[root-branches-1].At
+		}
+		context = g.fresh(context, out)
+		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: (len(context) - 1) * chunkTokens, Out: out, IDs: context, Session: session, Prev: -1})
+		for b := range branches {
+			own := g.clamped(800, 0.6, 100, 4000)
+			g.trace.Calls = append(g.trace.Calls, Call{
+				At: 0.05 + 0.1*g.dice.Float64(), In: len(context)*chunkTokens + own, Out: g.clamped(250, 0.6, 30, 1500),
+				IDs: g.fresh(slices.Clone(context), own), Session: session + 1 + b, Prev: root,
+			})
+		}
 	}
 }

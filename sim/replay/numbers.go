@@ -31,8 +31,7 @@ type Numbers struct {
 	// TPOT is the mean time per output token after an answer's first one; answers of one token have none.
 	TPOTP50 float64 `json:"tpot_p50_s"`
 	TPOTP99 float64 `json:"tpot_p99_s"`
-	// Goodput is the share of answers that meet the Goal.
-	Goodput float64 `json:"goodput"`
+	Kept
 	// HitRate is the share of prompt tokens found in a cache.
 	HitRate float64 `json:"hit_rate"`
 	// Imbalance is the busiest replica's prefill time over the mean.
@@ -55,6 +54,18 @@ type Numbers struct {
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
+}
+
+// Kept is what came of a run: answers that meet the Goal, and requests that were split.
+type Kept struct {
+	// Goodput is the share of answers that meet the Goal.
+	Goodput float64 `json:"goodput"`
+	// Steady is that share of the requests that arrive after the first tenth, in which the fleet fills.
+	Steady float64 `json:"goodput_steady"`
+	// Split is the share of requests that were split, Moved the mean number of tokens that a read moved, Moving its mean time in seconds.
+	Split  float64 `json:"split_share,omitempty"`
+	Moved  float64 `json:"moved_tokens,omitempty"`
+	Moving float64 `json:"transfer_s,omitempty"`
 }
 
 // Work is what the replicas of one speed computed.
@@ -98,7 +109,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	var in, cached float64
 	ttft := make([]float64, 0, len(s.first))
 	answer, tpot := make([]float64, 0, len(s.first)), make([]float64, 0, len(s.first))
-	good := 0
+	good, steady := 0, 0
 	for i, f := range s.first {
 		if math.IsNaN(f) {
 			continue
@@ -118,6 +129,9 @@ func (s *sim) numbers(goal Goal) Numbers {
 		}
 		if f-s.arrived[i] <= goal.TTFT && pace <= goal.TPOT {
 			good++
+			if i >= len(s.first)/10 {
+				steady++
+			}
 		}
 	}
 	if len(ttft) == 0 {
@@ -132,10 +146,14 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.TPOTP50, n.TPOTP99 = quantile(tpot, 0.5), quantile(tpot, 0.99)
 	n.HitRate = cached / in
 	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
+	n.Steady = float64(steady) / float64(len(s.first)-len(s.first)/10)
 	n.rate = s.fullRate(in, len(ttft))
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
 	n.Programs, n.Chats = s.programs(), s.chats()
+	if l := &s.legs; l.splits > 0 {
+		n.Split, n.Moved, n.Moving = float64(l.splits)/float64(len(ttft)), l.moved/float64(l.splits), l.spent/float64(l.splits)
+	}
 	for _, e := range s.engines {
 		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
 	}
@@ -212,11 +230,15 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.TPOTP50 += share * other.TPOTP50
 	n.TPOTP99 += share * other.TPOTP99
 	n.Goodput += share * other.Goodput
+	n.Steady += share * other.Steady
 	n.HitRate += share * other.HitRate
 	n.Imbalance += share * other.Imbalance
 	n.Abandoned = n.Abandoned || other.Abandoned
 	n.Preemptions += share * other.Preemptions
 	n.DecidedAlone += share * other.DecidedAlone
+	n.Split += share * other.Split
+	n.Moved += share * other.Moved
+	n.Moving += share * other.Moving
 	if other.Programs != nil {
 		if n.Programs == nil {
 			n.Programs = &Programs{}

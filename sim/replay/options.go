@@ -49,8 +49,9 @@ type Engines struct {
 	Turns  []Turn
 	// Lies are what is wrong with the first replicas, in their order; none is nothing.
 	Lies []Lie
-	// Delays are the times between client, router and engines.
-	Delays Delays
+	// Delays are the times between client, router and engines, Transfers the times of KV cache between two engines.
+	Delays    Delays
+	Transfers Transfers
 }
 
 // Routing is the routers and what they know.
@@ -75,9 +76,34 @@ type Routing struct {
 type Rules struct {
 	// The policies are the product's and Rivals'; the latter have a single router, and of the delays they know those of ids alone.
 	Policies []decision.Policy
+	// Roles, when there are any, are the divisions of the replicas under which predicted-ttft is played, each with each rule of Splits; no
+	// rule is SplitByPrice.
+	Roles  []Roles
+	Splits []SplitRule
 	// Objective and Weights are those of predicted-ttft and of all policies; empty takes the defaults.
 	Objective decision.Objective
 	Weights   map[string]float64
+}
+
+// setups are what is played: each policy, and predicted-ttft under each division of the replicas.
+func (r *Rules) setups() []Setup {
+	var list []Setup
+	for _, p := range r.Policies {
+		if p != decision.PredictedTTFT || len(r.Roles) == 0 {
+			list = append(list, Setup{Policy: p})
+			continue
+		}
+		for _, roles := range r.Roles {
+			if roles == (Roles{}) || len(r.Splits) == 0 {
+				list = append(list, Setup{Policy: p, Roles: roles, Split: SplitByPrice})
+				continue
+			}
+			for _, split := range r.Splits {
+				list = append(list, Setup{Policy: p, Roles: roles, Split: split})
+			}
+		}
+	}
+	return list
 }
 
 // Runs are how often and how long the trace is played.
@@ -147,6 +173,22 @@ func (o *Options) check() error {
 		if share < 0 || share > 1 {
 			errs = append(errs, fmt.Errorf("share of %s %v: must be from 0 to 1", name, share))
 		}
+	}
+	for _, roles := range o.Roles {
+		if err := roles.check(o.Replicas); err != nil {
+			errs = append(errs, err)
+		}
+		if roles != (Roles{}) && o.Routers > 1 {
+			errs = append(errs, fmt.Errorf("roles %s: requests are split by a router that decides alone, there are %d", roles, o.Routers))
+		}
+	}
+	for _, split := range o.Splits {
+		if !slices.Contains(SplitRules(), split) {
+			errs = append(errs, fmt.Errorf("unknown rule of splits %q; known are %v", split, SplitRules()))
+		}
+	}
+	if o.Transfers.Start < 0 || o.Transfers.PerToken < 0 {
+		errs = append(errs, errors.New("the times of transfers must not be negative"))
 	}
 	for _, p := range o.Policies {
 		if !p.Known() && !slices.Contains(otherRules(), p) {

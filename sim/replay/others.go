@@ -23,7 +23,7 @@ func otherRules() []decision.Policy { return append(Rivals(), ProgramRules()...)
 
 // other returns the dispatcher of a rule.
 func (j *job) other(s *sim) dispatcher {
-	switch j.policy {
+	switch j.setup.Policy {
 	case ThunderAgent:
 		return newThunder(s)
 	case ProgressTTL:

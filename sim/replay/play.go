@@ -8,7 +8,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // newWorkload makes a trace ready for engines with blocks of block tokens.
@@ -54,7 +53,7 @@ func (j *job) play() (Numbers, error) {
 	if j.report == nil && j.work.After != nil {
 		j.work = j.work.unbound()
 	}
-	if j.policy == "" {
+	if j.setup.Policy == "" {
 		s := newSim(j.work, newPooled(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
 		s.pooled, s.delays = true, o.Delays
 		if j.atOnce > 0 {
@@ -65,16 +64,16 @@ func (j *job) play() (Numbers, error) {
 		return s.numbers(o.Goal), nil
 	}
 	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
-	s.delays = o.Delays
+	s.delays, s.legs.Transfers = o.Delays, o.Transfers
 	s.turn(o.Turns, &o.Profile)
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
 	}
-	if slices.Contains(otherRules(), j.policy) {
+	if slices.Contains(otherRules(), j.setup.Policy) {
 		return j.playOther(s)
 	}
 	cfg := chooser.DefaultConfig()
-	cfg.Policy = j.policy
+	cfg.Policy = j.setup.Policy
 	if o.Objective != "" {
 		cfg.Objective = o.Objective
 		cfg.SLO = chooser.SLOConfig{TTFT: time.Duration(o.Goal.TTFT * float64(time.Second)), TPOT: time.Duration(o.Goal.TPOT * float64(time.Second))}
@@ -112,7 +111,7 @@ type job struct {
 	work    *workload
 	speed   float64
 	seed    uint64
-	policy  decision.Policy
+	setup   Setup
 	atOnce  int // sessions at once; 0: they start at their own times
 	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64

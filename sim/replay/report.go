@@ -32,9 +32,10 @@ type Report struct {
 	RPS float64 `json:"rps"`
 	// AtOnce is the number of programs at once where the load is given so, and Memory how many times the fleet's memory their contexts
 	// take; Load and RPS are 0 then.
-	AtOnce   int                              `json:"programs_at_once,omitempty"`
-	Memory   float64                          `json:"memory,omitempty"`
-	Oracle   PolicyReport                     `json:"oracle"`
+	AtOnce int          `json:"programs_at_once,omitempty"`
+	Memory float64      `json:"memory,omitempty"`
+	Oracle PolicyReport `json:"oracle"`
+	// Policies has a report for each Setup, by its name.
 	Policies map[decision.Policy]PolicyReport `json:"policies"`
 	order    []decision.Policy
 }
@@ -44,6 +45,8 @@ type PolicyReport struct {
 	Numbers
 	// SaturationRPS is the rate of requests that a full fleet completes.
 	SaturationRPS float64 `json:"saturation_rps,omitempty"`
+	// GoodRPS is the rate of answers that meet the Goal once the fleet is full; 0 where the load is no arrival rate.
+	GoodRPS float64 `json:"good_rps,omitempty"`
 	// VsOracle is the mean time to the first token over the oracle's; SaturationVsOracle the
 	// saturation rate over the oracle's.
 	VsOracle           float64 `json:"vs_oracle"`
@@ -78,7 +81,10 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 		}
 	}
 	if len(o.Rates) > 0 {
-		loads = loads[:0]
+		loads, o.Load = loads[:0], 1 // the rates say the load; the rest is checked all the same
+		if err := o.check(); err != nil {
+			return nil, err
+		}
 	}
 	for _, o.Load = range loads {
 		if err := o.check(); err != nil {
@@ -112,9 +118,9 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 	if len(o.Memory)+len(o.Programs) > 0 {
 		return p.atOnce()
 	}
-	p.all.Store(int64(2 + (1+len(o.Policies))*o.Seeds*(len(loads)+len(o.Rates))))
+	p.all.Store(int64(2 + (1+len(o.setups()))*o.Seeds*(len(loads)+len(o.Rates))))
 	if !o.NoSaturation {
-		p.all.Add(int64(len(o.Policies)))
+		p.all.Add(int64(len(o.setups())))
 	}
 	// How fast the pooled cache is at most: first roughly with everything at once, then at an
 	// arrival rate just above that.
@@ -154,7 +160,10 @@ func (p *player) report() *Report {
 	o := &p.options
 	r := &Report{
 		Trace: o.Trace.Name, Calls: len(p.work.Calls), Replicas: o.Replicas, Profile: o.Profile.Name, Seeds: o.Seeds, Goal: o.Goal,
-		Policies: map[decision.Policy]PolicyReport{}, order: o.Policies,
+		Policies: map[decision.Policy]PolicyReport{},
+	}
+	for _, setup := range o.setups() {
+		r.order = append(r.order, setup.name())
 	}
 	if o.Frontends != FrontendsAll {
 		r.Frontends = o.Frontends
@@ -209,13 +218,13 @@ func (p *player) finish(reports []*Report, jobs []*job, capacity, base float64) 
 		j.report.Oracle.add(results[i], 1/float64(o.Seeds))
 	}
 	jobs = jobs[:0]
-	for _, policy := range o.Policies {
+	for _, setup := range o.setups() {
 		if !o.NoSaturation {
-			jobs = append(jobs, &job{policy: policy, speed: overload * capacity / base})
+			jobs = append(jobs, &job{setup: setup, speed: overload * capacity / base})
 		}
 		for _, r := range reports {
 			for seed := range o.Seeds {
-				jobs = append(jobs, &job{report: r, policy: policy, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
+				jobs = append(jobs, &job{report: r, setup: setup, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
 			}
 		}
 	}
@@ -231,7 +240,8 @@ func (p *player) finish(reports []*Report, jobs []*job, capacity, base float64) 
 // fill averages the runs of each policy. A job without a report measured saturation.
 func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
 	for i, j := range jobs {
-		p := r.Policies[j.policy]
+		name := j.setup.name()
+		p := r.Policies[name]
 		switch j.report {
 		case nil:
 			p.SaturationRPS = results[i].rate
@@ -239,7 +249,7 @@ func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
 		case r:
 			p.add(results[i], 1/float64(r.Seeds))
 		}
-		r.Policies[j.policy] = p
+		r.Policies[name] = p
 	}
 	r.Oracle.SaturationRPS, r.Oracle.SaturationVsOracle, r.Oracle.VsOracle = capacity, 1, 1
 	for name, p := range r.Policies {
@@ -247,6 +257,7 @@ func (r *Report) fill(jobs []*job, results []Numbers, capacity float64) {
 		if p.Abandoned {
 			p.Numbers = Numbers{Mean: p.Mean, Abandoned: true}
 		}
+		p.GoodRPS = r.RPS * p.Steady
 		r.Policies[name] = p
 	}
 }

@@ -76,7 +76,7 @@ func newRival(s *sim, j *job) *rival {
 	for i := range r.engines {
 		r.engines[i].active = map[blockhash.Hash]int{}
 	}
-	switch j.policy {
+	switch j.setup.Policy {
 	case LLMD:
 		cfg := s.engines[0].machine.Config()
 		chunk := cfg.MaxBatchedTokens

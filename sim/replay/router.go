@@ -70,12 +70,13 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 	r.index = kvindex.New(icfg, kvindex.Params{})
 	r.chooser = chooser.New(cfg, chooser.Params{
 		Index: r.index, Book: r.book, Reports: r, Record: r, Seed: 1 + j.seed<<20 + uint64(number)<<40,
-		PaceBias: j.options.PaceBias, Shares: j.shares,
+		PaceBias: j.options.PaceBias, Shares: j.shares, SplitAbove: j.setup.Split.threshold(),
 	})
 	for i, e := range s.engines {
 		rep := &replica.Replica{
 			ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{replica.Slot(i)},
 			Models: []replica.Model{{ID: "m"}}, BlockSize: s.trace.block, Blocks: e.machine.Pool().Size(), MaxBatchedTokens: e.machine.Config().MaxBatchedTokens,
+			Labels: j.setup.Roles.labels(i),
 		}
 		r.replicas = append(r.replicas, rep)
 		r.book.AddRank(replica.Slot(i))
@@ -97,6 +98,7 @@ func (r *router) arrive(call int) {
 		Pool:    chooser.Pool{Replicas: r.replicas},
 		Caller:  chooser.Caller{Session: r.sim.trace.sessions[c.Session]},
 		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
+		Terms:   chooser.Terms{Splittable: r.job.setup.Roles != Roles{} && r.job.setup.Split != SplitNever},
 	}
 	if r.job.options.Nameless {
 		req.Session = ""
@@ -136,6 +138,10 @@ func (r *router) submit(call int) {
 			r.alone++
 		}
 		r.choices[call] = choice
+		if lead := choice.Prefill(); lead != nil {
+			splits{r.sim}.split(call, int(lead.Slot), int(choice.Slot), r.computed)
+			return
+		}
 		r.sim.send(call, int(choice.Slot))
 	}
 	if r.member != nil {
@@ -167,10 +173,27 @@ func (r *router) plan() {
 	}})
 }
 
+// computed is the moment at which the router has the answer of the engine that computed a split call's prompt, and sends the call to the
+// other one.
+func (r *router) computed(a *attempt) {
+	choice := r.choices[a.call]
+	choice.Prefill().FirstToken()
+	choice.Sent()
+	r.plan()
+}
+
+// read ends the booking of the engine that computed a call's prompt: the other one has read it.
+func (r *router) read(a *attempt) {
+	if lead := r.choices[a.call].Prefill(); lead != nil {
+		lead.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: r.sim.trace.Calls[a.call].In, OutputTokens: 1, CachedTokens: a.from.lead.cached})
+	}
+}
+
 func (r *router) firstToken(a *attempt) {
 	if r.job.options.Answers.Whole {
 		return
 	}
+	r.read(a)
 	r.choices[a.call].FirstToken()
 	r.plan()
 }
@@ -185,6 +208,7 @@ func (r *router) finished(a *attempt) {
 	c := &r.sim.trace.Calls[a.call]
 	choice := r.choices[a.call]
 	if r.job.options.Answers.Whole {
+		r.read(a)
 		r.judged(a, choice.Decision)
 	} else {
 		choice.Progress(c.Out)

@@ -121,6 +121,7 @@ type sim struct {
 	engines []*engine
 	pooled  bool // the engines share one cache
 	delays  Delays
+	legs    legs
 	router  dispatcher
 	looked  float64 // when the engines were last caught up
 	dice    *rand.Rand
@@ -147,6 +148,7 @@ type workload struct {
 func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	n := len(w.Calls)
 	s := &sim{trace: w, engines: engines, outcomes: newOutcomes(n), next: make([][]int32, n), dice: rand.New(rand.NewPCG(seed, 11))}
+	s.legs.links = make([]link, len(engines))
 	at := spread(w.Trace, seed)
 	for i := range w.Calls {
 		if p := w.Calls[i].Prev; p >= 0 {
@@ -229,14 +231,19 @@ func (s *sim) send(call, e int) *attempt {
 		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
 		return a
 	}
+	a.submit(s)
+	return a
+}
+
+// submit has an attempt reach its engine's scheduler.
+func (a *attempt) submit(s *sim) {
 	s.after(s.sending(), func() {
-		en := s.engines[e]
-		s.catchUp(en)
-		if en.add(&a.seq, s.now) {
-			s.plan(en)
+		e := s.engines[a.engine]
+		s.catchUp(e)
+		if e.add(&a.seq, s.now) {
+			s.plan(e)
 		}
 	})
-	return a
 }
 
 // sending is the time from a choice until the engine's scheduler has the request.
@@ -248,6 +255,9 @@ func (s *sim) sending() float64 {
 }
 
 func (s *sim) plan(e *engine) {
+	if e.step != nil && len(e.step.Reads) > 0 {
+		splits{s}.reads(e)
+	}
 	if e.steps > 0 {
 		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})
 	}
@@ -307,6 +317,11 @@ func (s *sim) step(e *engine) {
 		if s.delays.Jitter > 0 && (!a.started || !q.Live()) {
 			at += s.dice.ExpFloat64() * s.delays.Jitter
 		}
+		if a.lead != nil {
+			splits{s}.computed(a, at)
+			ended = true
+			continue
+		}
 		if !a.started {
 			a.started, a.prefilled = true, s.now
 			a.firstAt = s.now + at
@@ -314,7 +329,9 @@ func (s *sim) step(e *engine) {
 		}
 		if !q.Live() {
 			ended = true
-			e.prefills.ended(a, s.trace.Calls[a.call].In)
+			if a.from == nil {
+				e.prefills.ended(a, s.trace.Calls[a.call].In)
+			}
 			at = max(at, a.firstAt-s.now)
 			s.after(at, func() { s.finished(a) })
 		}
@@ -342,6 +359,10 @@ func (s *sim) begun(a *attempt) {
 	a.begun = true
 	s.first[a.call] = s.now
 	s.waits.end(s.now, s.arrived[a.call])
+	if a.from != nil { // what the engine that answers has is not computed, whether it held it or read it
+		s.cached[a.call] += a.from.lead.cached
+		return
+	}
 	s.cached[a.call] += a.seq.Cached()
 }
 

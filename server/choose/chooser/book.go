@@ -196,7 +196,8 @@ func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request,
 	if c.flight.rank != nil {
 		c.observers.add(&c.flight)
 	}
-	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
+	// A rank that reads the prompt's cache has nothing of it before, and its events come with it.
+	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone && d.Split() == nil {
 		c.belief.Belief = b.index.Predict(cand.Slot, booking.Hashes, at.Add(2*duration(d.PredictedTTFT())+beliefSlack))
 		c.flight.belief = c.belief.Belief
 		c.observers.add(&c.belief)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -52,6 +53,8 @@ type Params struct {
 	Seed uint64
 	// PaceBias multiplies the learned prefill times, to see what wrong rates cost; 0 is 1.
 	PaceBias float64
+	// SplitAbove has a threshold decide which requests are split, to compare with other routers; nil: the prices decide.
+	SplitAbove *selector.Threshold
 }
 
 func (p *Params) fill() {
@@ -86,7 +89,7 @@ func New(cfg Config, params Params) *Chooser {
 	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, alarm: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluator{
 		clock: now, settings: settings, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
-		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
+		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
 	}
 	c.booker = &booker{
 		evaluator: c.evaluator, lines: c.lines, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics,

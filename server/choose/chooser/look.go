@@ -29,6 +29,7 @@ type evaluator struct {
 	comparison *comparison
 	residence  *residence
 	lanes      *transfer.Lanes
+	splitAbove *selector.Threshold // nil: by price
 	dice       *dice
 	// bias multiplies the prefill times that were learned.
 	bias float64
@@ -96,7 +97,7 @@ func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Tim
 	s.d.Scored = e.clock.now().Sub(matching)
 	e.memory.recall(s, req, ln)
 	e.loads(s, req, now, planned)
-	s.pairUp(req)
+	s.pairUp(req, e.splitAbove)
 	return nil
 }
 

@@ -70,14 +70,15 @@ type splitting struct {
 }
 
 // pairUp prepares the evaluation for the pool's pairs.
-func (s *evaluation) pairUp(req *Request) {
+func (s *evaluation) pairUp(req *Request, above *selector.Threshold) {
 	p, sp := s.pool.pairs, &s.splitting
 	sp.able = p != nil && req.Splittable && req.Lease == 0 && !req.Unread && !req.IsPinned() && !s.d.TooLong && !s.d.Keyless && !s.d.Estimated &&
 		s.d.Policy == decision.PredictedTTFT && s.d.Params.Temperature == 0
+	s.d.Splittable = sp.able
 	if !sp.able {
 		return
 	}
-	sp.pairing.Members, sp.pairing.Classes = p.members, p.classes
+	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = p.members, p.classes, above
 	sp.pairing.Lanes = sized(sp.pairing.Lanes, len(p.lanes))
 	for i, lane := range p.lanes {
 		if lane == nil {

@@ -28,10 +28,13 @@ func DefaultParams() decision.Params {
 
 		SessionBonus: 0.05,
 
-		Interference: 0.6,
+		Interference: usualInterference,
 		Congestion:   1.5,
 	}
 }
+
+// usualInterference is the default weight of the answers that a prefill delays.
+const usualInterference = 0.6
 
 // ForObjective returns base with the numbers that o sets.
 func ForObjective(base decision.Params, o decision.Objective) decision.Params {

@@ -106,7 +106,7 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*math.Sqrt(decoding(d, c))*p.prefill
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c)
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -119,6 +119,30 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// delayed is the weight of the answers that a prefill on the rank delays. Their number counts by its root where a rank serves each request
+// whole. Where the request may be split it counts itself, too, so that prefill gathers on ranks that write few answers: see
+// docs/adr/036-price-of-a-split.md.
+func delayed(d *decision.Decision, c *decision.Candidate) float64 {
+	n := decoding(d, c)
+	root := math.Sqrt(n)
+	if !d.Splittable {
+		return root
+	}
+	return root/2 + n/8
+}
+
+// answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the
+// default interference.
+const answerWeight = 1.5
+
+// slowed is the price of those steps.
+func slowed(d *decision.Decision, c *decision.Candidate) float64 {
+	if !d.Splittable {
+		return 0
+	}
+	return answerWeight * d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
 // decoding is the number of requests that decode on the rank, by its speed.

@@ -14,6 +14,8 @@ type Pairing struct {
 	// Lanes has, at from·Classes+to, the transfer from a rank of one class to one of another.
 	Lanes   []Lane
 	Classes int
+	// Above, when set, has a threshold in place of the prices say whether a request is split.
+	Above *Threshold
 
 	best []prefillers // of each class; scratch
 }
@@ -31,6 +33,17 @@ type Member struct {
 type Lane struct {
 	Start, PerToken float64
 	Closed          bool
+}
+
+// Threshold splits requests of which the rank that would serve them whole has so much to compute, as other routers do: at least Tokens, and at
+// least Share of the prompt.
+type Threshold struct {
+	Tokens int
+	Share  float64
+}
+
+func (t *Threshold) splits(d *decision.Decision, uncached uint32) bool {
+	return int(uncached) >= t.Tokens && float64(uncached) >= t.Share*float64(d.PromptTokens)
 }
 
 // prefillers are the cheapest candidate of a class that may prefill, and the cheapest one of another replica; -1 for none.
@@ -86,7 +99,11 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	}
 	split := p.way(d, from, to, cost)
 	gain := whole.Cost - cost + d.Params.SplitBonus
-	if gain < max(leastGain, leastGainShare*math.Abs(whole.Cost)) {
+	gains := gain >= max(leastGain, leastGainShare*math.Abs(whole.Cost))
+	if p.Above != nil {
+		gains = p.Above.splits(d, pick.Uncached)
+	}
+	if !gains {
 		d.Ways = append(ways[:0], whole, split)
 		return
 	}
@@ -142,16 +159,25 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Overhead + c.Crowding + c.Drag
-	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*math.Sqrt(decoding(d, c))*c.Prefill
+	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*delayed(d, c)*c.Prefill
 }
 
 // behind is the price of a candidate's answer once it has the cache: the terms of predicted without those of the prompt.
 func behind(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual
+	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + slowed(d, c) + displaced(d, c)
 	if c.Session {
 		cost -= d.Params.SessionBonus
 	}
 	return cost
+}
+
+// leastBusy bounds the price of displaced cache on a rank that computes next to nothing.
+const leastBusy = 0.02
+
+// displaced is the price of the memory for the tokens that a candidate reads. Each displaced token is worth the time that the rank's cache
+// spares others, over the tokens that the rank computes.
+func displaced(d *decision.Decision, c *decision.Candidate) float64 {
+	return moved(d, c) * c.TokenTime * c.Returns * c.Saved / max(c.Busy, leastBusy)
 }
 
 // queue is the time until a candidate has prefilled what it has; the prompt is computed elsewhere at the same time.

@@ -70,6 +70,8 @@ type Prompt struct {
 	TooLong bool
 	// PromptChars is the length of the text key in characters; 0 when the policy reads none.
 	PromptChars int
+	// Splittable says that one rank may compute the prompt and another one write the answer.
+	Splittable bool
 	// ExpectedOutput is the expected number of output tokens; 0 when unknown.
 	ExpectedOutput int
 }
