@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// published is the present snapshot, for readers and for those that wait for the next one.
+// published is the present snapshot, for readers and for goroutines that wait for the next one.
 type published struct {
 	snapshot atomic.Pointer[Snapshot]
 

@@ -49,7 +49,7 @@ type Rewrites struct {
 	known []atomic.Pointer[rewriteRules] // by pool
 }
 
-// rewriteRules are those of one pool: by the model that they match, and the one for all others.
+// rewriteRules are the rules of one pool: by the model that they match, and the rule for all others.
 type rewriteRules struct {
 	exact map[string]targets
 	rest  targets
@@ -60,8 +60,8 @@ func NewRewrites(c Config, log *slog.Logger) *Rewrites {
 	return &Rewrites{log: orDiscard(log), pools: c.InferencePools, known: make([]atomic.Pointer[rewriteRules], len(c.InferencePools))}
 }
 
-// Model returns the model for a request that asks for one. Requests with the same key, such as those of a session, get the same one while
-// the rules stay. ok is false when no rule matches; of two pools with a rule that does, the first of the settings counts.
+// Model returns the model for a request that asks for one. Requests with the same key, such as the requests of a session, get the same
+// one while the rules stay. ok is false when no rule matches; of two pools with a rule that does, the first of the settings counts.
 func (w *Rewrites) Model(asked, key string) (model string, ok bool) {
 	for i := range w.known {
 		rules := w.known[i].Load()
@@ -114,7 +114,7 @@ func (w *Rewrites) Run(ctx context.Context) error {
 	})
 }
 
-// readRewrites orders the rules: of two that match a model the one of the older object counts, and within an object the first. A rule for
+// readRewrites orders the rules: of two that match a model the rule of the older object counts, and within an object the first. A rule for
 // one model counts more than one for all.
 func readRewrites(pool string, objects map[string]rewriteObject) rewriteRules {
 	rules := rewriteRules{exact: map[string]targets{}}
