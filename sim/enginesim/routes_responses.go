@@ -87,7 +87,7 @@ type responseBody struct {
 	User               *string        `json:"user"`
 }
 
-// responseParameters are those of the request that an answer repeats.
+// responseParameters are the parameters of the request that an answer repeats.
 type responseParameters struct {
 	ParallelToolCalls bool             `json:"parallel_tool_calls"`
 	Temperature       float64          `json:"temperature"`
@@ -281,7 +281,7 @@ func (a *responseAnswer) begin(g *generation, model string) {
 	}
 }
 
-// finish fills in the output and keeps the response; status overrides what the answer says.
+// finish fills in the output and keeps the response; status overrides the answer's own.
 func (a *responseAnswer) finish(status string) {
 	ch := a.g.choices[0]
 	u := a.g.usage(true)

@@ -2,7 +2,7 @@
 // which of them are kept.
 //
 // A Recorder is a trace.TracerProvider over the SDK's. Besides the API's spans it takes stories: the notes of a part of kvpilot about its
-// work on a request, from which spans are drawn later, for many requests in a row and only for traces that are kept. A trace is decided
+// work on a request, from which spans are drawn later, for many requests one after another and only for traces that are kept. A trace is decided
 // about when its first span in this process ends: it is kept when the sampler chose it, when it failed, and when it was slow.
 // docs/adr/021-spans-of-the-sdk.md says why.
 //
