@@ -63,10 +63,10 @@ func (ch *Choice) Renew(ctx context.Context) error {
 
 // Result is the part of a request's end that only its caller has seen. The zero value: nothing more is known than the reason.
 type Result struct {
-	// OutputTokens were produced; zero keeps what Progress reported last.
+	// OutputTokens were produced; zero keeps the last report of Progress.
 	OutputTokens uint32
 	// CachedTokens of the prompt were found in the cache, by the engine's own word; nil when it
-	// did not say. The router compares it with what it predicted.
+	// did not say. The router compares it with its prediction.
 	CachedTokens *uint32
 	// ServedBy is the replica that really served, when it was not the chosen one.
 	ServedBy string
@@ -81,7 +81,7 @@ func (ch *Choice) Release(ctx context.Context, reason kvpilotv1.ReleaseReason, r
 	return ch.report(ctx, &kvpilotv1.ReservationReport{Event: &kvpilotv1.ReservationReport_Release{Release: release}})
 }
 
-// report sends what the choice reports of its reservation.
+// report sends the choice's report about its reservation.
 func (ch *Choice) report(ctx context.Context, r *kvpilotv1.ReservationReport) error {
 	if !ch.Booked() {
 		return nil

@@ -9,7 +9,7 @@
 //
 // A Client is safe for concurrent use and keeps one connection. Calls that may be repeated
 // without harm (tokenizing, lifecycle reports, reads) are retried a few times when the router is
-// not reachable; choosing and answering are not, beyond what gRPC knows was never processed.
+// not reachable; choosing and answering are not, except calls that gRPC knows were never processed.
 // Every call ends with its context. Errors are gRPC statuses; Reason names kvpilot's own.
 //
 // The package imports the generated contract and nothing else of kvpilot; Routing, Inference and

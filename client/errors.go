@@ -33,7 +33,7 @@ func RetryAfter(err error) (time.Duration, bool) {
 	return 0, false
 }
 
-// Body is what the replica itself answered, when the error carries it: its JSON, unchanged.
+// Body returns the replica's own answer, when the error carries it: its JSON, unchanged.
 func Body(err error) []byte {
 	for _, d := range details(err) {
 		if b, ok := d.(*httpbody.HttpBody); ok {

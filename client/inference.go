@@ -200,7 +200,7 @@ func (s *Stream) Event() ([]byte, error) {
 	return ev, nil
 }
 
-// split cuts complete events off what has come.
+// split cuts complete events off the bytes received.
 func (s *Stream) split(part []byte) {
 	s.rest = append(s.rest, part...)
 	for {

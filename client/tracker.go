@@ -52,7 +52,7 @@ func (c *Client) Track(ctx context.Context) (*Tracker, error) {
 // closeWait is how long Close waits for the router to end the stream too.
 const closeWait = 2 * time.Second
 
-// Close ends the stream; the router releases what was chosen over it and not yet released.
+// Close ends the stream; the router releases choices made over it and not yet released.
 func (t *Tracker) Close() error {
 	t.sendMu.Lock()
 	err := t.stream.CloseSend()
@@ -82,7 +82,7 @@ func (t *Tracker) Choose(ctx context.Context, req *kvpilotv1.ChooseReplicaReques
 	return &Choice{ChooseReplicaResponse: ch.ChooseReplicaResponse, send: t}, nil
 }
 
-// receive hands answers to those who wait for them.
+// receive hands answers to their waiting callers.
 func (t *Tracker) receive() {
 	defer close(t.done)
 	for {

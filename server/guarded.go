@@ -12,10 +12,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
-// messageFrame is what a gRPC message may have in addition to the largest body.
+// messageFrame is the room of a gRPC message in addition to the largest body.
 const messageFrame = 64 << 10
 
-// newGuard bounds what gRPC callers may hold.
+// newGuard bounds the resources of gRPC callers.
 func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, held *ledger.Ledger) *guard.Guard {
 	return guard.New(guard.Limits{
 		Message: int(c.Gateway.MaxBodyBytes) + messageFrame,
@@ -34,10 +34,10 @@ func guardAdmin(stall func() time.Duration, next http.Handler) http.Handler {
 	return guard.StallTimeout(stall, http.NewCrossOriginProtection().Handler(next))
 }
 
-// metricsMemory is what an answer of /metrics takes while it is made and read.
+// metricsMemory is the memory for an answer of /metrics while it is made and read.
 const metricsMemory = 2 << 20
 
-// guardListener does what depends on where a listener is open: on the loopback requests must be for
+// guardListener does the work that depends on where a listener is open: on the loopback requests must be for
 // this machine; on other addresses a router without keys is open to all, which is worth a warning.
 func (s *Server) guardListener(setting string, at net.Addr) {
 	if guard.Loopback(at) {
@@ -63,7 +63,7 @@ const (
 	unknownConnections = 4096
 )
 
-// What a connection holds while it is idle: buffers, goroutines and their stacks.
+// The memory of an idle connection: buffers, goroutines and their stacks.
 const (
 	httpConnection  = 20 << 10
 	grpcConnection  = 96 << 10
@@ -76,8 +76,8 @@ const (
 	unknownPlaces = 1 << 30
 )
 
-// newLedger makes the count of what the process holds for its callers. All listeners together take half of the files that the process may open;
-// the others are for replicas, for other routers and for the router's own.
+// newLedger makes the count of the resources that the process holds for its callers. All listeners together take half of the files that
+// the process may open; the others are for replicas, for other routers and for the router's own.
 func (s *Server) newLedger(c config.Config, t *telemetry.Telemetry) *ledger.Ledger {
 	bounds := ledger.Config{Bytes: c.Gateway.Bodies(), Places: unknownPlaces}
 	if s.params.Memory.Bytes > 0 {

@@ -28,7 +28,7 @@ type Observer struct {
 	telemetry *telemetry.Telemetry
 }
 
-// ObserverParams is what the process passes in addition to the Config.
+// ObserverParams has the arguments of the process in addition to the Config.
 type ObserverParams struct {
 	// Env has the variables of the environment that settings name.
 	Env registry.Environment
@@ -70,7 +70,7 @@ func (o *Observer) Run(ctx context.Context) error {
 	return errors.Join(failure, o.telemetry.Close(context.WithoutCancel(ctx)))
 }
 
-// CheckFiles reads the certificates and keys of the router's own addresses, as serve does before it listens, and reports what
+// CheckFiles reads the certificates and keys of the router's own addresses, as serve does before it listens, and reports the ones that
 // cannot be used.
 func CheckFiles(c config.Config) error {
 	_, err := serverTLS(c.Listen)

@@ -33,7 +33,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// rememberedBodies bounds what is kept of bodies that came more than once: a few kilobytes each.
+// rememberedBodies bounds the memory of bodies that came more than once: a few kilobytes each.
 const rememberedBodies = 16 << 20
 
 // parts are everything below the surfaces.

@@ -33,7 +33,7 @@ type picker struct {
 	grpc, health *grpc.Server
 }
 
-// gatewayStreams bounds the requests of one connection: a gateway sends those of all its clients over few.
+// gatewayStreams bounds the requests of one connection: a gateway sends all its clients' requests over few.
 const gatewayStreams = 64 << 10
 
 // openPicker makes the endpoint picker, where it has an address or a listener.

@@ -17,7 +17,7 @@ import (
 // section is one part that takes settings while the router runs.
 type section = reload.Section[config.Config]
 
-// sections lists what a reload applies, in this order; together they take all of config.LivePaths. A part with a method
+// sections lists the steps of a reload, in this order; together they take all of config.LivePaths. A part with a method
 // Update(Config) error needs one line here, made by updates, and its settings in that table.
 func (s *Server) sections() []section {
 	p, at := s.parts, s.surfaces
@@ -51,7 +51,7 @@ type takes func(next config.Config) error
 // Apply implements reload.Part.
 func (u takes) Apply(_, next config.Config) error { return u(next) }
 
-// updates makes a section of a part's Update. It takes what config.LivePaths has below the given settings.
+// updates makes a section of a part's Update. It takes the paths of config.LivePaths below the given settings.
 func updates(name string, u takes, below ...string) section {
 	return section{Name: name, Paths: config.LiveBelow(below...), Part: u}
 }

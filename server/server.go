@@ -27,21 +27,21 @@ import (
 // Listeners are the sockets to serve on; a nil one is opened from the configuration.
 type Listeners struct {
 	HTTP, GRPC, Admin net.Listener
-	// EPP and EPPHealth are those of epp.listen and epp.health.
+	// EPP and EPPHealth are the listeners of epp.listen and epp.health.
 	EPP, EPPHealth net.Listener
-	// Gossip, GossipPackets and Peers are those of fleet.listen and fleet.rpc_listen.
+	// Gossip, GossipPackets and Peers are the sockets of fleet.listen and fleet.rpc_listen.
 	Gossip        net.Listener
 	GossipPackets net.PacketConn
 	Peers         net.Listener
 }
 
-// Params is what the process passes in addition to the Config.
+// Params has the arguments of the process in addition to the Config.
 type Params struct {
 	// LogTo receives the log.
 	LogTo io.Writer
 	// Version is shown to operators and put on spans.
 	Version string
-	// Memory is what the process may take: the limits of parts are lowered to fit. The zero value lowers none.
+	// Memory is the memory that the process may take: the limits of parts are lowered to fit. The zero value lowers none.
 	Memory memlimit.Limit
 	// Env is the environment in os.Environ's form; OpenTelemetry's OTEL_* are looked for in it.
 	Env []string
@@ -78,7 +78,7 @@ func (Serving) Reloading() {}
 // Reloaded implements Manager.
 func (Serving) Reloaded(error) {}
 
-// Addresses are those of the listeners; empty for one that is not open.
+// Addresses are the addresses of the listeners; empty for one that is not open.
 type Addresses struct {
 	HTTP, GRPC, Admin string
 	// EPP and EPPHealth are for gateways.

@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 )
 
-// lookEvery is the time between looks at the settings file and those that it names: a change is applied when two consecutive looks
+// lookEvery is the time between looks at the settings file and the files that it names: a change is applied when two consecutive looks
 // see the same, so after two to four seconds.
 const lookEvery = 2 * time.Second
 
@@ -43,7 +43,7 @@ func (source) Diff(now, next config.Config) []reload.Change  { return config.Dif
 func (source) Merge(now, next config.Config) config.Config   { return config.Merge(now, next) }
 func (source) Hash(c config.Config) string                   { return config.Hash(c) }
 
-// changeable is what the admin RPCs change; nil where there is nothing to read again.
+// changeable has the settings that the admin RPCs change; nil where there is nothing to read again.
 func (s *Server) changeable() grpcapi.Settings {
 	if s.params.Source == nil || s.settings == nil {
 		return nil
@@ -54,7 +54,7 @@ func (s *Server) changeable() grpcapi.Settings {
 // followSettings reloads when the process is asked to by a signal, and when files change, until ctx ends.
 func (s *Server) followSettings(ctx context.Context) error {
 	reloadFor := func(origin reload.Origin) error {
-		_, err := s.settings.Reload(ctx, reload.Request{Origin: origin}) // the manager logs and counts what became of it
+		_, err := s.settings.Reload(ctx, reload.Request{Origin: origin}) // the manager logs and counts the result
 		e := audit.Event{Kind: audit.Settings, Outcome: audit.OK, Method: string(origin)}
 		if err != nil {
 			e.Outcome, e.Detail = "refused", err.Error()

@@ -207,7 +207,7 @@ func (s *surfaces) watchHealth(ctx context.Context, changed <-chan struct{}, rea
 	}
 }
 
-// httpServer bounds what a slow or hostile client may hold; answers have no time limit of their own.
+// httpServer bounds the resources of a slow or hostile client; answers have no time limit of their own.
 func httpServer(l config.Listen, h http.Handler, log *slog.Logger) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)

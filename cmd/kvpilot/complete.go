@@ -14,7 +14,7 @@ import (
 // completing bounds how long a shell waits for the router's names.
 const completing = 2 * time.Second
 
-// complete offers a shell what list gives for a flag, or for the argument when flag is empty. A
+// complete offers a shell the result of list for a flag, or for the argument when flag is empty. A
 // router that does not answer offers nothing.
 func complete(cmd *cobra.Command, flag string, list func(context.Context, *client.Client) ([]string, error), r *remote) {
 	offer := func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {

@@ -165,7 +165,7 @@ func (d *demo) fleet(ctx context.Context) ([]registry.Spec, error) {
 	}
 	cfg := enginesim.DefaultConfig()
 	cfg.Core.Timing.Speed = d.speed
-	cfg.Core.Blocks = 2561 // 40k tokens: about a third of what the demo's conversations need
+	cfg.Core.Blocks = 2561 // 40k tokens: about a third of the need of the demo's conversations
 	cfg.Core.MaxModelLen = 32768
 	if d.disaggregated {
 		cfg.Transfer.Connector, cfg.Core.Blocks = replica.NIXL.String(), 10_240 // room for the documents in flight

@@ -30,7 +30,7 @@ type demoRouter struct {
 
 func (r *demoRouter) base() string { return "http://" + dialableString(r.at.HTTP) }
 
-// close closes what a router that was never run holds.
+// close closes the gossip sockets of a router that was never run.
 func (r *demoRouter) close() {
 	if r.gossip != nil {
 		r.gossip.Close()

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// table prints what the rounds measured.
+// table prints the figures of the rounds.
 func (d *demo) table(phases []*phase, took time.Duration) {
 	fmt.Fprintln(d.out)
 	w := tabwriter.NewWriter(d.out, 0, 0, 3, ' ', 0)

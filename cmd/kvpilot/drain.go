@@ -136,7 +136,7 @@ func showDrain(out io.Writer, now *kvpilotv1.Replica) error {
 	return err
 }
 
-// drainText says since when a replica drains, by whom, why, and what is left.
+// drainText says since when a replica drains, by whom, why, and how many requests are left.
 func drainText(d *kvpilotv1.ReplicaDrain) string {
 	text := "drains since " + d.GetSince().AsTime().Local().Format(time.DateTime)
 	if d.GetBy() != "" {

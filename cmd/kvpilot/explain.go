@@ -63,7 +63,7 @@ func newExplainCommand(env []string, out io.Writer) *cobra.Command {
 	return cmd
 }
 
-// chooseFlags are what a dry run may ask.
+// chooseFlags are the options of a dry run.
 type chooseFlags struct {
 	model, prompt, body, policy, session string
 }
@@ -108,7 +108,7 @@ func newChooseCommand(env []string, out io.Writer) *cobra.Command {
 	return cmd
 }
 
-// question is what the flags ask.
+// question is the question of the flags.
 func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, error) {
 	q := &kvpilotv1.ChooseReplicaRequest{Model: f.model, SessionId: f.session, Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}
 	if f.policy != "" {
@@ -136,7 +136,7 @@ func (f *chooseFlags) question(in io.Reader) (*kvpilotv1.ChooseReplicaRequest, e
 	return q, nil
 }
 
-// hint adds to an error what there is to choose from.
+// hint adds to an error the names to choose from.
 func (f *chooseFlags) hint(ctx context.Context, c *client.Client, err error) error {
 	code := status.Code(err)
 	if code == codes.InvalidArgument && f.policy != "" {
@@ -180,7 +180,7 @@ func memoryWait(w *kvpilotv1.MemoryWait) string {
 	return text + "; program " + plain(w.GetProgramId()) + ")"
 }
 
-// ways says how a request that could be split is served, and for what price the other way was left.
+// ways says how a request that could be split is served, and at which price the other way was rejected.
 func ways(d *kvpilotv1.Decision) []string {
 	list := d.GetWays()
 	if len(list) == 0 {

@@ -106,7 +106,7 @@ func (g *grid) print(out io.Writer) error {
 	return err
 }
 
-// plain leaves out what would steer a terminal: names come from engines and clients.
+// plain leaves out characters that would steer a terminal: names come from engines and clients.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

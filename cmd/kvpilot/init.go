@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 )
 
-// draft is what kvpilot init asks for.
+// draft has the answers to kvpilot init.
 type draft struct {
 	Out            string
 	Replicas       []string
@@ -123,7 +123,7 @@ func (d *draft) flags() *pflag.FlagSet {
 	return flags
 }
 
-// ask asks the questions in their order. An empty answer keeps what is there.
+// ask asks the questions in their order. An empty answer keeps the present value.
 func ask[T any](to *T, questions []initQuestion[T], in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	for _, q := range questions {
@@ -175,7 +175,7 @@ func writeNew(name, text string, out io.Writer) (written bool, err error) {
 	return err == nil, err
 }
 
-// draftText is the file. %q of Go is a valid quoted scalar of YAML for what a line of text can hold.
+// draftText is the file. %q of Go is a valid quoted scalar of YAML for any line of text.
 var draftText = template.Must(template.New("settings").Parse(`# Settings of kvpilot, by kvpilot init. docs/config.md lists all of them, with their defaults; kvpilot serve --print-config
 # prints those in force. The file is read again when it changes.
 

@@ -18,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 )
 
-// cluster is what kvpilot init --kubernetes asks for.
+// cluster has the answers to kvpilot init --kubernetes.
 type cluster struct {
 	Image   string // of kvpilot
 	Routers int

@@ -16,7 +16,7 @@ import (
 const suggestionDistance = 2
 
 // explainMistakes makes names that are no command an error, where cobra prints a help text and succeeds, and has the errors for
-// mistyped commands, flags and arguments name what may be meant.
+// mistyped commands, flags and arguments name the probable word.
 func explainMistakes(root *cobra.Command) {
 	root.SetFlagErrorFunc(unknownFlag)
 	for _, cmd := range root.Commands() {
@@ -73,7 +73,7 @@ func unknownArgument(cmd *cobra.Command, argument string) error {
 	return fmt.Errorf("%s takes no arguments, not %q%s", cmd.CommandPath(), argument, hint)
 }
 
-// unknownFlag adds to the error for a flag the one that may be meant: another flag, or for serve a setting.
+// unknownFlag adds to the error for a flag the probable one: another flag, or for serve a setting.
 func unknownFlag(cmd *cobra.Command, err error) error {
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok {

@@ -103,7 +103,7 @@ func (r *remote) refusal(err error) error {
 	return err
 }
 
-// reloaded is what both RPCs answer.
+// reloaded is the common part of both RPCs' answers.
 type reloaded interface {
 	GetVersion() *kvpilotv1.ConfigVersion
 	GetChanges() []*kvpilotv1.ConfigChange

@@ -25,7 +25,7 @@ import (
 // defaultRemote is where a router serves gRPC by default.
 const defaultRemote = "127.0.0.1:9090"
 
-// remote is what the commands that ask a running router have in common.
+// remote is the common part of the commands that ask a running router.
 type remote struct {
 	address string
 	key     string

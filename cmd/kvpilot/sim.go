@@ -22,7 +22,7 @@ type simFlags struct {
 	ports  simPorts
 	count  int
 	faults string
-	// role is the label that the router is to see; an engine with NIXL does what each request asks of it.
+	// role is the label that the router is to see; an engine with NIXL plays the role that each request names.
 	role string
 	// seed makes block hashes; zero draws one for each replica.
 	seed uint64

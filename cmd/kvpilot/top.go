@@ -43,12 +43,12 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 	return cmd
 }
 
-// What a live picture is drawn with: a screen of its own without a cursor, and the way back.
+// The sequences for drawing a live picture: a screen of its own without a cursor, and the way back.
 const (
 	enter = "\x1b[?1049h\x1b[?25l"
 	leave = "\x1b[?25h\x1b[?1049l"
 	home  = "\x1b[H"
-	// eol and below erase what an earlier picture left of a line, and under the last one.
+	// eol and below erase the rest of an earlier picture from a line, and under the last one.
 	eol   = "\x1b[K"
 	below = "\x1b[J"
 )
@@ -215,7 +215,7 @@ func (v view) lines(width, height int) []string {
 	recent := recentGrid(v.decisions.GetDecisions())
 	rows := len(loads.rows)
 	if height > 0 {
-		// What is above, a blank between, two heads, one line for what is left out.
+		// The part above, a blank between, two heads, one line for omitted ranks.
 		room := max(height-len(list)-4, 2)
 		rows = min(rows, max(room-min(len(recent.rows), recentDecisions, room/2), 1))
 		recent.rows = recent.rows[:min(len(recent.rows), max(room-rows, 0))]
@@ -320,7 +320,7 @@ func (v view) head() string {
 	return text
 }
 
-// grid is the table of ranks, those of replicas in trouble first when not all is well.
+// grid is the table of ranks, ranks of replicas in trouble first when not all is well.
 func (v view) grid() *grid {
 	type key struct {
 		id   string

@@ -14,7 +14,7 @@ const (
 	roomBesidePrograms = 30
 )
 
-// programLines draws the programs: a line for each model, and those that need most attention. A height of zero asks for all.
+// programLines draws the programs: a line for each model, and the programs that need most attention. A height of zero asks for all.
 func programLines(list *kvpilotv1.ListProgramsResponse, width, height int) []string {
 	var lines []string
 	for _, p := range list.GetPressure() {
@@ -50,7 +50,7 @@ func pressureLine(p *kvpilotv1.ProgramPressure) string {
 		text, wants, p.GetWaiting(), p.GetPaused(), p.GetReplicasNeeded(), p.GetReplicas())
 }
 
-// programGrid is the table of programs: those that wait for longest first, then the paused ones, then the largest.
+// programGrid is the table of programs: the longest waiting ones first, then the paused ones, then the largest.
 func programGrid(list []*kvpilotv1.Program) *grid {
 	g := &grid{columns: []column{
 		{head: "PROGRAM", spare: 2}, {head: "MODEL", spare: 3}, {head: "TENANT", spare: 3}, {head: "STATE"}, {head: "REPLICA"}, {head: "RESIDENT", right: true}, {head: "NEEDS", right: true},

@@ -26,7 +26,7 @@ type Config struct {
 	Conversations, Turns, Concurrency int
 	// Tenants share a system prompt of SystemWords words among their conversations.
 	Tenants, SystemWords int
-	// UserWords is the length of what the user says in a turn; MaxTokens bounds each answer.
+	// UserWords is the length of the user's text in a turn; MaxTokens bounds each answer.
 	UserWords, MaxTokens int
 	// Think is the pause between an answer and the next turn.
 	Think time.Duration
@@ -165,7 +165,7 @@ func (p *player) ask(ctx context.Context, messages []message, session string) (a
 	return answer, r
 }
 
-// chunk is what of a stream's event is measured.
+// chunk is the measured part of a stream's event.
 type chunk struct {
 	Choices []struct {
 		Delta struct {

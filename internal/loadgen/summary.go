@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Summary is what a load measured.
+// Summary has the figures of a load.
 type Summary struct {
 	Requests, Failed int
 	// FirstError is the first failure, nil without one.

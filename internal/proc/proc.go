@@ -135,8 +135,7 @@ func (p *Process) Stop(grace time.Duration) {
 	p.Kill()
 }
 
-// Kill ends the process group as a crash would, and waits for the process. What of the group outlives the process is
-// killed, too.
+// Kill ends the process group as a crash would, and waits for the process. Processes of the group that outlive it are killed, too.
 func (p *Process) Kill() {
 	p.Signal(syscall.SIGKILL)
 	<-p.gone
@@ -168,7 +167,7 @@ func (p *Process) seeLog() string {
 	return "; see " + p.Log
 }
 
-// FreePorts returns TCP ports of the loopback on which nothing listens. They lie below those that a system hands out by itself, so that
+// FreePorts returns TCP ports of the loopback on which nothing listens. They lie below the ports that a system hands out by itself, so that
 // no other process that asks for any port gets one of them before its user listens.
 func FreePorts(ctx context.Context, n int) ([]int, error) {
 	var ports []int

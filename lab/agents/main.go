@@ -226,7 +226,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// usage is what an engine reports of an answer.
+// usage is an engine's report about an answer.
 type usage struct {
 	Prompt  int `json:"prompt_tokens"`
 	Details struct {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// result is what the agents got. It is safe for concurrent use.
+// result is the agents' results. It is safe for concurrent use.
 type result struct {
 	mu             sync.Mutex
 	prompt, cached int             // tokens; guarded by mu

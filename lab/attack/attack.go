@@ -76,7 +76,7 @@ func (a attack) play(ctx context.Context, o options, dir string) (verdict, error
 	return v, nil
 }
 
-// attack attacks w for so long while the honest tenants send, and returns what they met.
+// attack attacks w for so long while the honest tenants send, and returns their results.
 func (a attack) attack(ctx context.Context, w *world, tenants *honest, during time.Duration) ([]result, error) {
 	attacking, end := context.WithTimeout(ctx, during)
 	defer end()
@@ -92,8 +92,8 @@ func (a attack) attack(ctx context.Context, w *world, tenants *honest, during ti
 	}
 }
 
-// elsewhere attacks another router of the same replicas, and returns what the honest tenants meet at theirs: what the attack costs them because all
-// of it runs on one machine. Times that are not judged are not compared.
+// elsewhere attacks another router of the same replicas, and returns the results of the honest tenants at theirs: the cost of the attack
+// to them because all of it runs on one machine. Times that are not judged are not compared.
 func (a attack) elsewhere(ctx context.Context, o options, dir string, w *world) ([]result, error) {
 	if o.fast || a.slower || len(w.routers) > 1 {
 		return nil, nil

@@ -133,7 +133,7 @@ func (w *world) simulate(ctx context.Context, f fleet, o options, dir string) er
 	return nil
 }
 
-// readReplicas reads what kvpilot sim writes: a line per replica with its URL and its events' address.
+// readReplicas reads the output of kvpilot sim: a line per replica with its URL and its events' address.
 func readReplicas(log string) ([]replica, error) {
 	f, err := os.Open(log)
 	if err != nil {

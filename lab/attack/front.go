@@ -19,7 +19,7 @@ import (
 // manners answer a request in place of the replica, or return false for the replica to answer it.
 type manners func(w http.ResponseWriter, r *http.Request, body string) bool
 
-// front is a proxy before a replica that remembers what it got and, while it is active, answers some requests by itself.
+// front is a proxy before a replica that remembers its requests and, while it is active, answers some requests by itself.
 type front struct {
 	url    string
 	server *http.Server

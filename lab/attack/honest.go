@@ -56,7 +56,7 @@ func newHonest(routers []*router, rate int) *honest {
 	return h
 }
 
-// play sends the tenants' requests for so long and returns what they met.
+// play sends the tenants' requests for so long and returns their results.
 func (h *honest) play(ctx context.Context, _ *world, during time.Duration) []result {
 	var mu sync.Mutex
 	var all []result

@@ -18,7 +18,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
-// memoryAttacks make the router hold what the attacker hardly pays for.
+// memoryAttacks make the router hold memory that the attacker hardly pays for.
 func memoryAttacks() []attack {
 	return []attack{
 		{name: "unread-lists", sends: "8 connections with 200 ListDecisions each that read nothing", fast: true, prepare: record, run: unreadLists},
@@ -53,7 +53,7 @@ func memoryAttacks() []attack {
 	}
 }
 
-// announce opens n bodies of a size and sends a 400th of each. What they leave is filled with smaller ones.
+// announce opens n bodies of a size and sends a 400th of each. The room that they leave is filled with smaller ones.
 func (w *world) announce(ctx context.Context, n, size int) {
 	var wait sync.WaitGroup
 	defer wait.Wait()

@@ -55,7 +55,7 @@ func rejectedEnds(ctx context.Context, w *world) error {
 	return nil
 }
 
-// withinLimit checks what the attacker was granted: what its limit gives in the time of the attack, and the burst.
+// withinLimit checks the attacker's grants: the amount of its limit in the time of the attack, and the burst.
 func withinLimit(factor float64) func(*world) (string, []string) {
 	return func(w *world) (string, []string) {
 		during := time.Since(w.began).Minutes()

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// verdict is what an attack did to the honest tenants and to the router.
+// verdict is the effect of an attack on the honest tenants and on the router.
 type verdict struct {
 	// calm are the honest requests without an attack, elsewhere those while another router is attacked, under those while theirs is.
 	calm, elsewhere, under []result

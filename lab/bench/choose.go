@@ -38,8 +38,8 @@ type chooseFigures struct {
 	Allocs       float64 `json:"allocs_per_op"`
 	PerSecond1   float64 `json:"decisions_per_s_1"`
 	PerSecond2   float64 `json:"decisions_per_s_2"`
-	// Scaling is the second by the first; Machine is what two cores here are to work that shares
-	// nothing and allocates nothing: hashing the same prompts.
+	// Scaling is the second by the first; Machine is the scaling of two cores here for work that shares nothing
+	// and allocates nothing: hashing the same prompts.
 	Scaling float64 `json:"scaling_2"`
 	Machine float64 `json:"machine_scaling_2"`
 }
@@ -161,8 +161,8 @@ func (b *benchChoose) fill(bed *chooseBed, index *kvindex.Index, slot replica.Sl
 // chooseTurns is how often one core and two take turns.
 const chooseTurns = 8
 
-// compare is the rate of task on one core and on two, in turns: what disturbs a machine for a second
-// hits both, and the median of the turns counts.
+// compare is the rate of task on one core and on two, in turns: a disturbance of a second hits both,
+// and the median of the turns counts.
 func (bed *chooseBed) compare(d time.Duration, task func(worker int, d time.Duration) int) (one, two float64) {
 	var rates [2][]float64
 	for turn := range 2 * chooseTurns {

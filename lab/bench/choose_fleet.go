@@ -17,7 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 )
 
-// fleetFigures are what a decider does for the routers of its fleet.
+// fleetFigures are a decider's work for the routers of its fleet.
 type fleetFigures struct {
 	Ranks        int     `json:"ranks"`
 	Blocks       int     `json:"blocks"`
@@ -47,8 +47,8 @@ func (nowhere) Ability() peerv1.Ability                           { return peerv
 func (nowhere) SendEvent(decide.ID, *peerv1.FrontendEvent)        {}
 func (nowhere) SendReply(_ decide.ID, reply *peerv1.DeciderReply) { _, _ = proto.Marshal(reply) }
 
-// runFleet measures what the decider of a pool spends on a peer's request: to read its messages, choose, book, answer and release.
-// What the peer spends, and the connection, is not in it.
+// runFleet measures the cost to the decider of a pool of a peer's request: to read its messages, choose, book, answer and release.
+// The cost to the peer, and the connection, are not in it.
 func (b *benchChoose) runFleet() (*fleetFigures, error) {
 	plain, err := b.newBed()
 	if err != nil {
@@ -147,7 +147,7 @@ func (bed *fleetBed) handle(peer int, d time.Duration) (int, error) {
 	}
 }
 
-// messages are what a peer says of one request, and of the end of an earlier one.
+// messages are a peer's messages about one request, and of the end of an earlier one.
 func (bed *fleetBed) messages(prefix string, number, flight uint64) ([][]byte, error) {
 	tokens := bed.prompts[int(number*13)%len(bed.prompts)]
 	hashes := blockhash.Chain(nil, tokens, chooseBlock, blockhash.Namespace{})
@@ -177,7 +177,7 @@ func (bed *fleetBed) messages(prefix string, number, flight uint64) ([][]byte, e
 	return list, nil
 }
 
-// end releases what the peer has in flight.
+// end releases the peer's requests in flight.
 func (bed *fleetBed) end(from decide.ID, last uint64) {
 	for n := uint64(1); n <= last; n++ {
 		bed.decider.Event(from, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Drop{Drop: n}})

@@ -21,7 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
-// benchInFlight measures what a router needs for requests that are in flight with long prompts.
+// benchInFlight measures the memory of a router for requests that are in flight with long prompts.
 type benchInFlight struct {
 	requests, tokens, replicas int
 	memory                     int64
@@ -34,7 +34,7 @@ type inFlightFigures struct {
 	// Answered requests have their first token and are in flight all at once, Refused ones got another status.
 	Answered int64 `json:"answered"`
 	Refused  int64 `json:"refused"`
-	// WithoutIDs counts the prompts that were routed without ids, by any reason, Held the memory that those in flight hold of theirs.
+	// WithoutIDs counts the prompts that were routed without ids, by any reason, Held the memory of the ids of requests in flight.
 	WithoutIDs int64 `json:"without_ids"`
 	Held       int64 `json:"held_bytes"`
 	Limit      int64 `json:"memory_limit_bytes"`
@@ -247,7 +247,7 @@ func listsModel(ctx context.Context, address string) error {
 	return err
 }
 
-// prompts reads from a router's metrics how many prompts had no ids, and what those in flight hold.
+// prompts reads from a router's metrics how many prompts had no ids, and the memory of the ones in flight.
 func prompts(ctx context.Context, admin string) (without, held int64, err error) {
 	text, err := measure.Get(ctx, admin, "/metrics")
 	if err != nil {

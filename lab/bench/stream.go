@@ -49,7 +49,7 @@ func runStreamBench(cmd *cobra.Command, o streambench.Options, run func(context.
 	return run(cmd.Context(), o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 }
 
-// newObserveCommand measures what traces, the console and scrapes cost.
+// newObserveCommand measures the cost of traces, the console and scrapes.
 func newObserveCommand() *cobra.Command {
 	var o streambench.Options
 	cmd := &cobra.Command{
@@ -66,7 +66,7 @@ func newObserveCommand() *cobra.Command {
 	return cmd
 }
 
-// newCostCommand measures what a request costs each router.
+// newCostCommand measures the cost of a request to each router.
 func newCostCommand() *cobra.Command {
 	var o streambench.Options
 	cmd := &cobra.Command{
@@ -85,7 +85,7 @@ func newCostCommand() *cobra.Command {
 	return cmd
 }
 
-// newRoleCommand is what the benchmark starts as processes of their own.
+// newRoleCommand has the roles that the benchmark starts as processes of their own.
 func newRoleCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "role NAME [UPSTREAM]",

@@ -11,7 +11,7 @@ import (
 
 const benchModel = "bench"
 
-// tokenizeReport is what bench tokenize measured.
+// tokenizeReport has the figures of bench tokenize.
 type tokenizeReport struct {
 	stageFigures
 	turnFigures
@@ -23,8 +23,8 @@ type tokenizeReport struct {
 
 // stageFigures is how long requests waited for their ids.
 type stageFigures struct {
-	// StageShareOfFull is the mean time a request waited for its ids, over that of calling
-	// /tokenize in full each turn, with no pause at all between turns; WithPause the same with
+	// StageShareOfFull is the mean time a request waited for its ids, over the time of calling /tokenize
+	// in full each turn, with no pause at all between turns; WithPause the same with
 	// Pause between them, as when an answer is generated and read.
 	StageShareOfFull  float64 `json:"stage_share_of_full"`
 	StageShareOfModel float64 `json:"stage_share_of_unloaded_full"`
@@ -36,14 +36,14 @@ type stageFigures struct {
 	EarlyShare        float64 `json:"answered_early"`
 }
 
-// turnFigures is what a turn costs in processor time.
+// turnFigures is the cost of a turn in processor time.
 type turnFigures struct {
 	Turn1CPUMicros  float64 `json:"turn1_cpu_us"`
 	Turn40CPUMicros float64 `json:"turn40_cpu_us"`
 	Turn40OverTurn1 float64 `json:"turn40_over_turn1_cpu"`
 }
 
-// exactFigures is what a prompt costs that came before.
+// exactFigures is the cost of a repeated prompt.
 type exactFigures struct {
 	// ExactHitMicros is from the bytes of a body that came before to its ids; Encode is the part
 	// after reading, and ReadAnew the whole when the body is read as if it were new.

@@ -19,7 +19,7 @@ import (
 )
 
 // cpu measures the processor time per request turn by turn: all conversations take a turn, and
-// what they leave in the background is waited for.
+// their background work is waited for.
 func (b tokenizeBench) cpu(ctx context.Context, r *tokenizeReport) error {
 	fleet, err := startFakeFleet(ctx, b.replicas)
 	defer fleet.kill()
@@ -184,7 +184,7 @@ func (b tokenizeBench) soakRun(ctx context.Context, r *tokenizeReport) error {
 	return nil
 }
 
-// liveHeap is what is reachable after a collection.
+// liveHeap is the reachable memory after a collection.
 func liveHeap() int64 {
 	runtime.GC()
 	var m runtime.MemStats

@@ -18,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// The fake tokenizer's speed: what a real one needs on one core.
+// The fake tokenizer's speed: the times of a real one on one core.
 const (
 	fakeBase     = 2 * time.Millisecond
 	fakePerToken = 2 * time.Microsecond

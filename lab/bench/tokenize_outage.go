@@ -10,11 +10,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
-// ground is a fleet's true caches and the router's view of what it routed, for a choice by the
+// ground is a fleet's true caches and the router's view of its routed prompts, for a choice by the
 // longest known prefix.
 type ground struct {
 	mu     sync.Mutex
-	holds  []map[blockhash.Hash]bool // what each replica truly holds, and its events said
+	holds  []map[blockhash.Hash]bool // the blocks that each replica truly holds, and its events announced
 	routed []map[blockhash.Hash]bool // names of text chunks routed to each without ids
 	sent   []int
 	cached int

@@ -38,7 +38,7 @@ func (b tokenizeBench) talk(seed int) *talk {
 	return k
 }
 
-// talks are those of all clients, the first one's of the seed.
+// talks are the talks of all clients, the first one's of the seed.
 func (b tokenizeBench) talks(seed int) []*talk {
 	list := make([]*talk, b.clients)
 	for i := range list {
@@ -64,10 +64,10 @@ func (k *talk) say(role string, size int) {
 	k.messages = append(k.messages, `"}`...)
 }
 
-// turn adds what came since the last request.
+// turn adds the turn since the last request.
 func (k *talk) turn() { k.turns++ }
 
-// write writes what another turn adds.
+// write writes the addition of another turn.
 func (k *talk) write() {
 	if k.count == 0 {
 		k.say("system", k.perTurn/3)
@@ -156,7 +156,7 @@ func (b tokenizeBench) hold(ctx context.Context, cfg tokenizer.Config, fleet *fa
 		wg.Go(func() {
 			for range b.turns {
 				k.turn()
-				runtime.Gosched() // a request's goroutine has waited for its connection: it does not go before those that waited longer
+				runtime.Gosched() // a request's goroutine has waited for its connection: it does not go before goroutines that waited longer
 				_, enc, took, err := tokenizeStage(ctx, pool, fleet, k.body())
 				enc.Release()
 				mu.Lock()

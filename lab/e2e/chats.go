@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/internal/loadgen"
 )
 
-// What checkChats wants of predicted over actual time to the first token, and of the most prefill that a replica did over the mean.
+// The bounds of checkChats for predicted over actual time to the first token, and for the most prefill that a replica did over the mean.
 const (
 	chatsP50Low, chatsP50High = 0.9, 1.1
 	chatsP90Low, chatsP90High = 0.6, 1.6
@@ -24,7 +24,7 @@ func (r *disturbances) checkChats(ctx context.Context) (string, error) {
 		SystemWords: 150, UserWords: 200, MaxTokens: 16, Seed: uint64(time.Now().UnixNano()), Timeout: 2 * time.Minute,
 	}
 	var s loadgen.Summary
-	if err := loadgen.Run(ctx, load, s.Add); err != nil { // what the router learns from
+	if err := loadgen.Run(ctx, load, s.Add); err != nil { // the router learns from it
 		return "", err
 	}
 	seen := r.router.watchPredictions(ctx)

@@ -11,7 +11,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
-// answers are the checks of what the router says and returns for a prompt, next to the engine's own word.
+// answers are the checks of the router's statements and results for a prompt, next to the engine's own word.
 type answers struct {
 	stack
 	prompts int
@@ -124,7 +124,7 @@ func (p *routerProcess) released(ctx context.Context) error {
 	}
 }
 
-// engineLoad sums what the engines say is running; an engine that does not answer counts as busy.
+// engineLoad sums the running requests that the engines report; an engine that does not answer counts as busy.
 func (f *fleet) engineLoad(ctx context.Context) int {
 	sum := 0
 	for _, e := range f.engines {

@@ -65,7 +65,7 @@ func (c *collector) Export(_ context.Context, req *collectorv1.ExportTraceServic
 	return &collectorv1.ExportTraceServiceResponse{}, nil
 }
 
-// wait gives the trace's spans once one of them has the name, or what there is at the end.
+// wait gives the trace's spans once one of them has the name, or the present ones at the end.
 func (c *collector) wait(ctx context.Context, trace, name string) (list []span, found bool) {
 	for {
 		c.mu.Lock()

@@ -52,7 +52,7 @@ type engine struct {
 	process *proc.Process // nil: not running
 }
 
-// blockSize is what the replicas use.
+// blockSize is the replicas' block size.
 const blockSize = 32
 
 // startFleet starts the replicas and waits until they serve.

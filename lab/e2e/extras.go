@@ -102,7 +102,7 @@ func (r *answers) checkCohere(ctx context.Context) (string, error) {
 	if err := json.Unmarshal(routed, &b); err != nil {
 		return "", err
 	}
-	for _, o := range []object{a, b} { // what differs between any two
+	for _, o := range []object{a, b} { // fields that differ between any two
 		delete(o, "id")
 		delete(o, "usage") // the second one finds the prompt in the cache
 	}
@@ -112,7 +112,7 @@ func (r *answers) checkCohere(ctx context.Context) (string, error) {
 	return "the same answer, direct and routed", nil
 }
 
-// checkRealtime compares what becomes of a WebSocket's handshake; the model cannot hear, so what follows is not compared.
+// checkRealtime compares the results of a WebSocket's handshake; the model cannot hear, so later frames are not compared.
 func (r *answers) checkRealtime(ctx context.Context) (string, error) {
 	direct, err := shake(ctx, strings.TrimPrefix(r.engines[0].url(), "http://"))
 	if err != nil {

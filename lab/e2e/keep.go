@@ -26,7 +26,7 @@ func (f *fleet) keptFile() string {
 	return filepath.Join(f.vllm.cache, "fleet-"+f.vllm.version+f.connector+".json")
 }
 
-// kept reads what an earlier run left; nothing when it left nothing that still runs.
+// kept reads the record of an earlier run; nothing when none of it still runs.
 func (f *fleet) kept() keptFleet {
 	var k keptFleet
 	b, err := os.ReadFile(f.keptFile())
@@ -41,7 +41,7 @@ func (f *fleet) kept() keptFleet {
 	return k
 }
 
-// remember writes down what runs.
+// remember writes down the running processes.
 func (f *fleet) remember() error {
 	if !f.keep {
 		return nil

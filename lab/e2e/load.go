@@ -18,7 +18,7 @@ import (
 // changing are the parts of a stream that differ from call to call.
 var changing = regexp.MustCompile(`"(id|created)":("[^"]*"|\d+)`)
 
-// checkStreams compares the bytes of streams through the router with those of direct calls.
+// checkStreams compares the bytes of streams through the router with the bytes of direct calls.
 func (r *answers) checkStreams(ctx context.Context) (string, error) {
 	chat := []object{{"role": "user", "content": "Tell me something about rivers and time."}}
 	cases := map[string]object{
@@ -91,7 +91,7 @@ func (r *answers) pinned(ctx context.Context, path string, raw []byte) (string, 
 
 var itemIDs = regexp.MustCompile(`"(item_id|created_at)":("[^"]*"|\d+)`)
 
-// normal takes out what differs from call to call.
+// normal takes out fields that differ from call to call.
 func normal(b []byte) string {
 	b = changing.ReplaceAll(b, []byte(`"$1":0`))
 	return string(itemIDs.ReplaceAll(b, []byte(`"$1":0`)))
@@ -127,7 +127,7 @@ type outcome struct {
 	err     string
 }
 
-// checkKill kills one replica under load: no stream may be lost, those that it was serving are resumed, and its return is
+// checkKill kills one replica under load: no stream may be lost, the streams that it was serving are resumed, and its return is
 // learned again.
 func (r *disturbances) checkKill(ctx context.Context) (string, error) {
 	victim := r.engines[len(r.engines)-1]

@@ -15,7 +15,7 @@ const (
 )
 
 // checkPredictions plays conversations of every kind: the cached tokens that the router predicts for each turn
-// must be those that the engine counts.
+// must be the engine's count.
 func (r *answers) checkPredictions(ctx context.Context) (string, error) {
 	dice := rand.New(rand.NewPCG(11, uint64(time.Now().UnixNano())))
 	turns, right := 0, 0

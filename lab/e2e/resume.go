@@ -80,7 +80,7 @@ func (r *disturbances) checkResume(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d cuts: %d streams resumed, %d of them with the very text of the undisturbed ones; %d ended, inside a character", cuts, cuts-lost, equal, lost), nil
 }
 
-// heard is what a client makes of a stream.
+// heard is a client's reading of a stream.
 type heard struct {
 	text, finish, usage string
 	stop                string // stop_reason
@@ -122,7 +122,7 @@ func hear(ctx context.Context, url string, body object, header ...string) (heard
 				Delta  struct{ Content string }
 				Finish string `json:"finish_reason"`
 				Stop   any    `json:"stop_reason"`
-				// Logprobs are those of completions.
+				// Logprobs are the log probabilities of completions.
 				Logprobs struct {
 					Offsets []int `json:"text_offset"`
 					Tokens  []string
@@ -169,7 +169,7 @@ func (r *disturbances) resuming(ctx context.Context, front []string) (url string
 	return p.url(), p.stop, nil
 }
 
-// another starts one more router in front of the addresses, with more settings; name is that of its files.
+// another starts one more router in front of the addresses, with more settings; name is the name of its files.
 func (r *release) another(ctx context.Context, name string, front []string, settings string) (*routerProcess, error) {
 	at, err := proc.FreeAddresses(ctx, 3)
 	if err != nil {

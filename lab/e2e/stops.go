@@ -62,7 +62,8 @@ func (f *fleet) letters(ctx context.Context) ([]uint32, error) {
 	return a.ids("tokens"), nil
 }
 
-// same compares what a client of the router got with the undisturbed answer; the usage of a stream that the router ends has no cached tokens.
+// same compares the result of a client of the router with the undisturbed answer; the usage of a stream that the router ends has no
+// cached tokens.
 func (s *stopped) same(got heard) bool {
 	return got.done && !got.failed && got.ids == 1 && got.text == s.want.text && got.finish == s.want.finish && got.stop == s.want.stop && got.usage == s.want.usage
 }

@@ -30,7 +30,7 @@ func tokenCases() map[string]object {
 	}
 }
 
-// checkTokens compares the ids that the router predicts with those that the engine reports.
+// checkTokens compares the ids that the router predicts with the engine's ids.
 func (r *answers) checkTokens(ctx context.Context) (string, error) {
 	cases := tokenCases()
 	for name, body := range cases {

@@ -48,7 +48,7 @@ func (r *disturbances) checkUnstreamed(ctx context.Context) (string, error) {
 	return detail, nil
 }
 
-// addresses are those of the engines.
+// addresses are the engines' addresses.
 func (f *fleet) addresses() (list []string) {
 	for _, e := range f.engines {
 		list = append(list, strings.TrimPrefix(e.url(), "http://"))
@@ -56,7 +56,7 @@ func (f *fleet) addresses() (list []string) {
 	return list
 }
 
-// unstreamedAnswers counts what a router gives to clients of which each has one request at a time, no two alike.
+// unstreamedAnswers counts a router's answers to clients of which each has one request at a time, no two alike.
 func unstreamedAnswers(ctx context.Context, router *routerProcess) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, unstreamedFor)
 	defer cancel()

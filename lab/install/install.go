@@ -21,7 +21,7 @@ type Venv struct{ Dir, Log string }
 // Program is the path of a program of the environment.
 func (v Venv) Program(name string) string { return filepath.Join(v.Dir, "bin", name) }
 
-// Version is that of an installed package, or "".
+// Version is the version of an installed package, or "".
 func (v Venv) Version(ctx context.Context, name string) string {
 	out, err := exec.CommandContext(ctx, v.Program("python"), "-c", "import importlib.metadata as m; print(m.version('"+name+"'))").Output()
 	if err != nil {

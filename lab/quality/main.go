@@ -1,5 +1,5 @@
 // Command quality plays traces under all policies. It writes every table to docs/quality-results.txt
-// and what they come to between the marks of docs/quality.md.
+// and their summary between the marks of docs/quality.md.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 
 const (
 	seeds = 3
-	// block is the block size in tokens: that of the traces' chunks, for speed.
+	// block is the block size in tokens: the size of the traces' chunks, for speed.
 	block    = 512
 	patience = 20
 	begins   = "<!-- make quality begins -->\n"
@@ -156,7 +156,7 @@ func robustness(dir string) (string, error) {
 	return text, err
 }
 
-// between returns page with what lies between the marks replaced.
+// between returns page with the text between the marks replaced.
 func between(page, text string) (string, error) {
 	head, rest, ok := strings.Cut(page, begins)
 	_, tail, ok2 := strings.Cut(rest, ends)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// figures are what one run came to, or the mean of several.
+// figures are the results of one run, or the mean of several.
 type figures struct {
 	counts
 	times
@@ -32,7 +32,7 @@ type counts struct {
 	FirstError string `json:"first_error,omitempty"`
 }
 
-// times are what clients waited.
+// times are the clients' waits.
 type times struct {
 	TTFT     float64 `json:"ttft_mean_s"`
 	TTFTP50  float64 `json:"ttft_p50_s"`
@@ -47,11 +47,11 @@ type times struct {
 	Goodput float64 `json:"goodput_per_s"`
 }
 
-// work is what the engines computed.
+// work is the engines' work.
 type work struct {
 	// Cached is the share of prompt tokens that engines found in their caches, by usage.
 	Cached float64 `json:"cached_share"`
-	// Shares are those of the prompt tokens that each replica computed; Imbalance is the most of them over the mean,
+	// Shares are the shares of the prompt tokens that each replica computed; Imbalance is the most of them over the mean,
 	// each divided by the replica's speed.
 	Shares    []float64 `json:"work_shares"`
 	Imbalance float64   `json:"imbalance"`

@@ -66,7 +66,7 @@ func (k *kvpilot) command(s *subject, f *fleet, at port, dir string) ([]string, 
 	return args, nil
 }
 
-// forecast is what kvpilot reports about its own predictions.
+// forecast is kvpilot's report about its own predictions.
 type forecast struct {
 	// Ratio quantiles are of predicted over actual time to the first token, for answers that had one.
 	Predictions int     `json:"predictions"`

@@ -3,8 +3,8 @@
 //
 //	go run ./lab/routers -seconds 90 -rounds 3
 //
-// It installs what it can of other people's routers below -cache and skips what cannot be had, with the
-// reason. It watches whether the machine kept up and marks what is void because it did not.
+// It installs other people's routers below -cache and skips the ones that cannot be had, with the
+// reason. It watches whether the machine kept up and marks the runs that are void because it did not.
 package main
 
 import (
@@ -30,7 +30,7 @@ type options struct {
 	results
 }
 
-// plan is what is played, how often and how long.
+// plan is the plan of the runs: the loads, how often and how long.
 type plan struct {
 	routers, traces  []string
 	loads            []float64
@@ -99,7 +99,7 @@ func main() {
 	}
 }
 
-// execute runs what the arguments ask for.
+// execute runs the command of the arguments.
 func execute(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == dynamoProxy {
 		return runDynamo(ctx, args[1:])
@@ -185,7 +185,7 @@ var (
 	}
 )
 
-// check completes the options and finds what is wrong with them.
+// check completes the options and finds their faults.
 func (o *options) check() error {
 	if len(o.routers) == 0 {
 		o.routers = defaultRouters

@@ -85,7 +85,7 @@ go run ./lab/routers -routers kvpilot -traces conversation -replicas 4 -speeds 1
 ` + "```" + `
 `
 
-// Marks around what readme writes.
+// Marks around the text of readme.
 const (
 	readmeBegins = "<!-- make bench-routers begins -->"
 	readmeEnds   = "<!-- make bench-routers ends -->"

@@ -22,8 +22,8 @@ type outcome struct {
 	// late is how much later than planned it was sent; waited is how long it stood back for the answer
 	// that is part of its prompt.
 	late, waited time.Duration
-	// ttft, last and whole are the times to the first token, the last one and the end. Those that are
-	// not known because the run ended are zero; whole is then how long it had lasted.
+	// ttft, last and whole are the times to the first token, the last one and the end. Times that are not known because
+	// the run ended are zero; whole is then how long it had lasted.
 	ttft, last, whole      time.Duration
 	done                   bool
 	prompt, output, cached int
@@ -47,7 +47,7 @@ type player struct {
 	talks    []conversation
 }
 
-// conversation is what a later call needs of an earlier one.
+// conversation is the part of an earlier call that a later one needs.
 type conversation struct {
 	over     chan struct{} // closed when the call has ended
 	wanted   bool
@@ -55,7 +55,7 @@ type conversation struct {
 	answer   []byte
 }
 
-// play sends every request at its time and returns what became of them.
+// play sends every request at its time and returns their outcomes.
 func (p *player) play(ctx context.Context) []outcome {
 	ctx, cancel := context.WithTimeout(ctx, p.limit)
 	defer cancel()
@@ -76,7 +76,7 @@ func (p *player) play(ctx context.Context) []outcome {
 	for i := range order {
 		order[i] = i
 	}
-	if !p.trace.Closed { // what a coarse clock puts at one moment is not in order
+	if !p.trace.Closed { // calls that a coarse clock puts at one moment are not in order
 		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.times[a], p.times[b]) })
 	}
 	for _, i := range order {
@@ -99,7 +99,7 @@ func (p *player) at(i int) time.Time {
 	return p.began.Add(time.Duration(p.times[i] * float64(time.Second)))
 }
 
-// call plays one request: it waits for what it follows and for its time, sends it and reads the answer.
+// call plays one request: it waits for the call that it follows and for its time, sends it and reads the answer.
 func (p *player) call(ctx context.Context, i int) {
 	o, t := &p.outcomes[i], &p.talks[i]
 	due, ok := p.due(ctx, i)
@@ -278,7 +278,7 @@ func (p *player) read(i int, stream io.Reader, begin time.Time) error {
 	}
 }
 
-// event notes what a chunk brings: text, or the usage at the end.
+// event notes the content of a chunk: text, or the usage at the end.
 func (p *player) event(o *outcome, t *conversation, line, mark []byte, now time.Duration) {
 	if at := bytes.Index(line, mark); at >= 0 {
 		if text := line[at+len(mark):]; len(text) > 0 && text[0] != '"' {

@@ -22,7 +22,7 @@ func start(ctx context.Context, dir, name string, args ...string) (*proc.Process
 // grace is how long a process may take to end: some wait longer than that for nothing.
 const grace = 3 * time.Second
 
-// poll is the pause between two looks at what is starting.
+// poll is the pause between two looks at a starting process.
 const poll = 100 * time.Millisecond
 
 // cpuOf is the processor time of the process groups so far.
@@ -57,8 +57,8 @@ func ticks(s string) time.Duration {
 	return time.Duration(n) * 10 * time.Millisecond
 }
 
-// machineTime is the processor time of the whole machine so far: busy and all. What runs at a low priority is
-// left out of the former: it stands back for what is measured.
+// machineTime is the processor time of the whole machine so far: busy and all. Work at a low priority is left out
+// of the former: it stands back for the measured work.
 func machineTime() (busy, all time.Duration) {
 	raw, err := os.ReadFile("/proc/stat")
 	if err != nil {

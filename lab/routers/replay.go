@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
-// played is what kvpilot replay says of the same requests at the same rate.
+// played is the result of kvpilot replay for the same requests at the same rate.
 type played struct {
 	TTFT      float64 `json:"ttft_mean_s"`
 	TTFTP99   float64 `json:"ttft_p99_s"`
@@ -23,7 +23,7 @@ func (o *options) replayOptions(t *replay.Trace, atLeast int) replay.Options {
 	}
 	known := 0.0
 	if slices.ContainsFunc(t.After, func(before int) bool { return before >= 0 }) {
-		known = 1 // kvpilot does not wait for the ids of what follows a known turn
+		known = 1 // kvpilot does not wait for the ids behind a known turn
 	}
 	return replay.Options{Traffic: replay.Traffic{Trace: t, AtLeast: atLeast}, Engines: replay.Engines{Replicas: o.replicas, Profile: replay.Profiles()[0], Speeds: o.replicaSpeeds(), Block: block}, Routing: replay.Routing{Beginnings: known}, Runs: replay.Runs{Seeds: 1, NoSaturation: true}}
 }

@@ -23,7 +23,7 @@ type fleet struct {
 	replays   []string
 }
 
-// simLine is what kvpilot sim prints for each replica.
+// simLine is the line of kvpilot sim for each replica.
 var simLine = regexp.MustCompile(`^(http://\S+)  model .*, events (tcp://\S+), replays (tcp://\S+)$`)
 
 // startFleet starts the replicas, cold, and waits until they serve. Their block hashes have one seed, because

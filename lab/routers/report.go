@@ -73,7 +73,7 @@ func cpuName() string {
 	return "unknown processor"
 }
 
-// write keeps what is known so far.
+// write keeps the results so far.
 func (r *report) write() error {
 	for _, c := range r.Cells {
 		for _, row := range c.Results {
@@ -87,7 +87,7 @@ func (r *report) write() error {
 	return os.WriteFile(filepath.Join(r.out, "results.json"), append(raw, '\n'), 0o644)
 }
 
-// render reports what earlier runs left, as one report.
+// render reports the results of earlier runs, as one report.
 func render(o *options) error {
 	var all *report
 	files := strings.Split(o.render, ",")

@@ -14,12 +14,12 @@ import (
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
-// cell is a trace at a load: what all routers are compared on.
+// cell is a trace at a load: the unit in which all routers are compared.
 type cell struct {
 	Trace string  `json:"trace"`
 	Load  float64 `json:"load"`
-	// Rate is in requests per second, Capacity what a fleet with one pooled cache can do of these requests.
-	// In a closed loop of so many Agents the rate is what they ask for if answers come without delay.
+	// Rate is in requests per second, Capacity the rate of these requests that a fleet with one pooled cache can serve.
+	// In a closed loop of so many Agents the rate is their demand if answers come without delay.
 	Rate     float64 `json:"rate"`
 	Capacity float64 `json:"capacity,omitempty"`
 	Requests int     `json:"requests"`
@@ -59,13 +59,13 @@ func run(ctx context.Context, o *options) error {
 	}
 	for round := range o.rounds {
 		if err := rep.round(ctx, o, subjects, binary, round); err != nil {
-			return errors.Join(err, rep.finish(o)) // what was measured before is reported
+			return errors.Join(err, rep.finish(o)) // earlier results are reported
 		}
 	}
 	return rep.finish(o)
 }
 
-// cells makes what is played; an unavailable trace is reported and left out.
+// cells makes the cells; an unavailable trace is reported and left out.
 func (r *report) cells(o *options, subjects []*subject) error {
 	for _, name := range o.traces {
 		for _, load := range o.loads {
@@ -98,7 +98,7 @@ func (r *report) round(ctx context.Context, o *options, subjects []*subject, bin
 	var mu sync.Mutex
 	for _, c := range r.Cells {
 		for i := range subjects {
-			// Another order in each round: what comes after what does not decide.
+			// Another order in each round: the sequence does not decide.
 			n := (i + round) % len(subjects)
 			row := c.Results[n]
 			group.Go(func() error {
@@ -159,7 +159,7 @@ func (o *options) cell(name string, load float64) (*cell, error) {
 	if t.Closed {
 		err = o.closed(c, name == "agents")
 	} else if load > 0 {
-		// How fast the fleet is depends on which requests it gets: first on all, then on those that fit.
+		// How fast the fleet is depends on which requests it gets: first on all, then on the ones that fit.
 		for range 4 {
 			if c.Capacity, err = o.capacity(c.trace.Trace, replay.FewestRequests); err != nil {
 				break

@@ -47,7 +47,7 @@ type running struct {
 	dirs      []string
 }
 
-// parse reads what the operator wrote.
+// parse reads the operator's text.
 func (o *options) parse(name, binary string) (*subject, error) {
 	s := &subject{name: name, processes: 1, binary: binary}
 	rest, count, many := strings.Cut(name, "@")

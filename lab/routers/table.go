@@ -93,7 +93,7 @@ func (row *rows) cells() []string {
 	return list
 }
 
-// remarks are the lines below a cell's table: replay, and what kvpilot reports about itself.
+// remarks are the lines below a cell's table: replay, and kvpilot's report about itself.
 func (c *cell) remarks() []string {
 	var list []string
 	if c.Setting != "" {

@@ -57,7 +57,7 @@ const (
 	aroundTurn   = 13
 )
 
-// prompt is a call's conversation. before and answer are those of the call that it continues; nil for a
+// prompt is a call's conversation. before and answer belong to the call that it continues; nil for a
 // call that begins one.
 func (t *trace) prompt(i int, before []message, answer []byte) []message {
 	c := &t.Calls[i]
@@ -76,7 +76,7 @@ func (t *trace) prompt(i int, before []message, answer []byte) []message {
 	return append(list, message{"user", appendText(nil, c, t.Chunk, start, max(start+1, c.In-aroundUser))})
 }
 
-// model is what the replicas serve.
+// model is the replicas' model.
 const model = "sim"
 
 // body is the request for a conversation.

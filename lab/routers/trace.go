@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
-// trace is what is played: the requests, and what the player must know beyond what a trace says.
+// trace is the load: the requests, and the player's data beyond a trace's.
 type trace struct {
 	*replay.Trace // with After, in a closed loop too
 	// System is the tokens at the beginning of each prompt that are the system message.
@@ -178,7 +178,7 @@ func (t *trace) opened() *replay.Trace {
 }
 
 // timed is a closed loop with one more, tiny session at the end of so many seconds. Replay takes a trace's own
-// rate from the first calls of its sessions, and those of agents come all at the beginning.
+// rate from the first calls of its sessions, and the first calls of agents come all at the beginning.
 func (t *trace) timed(seconds float64) *replay.Trace {
 	c := *t.Trace
 	last := t.Calls[len(t.Calls)-1]
@@ -210,8 +210,8 @@ func (t *trace) cut(n int) *trace {
 	return &trace{Trace: &c, System: t.System}
 }
 
-// times gives the calls' times at a rate of the whole trace: those that a coarse clock puts at one moment are spread
-// at random until the next. In a closed loop the times are as they are, and those of calls that wait for another are
+// times gives the calls' times at a rate of the whole trace: times that a coarse clock puts at one moment are spread
+// at random until the next. In a closed loop the times are as they are, and the times of calls that wait for another are
 // think times.
 func (t *trace) times(rate float64, seed uint64) []float64 {
 	at := make([]float64, len(t.Calls))

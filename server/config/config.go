@@ -68,9 +68,9 @@ type Config struct {
 	Reload Reload `yaml:"reload"`
 }
 
-// Front is what clients, gateways and operators reach.
+// Front has the parts that clients, gateways and operators reach.
 type Front struct {
-	// Callers' credentials, and what callers may set.
+	// Callers' credentials, and the options that callers may set.
 	API grpcapi.Config `yaml:"api"`
 	// Each tenant's limits, and its share while requests wait.
 	Tenants quota.Config `yaml:"tenants"`

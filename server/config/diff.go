@@ -21,7 +21,7 @@ type leaf struct {
 	shown string
 }
 
-// Diff lists the settings that differ, with what needs a restart. Objects in lists are named by their id, name or URL.
+// Diff lists the settings that differ, and which of them need a restart. Objects in lists are named by their id, name or URL.
 func Diff(now, next Config) []reload.Change {
 	before, after := leaves(now), leaves(next)
 	paths := maps.Clone(before)
@@ -110,7 +110,7 @@ func nameOf(v reflect.Value) string {
 	return cmp.Or(names["id"], names["name"], names["url"], names["service"])
 }
 
-// settingsOf lists the fields of a struct that are settings, those of embedded structs among them.
+// settingsOf lists the fields of a struct that are settings, also the fields of embedded structs.
 func settingsOf(t reflect.Type) []reflect.StructField {
 	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return tagOf(f) == "" })
 }
@@ -145,7 +145,7 @@ func display(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// Hash is a short digest of all settings but the secrets and what is a router's own: its name and address in the fleet.
+// Hash is a short digest of all settings but the secrets and a router's own ones: its name and address in the fleet.
 func Hash(c Config) string {
 	c.Fleet.Name, c.Fleet.Advertise = "", ""
 	var text strings.Builder

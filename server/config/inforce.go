@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// shownSettings and shownValue bound what is listed of the settings.
+// shownSettings and shownValue bound the list of the settings.
 const (
 	shownSettings = 100
 	shownValue    = 200

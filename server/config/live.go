@@ -28,7 +28,7 @@ func (r Reload) Validate() error {
 }
 
 // LivePaths are the settings that a reload applies, each with all below it; the others need a restart. It is the one table of
-// them: the sections of package server take theirs from it, and docs/config.md marks what is in it.
+// them: the sections of package server take theirs from it, and docs/config.md marks its settings.
 func LivePaths() []string {
 	return []string{
 		"listen.drain_delay", "listen.drain_timeout",
@@ -51,7 +51,7 @@ func LivePaths() []string {
 	}
 }
 
-// LiveBelow are those of LivePaths below one of the given settings.
+// LiveBelow are the paths of LivePaths below one of the given settings.
 func LiveBelow(settings ...string) []string {
 	return slices.DeleteFunc(LivePaths(), func(path string) bool {
 		return !slices.ContainsFunc(settings, func(s string) bool { return reload.Below(s, path) })

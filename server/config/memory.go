@@ -5,9 +5,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// WithinMemory returns the settings with the limits of parts that are not set computed as shares of a limit, those that are set lowered to
-// their shares, and the names of the latter. What the index cannot hold costs cache hits, what the token cache cannot hold costs time,
-// what bodies cannot hold is rejected, and a request whose blocks' names find no room is routed without them.
+// WithinMemory returns the settings with the limits of parts that are not set computed as shares of a limit, set ones lowered to
+// their shares, and the names of the latter. Blocks beyond the index cost cache hits, prompts beyond the token cache cost time, bodies
+// beyond their limit are rejected, and a request whose blocks' names find no room is routed without them.
 func (c Config) WithinMemory(l memlimit.Limit) (Config, []string) {
 	if l.Bytes == 0 {
 		return c, nil

@@ -26,7 +26,7 @@ func noSetting(name string) bool {
 }
 
 // applyEnv overrides c from the environment. Variables with our prefix that name no setting are
-// errors, except those that Kubernetes makes for a Service of our name.
+// errors, except the variables that Kubernetes makes for a Service of our name.
 func applyEnv(c *Config, env []string) error {
 	byName := map[string]field{}
 	for _, f := range fields(reflect.ValueOf(c).Elem(), nil) {

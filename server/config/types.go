@@ -14,7 +14,7 @@ import (
 )
 
 // checkTypes compares the values in a settings file with the types of the settings. It names line and setting of each one that
-// does not fit, and no value, which may be a secret. What it does not know is left to the decoder.
+// does not fit, and no value, which may be a secret. Types that it does not know are left to the decoder.
 func checkTypes(text []byte) error {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil || len(file.Docs) == 0 {

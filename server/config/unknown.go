@@ -49,8 +49,7 @@ func (s spelling) unknown(name string) error {
 	return fmt.Errorf("%s: no such setting%s", name, suggest.Question(meant))
 }
 
-// eachPath calls visit with the path of each setting and section below t. kind says why a variable cannot set it; it is empty
-// for those that one can.
+// eachPath calls visit with the path of each setting and section below t. kind says why a variable cannot set it; it is empty where one can.
 func eachPath(t reflect.Type, path string, visit func(path, kind string)) {
 	for _, f := range settingsOf(t) {
 		at := join(path, tagOf(f))

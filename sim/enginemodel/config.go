@@ -15,7 +15,7 @@ type Config struct {
 	MaxBatchedTokens int
 	MaxSeqs          int
 	// WholePrompts admits a sequence only when all its known tokens fit into free blocks, as vLLM does by
-	// default since it has scheduler_reserve_full_isl; without it those of its first step suffice.
+	// default since it has scheduler_reserve_full_isl; without it the tokens of its first step suffice.
 	WholePrompts bool
 	// NoCaching forgets the blocks of ended sequences.
 	NoCaching bool

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 )
 
-// Sink receives the changes of the cache, in order. Those of a step come from its Plan, which gives
+// Sink receives the changes of the cache, in order. Changes of a step come from its Plan, which gives
 // it blocks, and from its Complete.
 type Sink interface {
 	// Stored says that blocks from up to, not including, to of s have their keys.
@@ -48,7 +48,7 @@ func New(cfg Config, pool *Pool, sink Sink) *Machine {
 // SetSpeed changes the speed of steps planned from now on.
 func (m *Machine) SetSpeed(speed float64) { m.cfg.Timing.Speed = speed }
 
-// Config is what New was given, with the present speed.
+// Config is the argument of New, with the present speed.
 func (m *Machine) Config() Config { return m.cfg }
 
 // Pool is the machine's KV memory.
@@ -71,7 +71,7 @@ func (m *Machine) Submit(s *Sequence) {
 }
 
 // Abort ends s and frees its blocks at once; it reports false when s is not live. A step that is
-// running takes as long as it was planned to, and what it computes stays in the cache. A run of
+// running takes as long as it was planned to, and its blocks stay in the cache. A run of
 // several steps must be completed up to the running one, and planned again, before.
 func (m *Machine) Abort(s *Sequence) bool {
 	switch s.state {
@@ -182,7 +182,7 @@ func hold(m *Machine, s *Sequence, hits int) {
 	}
 }
 
-// prefix counts the leading blocks of s that are cached, and those of them that no sequence uses.
+// prefix counts the leading blocks of s that are cached, and the ones among them that no sequence uses.
 // The last token is always computed.
 func (m *Machine) prefix(s *Sequence) (hits, idle int) {
 	if m.cfg.NoCaching || s.NoHits {

@@ -33,7 +33,7 @@ func NewPool(n int) *Pool {
 	return p
 }
 
-// Size is the number of blocks, Free the number of those that no sequence uses.
+// Size is the number of blocks, Free the number of blocks that no sequence uses.
 func (p *Pool) Size() int { return len(p.blocks) }
 
 // Free counts the blocks that no sequence uses.

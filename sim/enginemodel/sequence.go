@@ -10,7 +10,7 @@ type Sequence struct {
 	// Keys name the full blocks of prompt and answer in order. A block without a key is never found
 	// or announced. Before the next Plan the driver appends the keys of blocks that Complete filled.
 	Keys []blockhash.Hash
-	// Prompt is the number of prompt tokens, Most that of the answer, after which the sequence ends.
+	// Prompt is the number of prompt tokens, Most the number of the answer's, after which the sequence ends.
 	// With Most 0 the prompt is only computed.
 	Prompt, Most int
 	// NoHits makes the sequence compute its whole prompt.

@@ -5,11 +5,11 @@ import (
 	"sort"
 )
 
-// Step is what Plan planned: one step, or a run of steps in which the same sequences decode.
+// Step is the result of Plan: one step, or a run of steps in which the same sequences decode.
 type Step struct {
 	// Steps is 0 when there is nothing to compute.
 	Steps int
-	// PromptTokens are those that the step computes; a run computes none.
+	// PromptTokens are the prompt tokens that the step computes; a run computes none.
 	PromptTokens int
 	// Reads are the Remote sequences whose transfer begins now.
 	Reads []*Sequence
@@ -30,7 +30,7 @@ func (s *Step) Ended(elapsed float64) int {
 }
 
 // Plan chooses the tokens of the next step and gives them blocks: first for the sequences that run,
-// in order, then for those that wait. Nothing may be planned and not completed when it is called.
+// in order, then for waiting ones. Nothing may be planned and not completed when it is called.
 //
 // When the step only decodes, Plan plans up to limit steps, as long as no sequence reaches its end
 // and no block is missing. Sequences that are submitted then wait until the run is completed; the

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 )
 
-// Pin keeps the leading blocks that the keys name from being evicted, until Unpin of what it returns.
+// Pin keeps the leading blocks that the keys name from being evicted, until Unpin of its result.
 func (m *Machine) Pin(keys []blockhash.Hash) []int32 {
 	blocks := make([]int32, 0, len(keys))
 	for _, k := range keys {
@@ -20,7 +20,7 @@ func (m *Machine) Pin(keys []blockhash.Hash) []int32 {
 	return blocks
 }
 
-// Unpin ends what Pin began.
+// Unpin ends a Pin.
 func (m *Machine) Unpin(blocks []int32) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		m.pool.release(blocks[i])

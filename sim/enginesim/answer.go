@@ -16,7 +16,7 @@ func (l *life) answer(c *call, s *sampling, prefix string, prompts []promptIDs, 
 // finished waits for all choices; false when the answer broke off.
 func (g *generation) finished() bool { return g.each(func(*choice, delta) bool { return true }) }
 
-// stream sends an event stream: open writes what comes before the first delta, on writes each delta. It is false
+// stream sends an event stream: open writes the part before the first delta, on writes each delta. It is false
 // when the answer broke off.
 func (g *generation) stream(open func(*stream), on func(*stream, *choice, delta)) (*stream, bool) {
 	s := newStream(g.l, g.c)
@@ -61,7 +61,7 @@ func (g *generation) streamed(s *stream, prefix text, chat bool) bool {
 	return true
 }
 
-// whole answers without a stream: choice writes each choice, extra what follows the usage.
+// whole answers without a stream: choice writes each choice, extra the part behind the usage.
 func (g *generation) whole(object string, chat bool, choice func(text, *choice) text, extra func(text) text) bool {
 	if !g.finished() {
 		if g.lost.Load() {
@@ -91,7 +91,7 @@ func (g *generation) whole(object string, chat bool, choice func(text, *choice) 
 	return true
 }
 
-// chunkPrefix is what all chunks of a stream begin with, up to their choices.
+// chunkPrefix is the common beginning of a stream's chunks, up to their choices.
 func (g *generation) chunkPrefix(object string) text {
 	return text(`{"id":`).str(g.id).raw(`,"object":"` + object + `","created":`).int(int(g.created)).raw(`,"model":`).str(g.s.Model).raw(`,"choices":[`)
 }

@@ -29,14 +29,14 @@ type choice struct {
 	fresh  []uint32 // scratch of the last poll
 }
 
-// delta is what one poll brought.
+// delta is the result of one poll.
 type delta struct {
 	ids  []uint32
 	text string
 	done bool
 }
 
-// poll takes what the engine has written since the last time. As in vLLM, the text is searched for stop strings token by token, and a string
+// poll takes the engine's output since the last time. As in vLLM, the text is searched for stop strings token by token, and a string
 // that is found wins over any other end.
 func (c *choice) poll() delta {
 	var f core.Finish
@@ -90,7 +90,7 @@ func (c *choice) held() int {
 	return longest
 }
 
-// cutAtStop ends the answer at the stop string that ends first behind from; of those that end at the same place, the first one of the list.
+// cutAtStop ends the answer at the stop string that ends first behind from; of strings that end at the same place, the first one of the list.
 func (c *choice) cutAtStop(from int) bool {
 	if from == len(c.text) || len(c.ids) <= c.s.MinTokens {
 		return false

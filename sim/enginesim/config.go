@@ -59,7 +59,7 @@ type Publishing struct {
 // Vocabulary is a tokenizer with a chat template. It must be safe for concurrent use. Answers are written
 // in the words of package vocab all the same.
 type Vocabulary interface {
-	// Encode gives the ids of a text, behind what opens a prompt when addSpecial is set.
+	// Encode gives the ids of a text, behind the tokens that open a prompt when addSpecial is set.
 	Encode(text string, addSpecial bool) []uint32
 	// Decode gives the text of ids, special tokens included.
 	Decode(ids []uint32) string

@@ -8,12 +8,12 @@
 //
 // Where to read what:
 //
-//   - engine, life, port: the process, what a restart loses, and the listeners that outlive it;
-//   - config, features: what a replica is, and what differs between vLLM versions;
+//   - engine, life, port: the process, the state that a restart loses, and the listeners that outlive it;
+//   - config, features: the settings of a replica, and the differences between vLLM versions;
 //   - routes: every path; routes_*: the handlers of one dialect or surface each;
 //   - generation, choice, sampling, tools: one request's answers while the engine makes them, in the words of prose;
 //   - answer, text, sse, usage, logprobs, errors: how answers are written;
-//   - faults, records: what goes wrong on demand, and what was asked.
+//   - faults, records: faults on demand, and the requests received.
 //
 // Below it: core drives the step machine of package enginemodel in real time, feed writes its KV events, vocab is
 // the tokenizer and the chat template, websocket the frames of /v1/realtime.

@@ -38,7 +38,7 @@ type Engine struct {
 	life            atomic.Pointer[life]
 	lives           atomic.Uint64
 	ids             atomic.Uint64
-	salt            uint64 // keeps the ids apart from those of other engines
+	salt            uint64 // keeps the ids apart from other engines' ids
 }
 
 // New checks the configuration and returns an Engine; Run starts it.

@@ -62,7 +62,7 @@ func validationError(err error) apiError {
 	return e
 }
 
-// wanted names what the field should have been.
+// wanted names the right type of the field.
 func wanted(e *json.SemanticError) (kind, text string) {
 	if e.GoType == nil {
 		return "value_error", "Input is not valid"

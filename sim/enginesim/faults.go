@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Faults are what goes wrong, by the hop that breaks. The zero value: nothing.
+// Faults are the injected faults, by the hop that breaks. The zero value: nothing.
 type Faults struct {
 	Where
 	ConnectionFaults
@@ -28,7 +28,7 @@ type Where struct {
 	Times int `json:"times,omitzero"`
 }
 
-// ConnectionFaults are those of the way to the engine and back.
+// ConnectionFaults are the faults of the way to the engine and back.
 type ConnectionFaults struct {
 	// Slow waits before answering.
 	Slow Duration `json:"slow,omitzero"`
@@ -54,7 +54,7 @@ type AnswerFaults struct {
 	WrongIDs bool `json:"wrong_ids,omitzero"`
 }
 
-// StreamFaults are those of an answer that has begun.
+// StreamFaults are the faults of an answer that has begun.
 type StreamFaults struct {
 	// DieAfter cuts a stream's connection after so many chunks; StallAfter sends nothing more
 	// after them; ErrorAfter sends an error object and [DONE].
@@ -71,7 +71,7 @@ type StreamFaults struct {
 	Empty bool     `json:"empty,omitzero"`
 }
 
-// EngineFaults are those of the engine behind the HTTP server. They do not depend on Where.
+// EngineFaults are the faults of the engine behind the HTTP server. They do not depend on Where.
 type EngineFaults struct {
 	// Stall stops the engine's steps: requests are accepted and nothing is computed.
 	Stall bool `json:"stall,omitzero"`

@@ -58,7 +58,7 @@ const (
 	messagesSalt
 	// realtime: /v1/realtime is a WebSocket.
 	realtime
-	// modern are the answer shapes captured from 0.32.0; else those from 0.12.0. The versions
+	// modern are the answer shapes captured from 0.32.0; else the shapes from 0.12.0. The versions
 	// between have some of each; the line is drawn in the middle.
 	modern
 	// missIsZero: cached_tokens of a miss is 0, not null or absent.
@@ -88,7 +88,7 @@ var since = [...][2]int{
 	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1}, derender: {33, 0},
 }
 
-// features are those of one version.
+// features are the features of one version.
 type features struct {
 	name    string
 	version version

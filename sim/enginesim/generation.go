@@ -213,8 +213,7 @@ func (g *generation) outputTokens() int {
 	return n
 }
 
-// createdCache rounds the prompt down to blocks and takes off the hit: what the request put into
-// the cache.
+// createdCache rounds the prompt down to blocks and takes off the hit: the tokens that the request put into the cache.
 func (g *generation) createdCache() int {
 	size := g.l.cfg.Core.BlockSize
 	return g.promptTokens/size*size - g.cached()

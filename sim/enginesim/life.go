@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/feed"
 )
 
-// life is one engine process: what a restart loses.
+// life is one engine process: the state that a restart loses.
 type life struct {
 	*Engine
 	ranks

@@ -17,7 +17,7 @@ func rival(id uint32, k int) uint32 {
 	return 512 + (id+uint32(k)*7919)%(vocab.Size-512)
 }
 
-// safe replaces what is not UTF-8.
+// safe replaces bytes that are not UTF-8.
 func safe[T []byte | string](raw T) string { return string([]rune(string(raw))) }
 
 func tokenText(id uint32) string { return safe(vocab.Decode(nil, []uint32{id}, false)) }

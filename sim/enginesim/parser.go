@@ -37,7 +37,7 @@ func (req *chatRequest) thinks() bool {
 	return strings.Contains(req.lastUser(), "think first") && string(req.TemplateKwargs["enable_thinking"]) != "false"
 }
 
-// forced is what the model is made to write for the request; empty: words of its own.
+// forced is the text that the model is made to write for the request; empty: words of its own.
 func (d *dialect) forced(req *chatRequest) (string, *toolCall) {
 	tool := d.toolCall(req)
 	said := ""
@@ -82,7 +82,7 @@ func (p *parser) thinking(more string) (reasoning, rest string) {
 	return reasoning, strings.TrimLeft(text[at+len(thinkEnd):], "\n")
 }
 
-// delta writes what is inside a chunk's delta. The blank lines behind a thought are none of the answer.
+// delta writes the inside of a chunk's delta. The blank lines behind a thought are none of the answer.
 func (p *parser) delta(ch *choice, d delta) text {
 	reasoning, rest := p.thinking(d.text)
 	var b text

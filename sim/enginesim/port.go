@@ -31,7 +31,7 @@ var errClosed = errors.New("the simulated engine's port is closed")
 
 // run accepts until ctx ends.
 func (r *relay) run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = r.ln.Close() }) // a listener that is gone is what was wanted
+	stop := context.AfterFunc(ctx, func() { _ = r.ln.Close() }) // a closed listener was wanted
 	defer stop()
 	defer r.ln.Close()
 	select {

@@ -60,8 +60,8 @@ func newWriter(p writerParams) *writer {
 // lookback is how long an answer may be to be recognised at the end of a prompt.
 const lookback = 1024
 
-// newContinuation is newWriter for a prompt of ids: where it ends in the beginning of this model's own answer to
-// what comes before, the answer continues from there, as it would with a real model.
+// newContinuation is newWriter for a prompt of ids: where it ends in the beginning of this model's own answer to the ids before, the
+// answer continues from there, as it would with a real model.
 func newContinuation(p writerParams) *writer {
 	if p.forced == "" {
 		for at := len(p.prompt) - 1; at > 0 && at >= len(p.prompt)-lookback; at-- {

@@ -31,7 +31,7 @@ func (r *ranks) rank(req *http.Request) (int, *apiError) {
 	}
 	n, err := strconv.Atoi(v)
 	if err != nil {
-		return r.pick(), nil // vLLM ignores what is no integer
+		return r.pick(), nil // vLLM ignores any other value
 	}
 	if n < 0 || n >= len(r.cores) {
 		return 0, reject(fmt.Sprintf("data_parallel_rank %d is out of range [0, %d).", n, len(r.cores)), "")

@@ -45,7 +45,7 @@ func (s surface) add(has bool, method string, h handler, paths ...string) {
 	}
 }
 
-// surfaceOf is what an engine of these features serves.
+// surfaceOf is the set of routes of an engine with these features.
 func surfaceOf(f *features, rust bool) surface {
 	s, python := surface{}, !rust
 	pooled := func(serve func(*pooler, *call)) handler {

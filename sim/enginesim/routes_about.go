@@ -16,7 +16,7 @@ func (d *dialect) versionReply(c *call) {
 	c.reply(http.StatusOK, v)
 }
 
-// eventSource is what one rank's publisher runs with.
+// eventSource has the settings of one rank's publisher.
 type eventSource struct {
 	Enabled     bool    `json:"enable_kv_cache_events"`
 	Publisher   string  `json:"publisher"`

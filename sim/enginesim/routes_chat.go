@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
-// chatRequest is what of /v1/chat/completions changes the answer.
+// chatRequest has the fields of /v1/chat/completions that change the answer.
 type chatRequest struct {
 	sampling
 	Messages            []vocab.Message           `json:"messages"`
@@ -112,7 +112,7 @@ type chatAnswer struct {
 	tool   *toolCall
 	prompt promptIDs
 	prefix text
-	// parsers are those of the choices whose answer begins with a thought.
+	// parsers are the parsers of the choices whose answer begins with a thought.
 	parsers map[int]*parser
 }
 
@@ -170,7 +170,7 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 	s.end(a.g.fingerprint(b, d.done).raw("}"))
 }
 
-// delta writes what is inside a chunk's delta; skip: there is nothing to say.
+// delta writes the inside of a chunk's delta; skip: there is nothing to say.
 func (a *chatAnswer) delta(ch *choice, d delta) (inner text, skip bool) {
 	switch {
 	case a.req.thinks() && a.g.l.features.has(derender):
@@ -191,7 +191,7 @@ func (a *chatAnswer) delta(ch *choice, d delta) (inner text, skip bool) {
 	return a.reasoning(inner.raw(`"content":`).str(d.text)), false
 }
 
-// wholePrompt writes what an answer that is not streamed says of its prompt.
+// wholePrompt writes the prompt's fields of an answer that is not streamed.
 func (a *chatAnswer) wholePrompt(b text) text {
 	b = b.raw(`,"prompt_logprobs":null,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && a.g.l.features.has(returnIDs), a.prompt.ids)
 	if a.g.l.features.has(modern) {

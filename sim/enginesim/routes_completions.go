@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
-// completionRequest is what of /v1/completions changes the answer.
+// completionRequest has the fields of /v1/completions that change the answer.
 type completionRequest struct {
 	sampling
 	Prompt   jsontext.Value `json:"prompt"`

@@ -25,7 +25,7 @@ type generateRequest struct {
 	} `json:"sampling_params"`
 }
 
-// tokenRoutes are the routes of a life that take and return token ids: what a front end of its own asks (--enable-scale-out).
+// tokenRoutes are the routes of a life that take and return token ids: for a front end of its own (--enable-scale-out).
 type tokenRoutes struct{ *life }
 
 // generate serves the route as far as its stream of token ids goes.
@@ -76,7 +76,7 @@ func (l tokenRoutes) generate(c *call) {
 	})
 }
 
-// begun returns what the model is made to write for a chat's prompt, which ids begin with, and how many tokens of it they end with.
+// begun returns the text that the model is made to write for a chat's prompt, which ids begin with, and how many tokens of it they end with.
 func (l tokenRoutes) begun(ids []uint32) (forced string, said int) {
 	opening := vocab.Encode(nil, "<|im_start|>assistant\n")
 	for at := len(ids) - len(opening); at >= 0; at-- {

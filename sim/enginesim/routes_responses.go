@@ -90,7 +90,7 @@ type responseBody struct {
 	User               *string        `json:"user"`
 }
 
-// responseParameters are those of the request that an answer repeats.
+// responseParameters are the parameters of the request that an answer repeats.
 type responseParameters struct {
 	ParallelToolCalls bool             `json:"parallel_tool_calls"`
 	Temperature       float64          `json:"temperature"`

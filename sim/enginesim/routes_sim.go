@@ -31,7 +31,7 @@ type rankState struct {
 	HitTokens     uint64  `json:"prefix_cache_hits"`
 	Preemptions   uint64  `json:"preemptions"`
 	Aborted       uint64  `json:"aborted"`
-	// Pinned counts the prompts whose blocks wait for another engine, Expired those that none read in time.
+	// Pinned counts the prompts whose blocks wait for another engine, Expired the prompts that none read in time.
 	Pinned        int    `json:"pinned_prompts"`
 	Expired       int    `json:"expired_prompts"`
 	NextEvent     uint64 `json:"next_event"`

@@ -56,7 +56,7 @@ func (d *dialect) tokenize(c *call) {
 	c.replyNulls(reply)
 }
 
-// answerIDs is what a tokenizing route answers: the ids, or by fault others.
+// answerIDs is the answer of a tokenizing route: the ids, or by fault others.
 func (d *dialect) answerIDs(c *call, ids []uint32) []uint32 {
 	if !c.faults.WrongIDs {
 		return ids
@@ -221,7 +221,7 @@ func (l *life) renderCompletion(c *call) {
 	c.replyNulls(list)
 }
 
-// renderable finds what the render routes refuse: what the routes that generate do, and beam searches, which
+// renderable finds a refusal of the render routes: they refuse the same as the routes that generate, and beam searches, which
 // those serve.
 func (d *dialect) renderable(s *sampling) *apiError {
 	if s.BeamSearch {

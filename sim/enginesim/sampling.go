@@ -71,16 +71,16 @@ func (l *stringList) UnmarshalJSON(b []byte) error {
 type promptIDs struct {
 	ids   []uint32
 	items []core.Item
-	// text is what echo repeats.
+	// text is the text that echo repeats.
 	text string
 	// given: the client sent the ids.
 	given bool
-	// forced is what the model is made to write; empty: words of its own. said counts the tokens of it that end the ids.
+	// forced is the text that the model is made to write; empty: words of its own. said counts the tokens of it that end the ids.
 	forced string
 	said   int
 }
 
-// check finds what vLLM refuses before it looks at the prompt.
+// check finds a fault that vLLM refuses before it looks at the prompt.
 func (d *dialect) check(s *sampling) *apiError {
 	if s.StreamOptions != nil && !s.Stream {
 		return reject("Stream options can only be defined when `stream=True`. (parameter=stream_options)", "stream_options")
@@ -145,7 +145,7 @@ func (d *dialect) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
 	return limit - len(p.ids), nil
 }
 
-// space is what separates the blocks of this request from equal ones.
+// space separates the blocks of this request from equal ones.
 func (d *dialect) space(model, salt string, items []core.Item) core.Space {
 	sp := core.Space{Salt: salt, Items: items}
 	if i := slices.Index(d.cfg.Adapters, model); i >= 0 {
@@ -201,7 +201,7 @@ func (d *detok) feed(dst []byte, ids []uint32) []byte {
 	return dst
 }
 
-// flush gives what is left; an incomplete character becomes the replacement character.
+// flush gives the rest; an incomplete character becomes the replacement character.
 func (d *detok) flush(dst []byte) []byte {
 	if len(d.held) > 0 {
 		dst = append(dst, string(utf8.RuneError)...)

@@ -89,7 +89,7 @@ func (s *stream) done() {
 	}
 }
 
-// send writes what is pending in one piece.
+// send writes the pending bytes in one piece.
 func (s *stream) send() {
 	if len(s.buf) == 0 {
 		return

@@ -77,7 +77,7 @@ func (p *remotePrompt) complete() bool {
 	return p.EngineID != nil && p.RequestID != nil && p.Host != nil && p.Port != nil
 }
 
-// exchange is what a generation has to do with other engines.
+// exchange is the part of a generation that concerns other engines.
 type exchange struct{ *generation }
 
 // prefills reports whether the request's prompt is computed for another engine.

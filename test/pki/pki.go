@@ -1,4 +1,4 @@
-// Package pki makes certificates for tests: an authority of their own, and what it signs.
+// Package pki makes certificates for tests: an authority of their own, and its certificates.
 package pki
 
 import (
@@ -68,7 +68,7 @@ func (a *Authority) Issue(c Cert) (certFile, keyFile string) {
 	return certFile, keyFile
 }
 
-// Renew signs a certificate and writes it over what is in two files.
+// Renew signs a certificate and writes it over two files.
 func (a *Authority) Renew(c Cert, certFile, keyFile string) {
 	a.t.Helper()
 	key := newKey(a.t)

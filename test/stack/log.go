@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Log is what a program writes, readable while it runs. The zero value is empty.
+// Log is the output of a program, readable while it runs. The zero value is empty.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu

@@ -84,7 +84,7 @@ func reference(raw []byte) ([]byte, error) {
 // page is the text so far.
 type page struct {
 	bytes.Buffer
-	known map[protoreflect.FullName]bool // what has a heading here
+	known map[protoreflect.FullName]bool // names with a heading here
 }
 
 func (p *page) learn(messages protoreflect.MessageDescriptors, enums protoreflect.EnumDescriptors) {
@@ -202,7 +202,7 @@ func title(d protoreflect.Descriptor) string {
 	return strings.TrimPrefix(string(d.FullName()), "kvpilot.v1.")
 }
 
-// comment is what proto/ says of d, its lines joined by by.
+// comment is the comment of d in proto/, its lines joined by by.
 func comment(d protoreflect.Descriptor, by string) string {
 	text := d.ParentFile().SourceLocations().ByDescriptor(d).LeadingComments
 	lines := strings.Split(strings.TrimSpace(text), "\n")
@@ -212,7 +212,7 @@ func comment(d protoreflect.Descriptor, by string) string {
 	return strings.Join(lines, by)
 }
 
-// escape keeps what a comment names in angle brackets or with underscores from being taken for markup.
+// escape keeps names of a comment in angle brackets or with underscores from being taken for markup.
 var escape = strings.NewReplacer("<", "&lt;", "{", "&#123;", "}", "&#125;")
 
 // cell is d's comment in one cell of a table.

@@ -21,7 +21,7 @@ var (
 // selector finds a metric and its label matchers in an expression.
 var selector = regexp.MustCompile(`\b((?:kvpilot|process|go)_[a-z_]+)(\{[^}]*\})?`)
 
-// chosen narrows each metric of an expression to what the dashboard's variables select.
+// chosen narrows each metric of an expression to the selection of the dashboard's variables.
 func chosen(expression string) string {
 	return selector.ReplaceAllStringFunc(expression, func(found string) string {
 		name, matchers, _ := strings.Cut(strings.TrimSuffix(found, "}"), "{")
@@ -47,7 +47,7 @@ func series(name string) string {
 	return name
 }
 
-// variables are what an operator chooses at the top of the dashboard: the data source, and which routers, models and replicas.
+// variables are the operator's choices at the top of the dashboard: the data source, and which routers, models and replicas.
 func variables(source object) []object {
 	list := []object{{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": object{"text": "Prometheus", "value": "prometheus"}}}
 	for _, v := range [][3]string{

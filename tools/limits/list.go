@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// read reads the list of what may be above its limit, and up to which number.
+// read reads the list of subjects that may be above their limit, and up to which number.
 func read(file string) (figures, error) {
 	src, err := os.ReadFile(file)
 	if err != nil {

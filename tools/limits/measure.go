@@ -20,7 +20,7 @@ import (
 // measured is one number of one subject: of a type ("server/route/router.Router"), or of the repository ("all").
 type measured struct{ kind, subject string }
 
-// figures are what was counted.
+// figures are the counts.
 type figures map[measured]int
 
 // most is the largest number that each kind may have without being listed.
@@ -119,7 +119,7 @@ func receiver(e ast.Expr) string {
 	return "?"
 }
 
-// above lists what is above its limit, in order of kind and subject.
+// above lists the counts above their limit, in order of kind and subject.
 func (f figures) above() []measured {
 	var list []measured
 	for m, n := range f {

@@ -1,9 +1,9 @@
 // Command openapi joins the OpenAPI documents that protoc-gen-openapiv3 writes, one per proto
-// file, into the one that the router serves. Run it from the root of the repository, after buf.
+// file, into the document that the router serves. Run it from the root of the repository, after buf.
 //
-// The generator describes google.api.HttpBody as an object with three members, which is what gRPC
-// callers see and REST callers do not; and it writes names in camel case, which the router accepts
-// but does not send. Both are put right here, with overlay.json for what no proto can say.
+// The generator describes google.api.HttpBody as an object with three members, as gRPC callers see it and REST callers do not;
+// and it writes names in camel case, which the router accepts
+// but does not send. Both are put right here, with overlay.json for facts that no proto can state.
 package main
 
 import (
@@ -40,7 +40,7 @@ var Document []byte
 
 type object = map[string]any
 
-// overlay is what overlay.json holds.
+// overlay is the content of overlay.json.
 type overlay struct {
 	Info       object  `json:"info"`
 	Security   []any   `json:"security"`

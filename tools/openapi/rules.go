@@ -36,7 +36,7 @@ func addRules(paths, schemas object) error {
 	return nil
 }
 
-// operationRules are those of the operation's request.
+// operationRules are the rules of the operation's request.
 func operationRules(op object) error {
 	id, _ := op["operationId"].(string)
 	service, method, _ := strings.Cut(id, "_")
@@ -68,7 +68,7 @@ func operationRules(op object) error {
 	return nil
 }
 
-// messageRules are those of an object's members.
+// messageRules are the rules of an object's members.
 func messageRules(schema object, md protoreflect.MessageDescriptor) error {
 	members, _ := schema["properties"].(object)
 	var required []string

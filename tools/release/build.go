@@ -16,7 +16,7 @@ import (
 // reads it from here and sets GOTOOLCHAIN; go downloads it where it is not the installed one.
 const toolchain = "go1.26.8"
 
-// buildFlags are those of make build, without what a machine adds.
+// buildFlags are the flags of make build, without a machine's additions.
 var buildFlags = []string{"-trimpath", "-buildvcs=false", "-mod=readonly", "-tags=grpcnotrace"}
 
 // builder compiles the sources.
@@ -48,7 +48,8 @@ func (b builder) linkerFlags() string {
 	return "-s -w -buildid= " + stamp + "version=" + b.version + " " + stamp + "commit=" + b.src.commit + " " + stamp + "date=" + b.src.date.Format(time.RFC3339)
 }
 
-// goEnvironment is the environment of the go command: where modules come from and caches are is the machine's, what enters a binary is fixed.
+// goEnvironment is the environment of the go command: where modules come from and caches are is the machine's, the parts that enter a
+// binary are fixed.
 func goEnvironment(ctx context.Context) ([]string, error) {
 	said, err := output(exec.CommandContext(ctx, "go", "env", "-json", "GOPROXY", "GOSUMDB", "GONOSUMDB", "GONOPROXY", "GOPRIVATE", "GOMODCACHE", "GOCACHE", "GOPATH"))
 	if err != nil {
@@ -70,7 +71,7 @@ func goEnvironment(ctx context.Context) ([]string, error) {
 	return append(env, "GOENV=off", "GOWORK=off", "GOFLAGS=", "GOEXPERIMENT=", "GOTOOLCHAIN="+toolchain, "CGO_ENABLED=0", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"), nil
 }
 
-// extraFiles are what archives hold next to the binary, by their names there.
+// extraFiles are the files next to the binary in archives, by their names there.
 func (b builder) extraFiles(ctx context.Context, binaries map[string]string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for name, from := range map[string]string{

@@ -15,7 +15,7 @@ const chartFolder = "deploy/helm/kvpilot"
 // chartVersions are the two lines of Chart.yaml that a release sets.
 var chartVersions = regexp.MustCompile(`(?m)^(version|appVersion): .*$`)
 
-// writeChart packs the chart as helm package does, with the release's version as that of chart and image.
+// writeChart packs the chart as helm package does, with the release's version for chart and image.
 func writeChart(name string, src source, version string) error {
 	root := filepath.Join(src.folder, chartFolder)
 	var entries []entry

@@ -23,7 +23,7 @@ import (
 
 const license = "Apache-2.0"
 
-// imageConfig is what deploy/Dockerfile says of its last stage; a test compares the two.
+// imageConfig is the config of the last stage of deploy/Dockerfile; a test compares the two.
 func imageConfig() v1.Config {
 	return v1.Config{
 		Entrypoint: []string{"/kvpilot"}, Cmd: []string{"serve"}, User: "65532:65532",
@@ -76,7 +76,7 @@ func (r *result) image(src source, p params, binaries map[string]string) error {
 	return r.write(r.prefix+"_image.tar", func(path string) error { return writeLayout(path, index, p.version, src) })
 }
 
-// plainImage leaves the artifact type out of an index, as other tools do: it is for what is not an image.
+// plainImage leaves the artifact type out of an index, as other tools do: it is for objects that are not images.
 type plainImage struct{ v1.Image }
 
 // ArtifactType returns none.
@@ -92,7 +92,7 @@ func annotations(version string, src source) map[string]string {
 	}
 }
 
-// platformImage has two layers: what all platforms share, and the binary.
+// platformImage has two layers: the files that all platforms share, and the binary.
 func platformImage(src source, processor string, binary, settings []byte, about map[string]string) (v1.Image, error) {
 	certificates, err := authorities()
 	if err != nil {
@@ -131,7 +131,7 @@ func platformImage(src source, processor string, binary, settings []byte, about 
 	return annotated, nil
 }
 
-// authorities are Mozilla's root certificates as the Go project keeps them: those of the machine are not used.
+// authorities are Mozilla's root certificates as the Go project keeps them: the machine's are not used.
 func authorities() ([]byte, error) {
 	var out bytes.Buffer
 	for root := range bundle.Roots() {

@@ -17,7 +17,7 @@ const (
 	localBuilder = repositoryURL + "/tools/release@local"
 )
 
-// writeProvenance writes an in-toto statement, unsigned: what the files so far were built from, and how. It has no times, as
+// writeProvenance writes an in-toto statement, unsigned: the sources of the files so far, and the build. It has no times, as
 // it must be the same for equal builds.
 func writeProvenance(name string, p params, src source, r *result) error {
 	statement := &intoto.Statement{Type: intoto.StatementTypeUri, PredicateType: predicateType}

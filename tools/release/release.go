@@ -22,7 +22,7 @@ const (
 	sumsName      = "SHA256SUMS"
 )
 
-// allPlatforms are those of a release. Images are made for the Linux ones.
+// allPlatforms are the platforms of a release. Images are made for the Linux ones.
 var allPlatforms = []string{"darwin/amd64", "darwin/arm64", "linux/amd64", "linux/arm64"}
 
 type params struct {
@@ -119,7 +119,7 @@ type result struct {
 	images         []imageManifest // of each platform, and the index of all; empty without an image
 }
 
-// imageManifest is what a registry knows an image by. Tools that copy images may write the index in another form; they keep the others.
+// imageManifest is a registry's name for an image. Tools that copy images may write the index in another form; they keep the others.
 type imageManifest struct {
 	name, sha256 string
 	media        types.MediaType

@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// writeSBOM lists what a binary was linked from, as the binary itself records it, with the licenses found in the module cache.
+// writeSBOM lists the modules that a binary was linked from, as the binary itself records it, with the licenses found in the module cache.
 func writeSBOM(name, binary, version string, date time.Time) error {
 	quiet := zerolog.Nop()
 	generator, err := bin.NewGenerator(binary, bin.WithLogger(quiet), bin.WithIncludeStdlib(true), bin.WithLicenseDetector(local.NewDetector(quiet)), bin.WithVersionOverride(version))

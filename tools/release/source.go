@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// source is a commit in a folder of its own: what is not committed has no part in a release.
+// source is a commit in a folder of its own: uncommitted files have no part in a release.
 type source struct {
 	folder, commit string
 	date           time.Time // of the commit
@@ -53,7 +53,7 @@ func git(ctx context.Context, folder string, args ...string) (string, error) {
 	return strings.TrimSpace(string(said)), err
 }
 
-// output runs a command; its error has what the command said.
+// output runs a command; its error has the command's output.
 func output(command *exec.Cmd) ([]byte, error) {
 	said, err := command.Output()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {

@@ -90,6 +90,9 @@ func isNoun(text string, at []int) bool {
 	if len(before) == 0 {
 		return true
 	}
+	if text[at[0]] == 'W' && isWord(before[len(before)-1]) {
+		return false // a name
+	}
 	switch last := before[len(before)-1]; last {
 	case `"`, "“", "[", "'":
 		return false

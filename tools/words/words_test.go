@@ -93,6 +93,7 @@ func TestClauses(t *testing.T) {
 		"What does it cost? What to do, what if, and where to find what.": nil,
 		"It shows\nwhat happened":                                         nil,
 		"A small one that of course waits, so that of two the first wins": nil,
+		"the field What of a source":                                      nil,
 		"those requests, and the one before":                              nil,
 		"Ask it \"what is a cache\"":                                      nil,
 	} {

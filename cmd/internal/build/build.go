@@ -10,7 +10,7 @@ import (
 // Release builds set these with -ldflags='-X github.com/kvpilot/kvpilot/cmd/internal/build.version=v0.1.0 …'. Other builds leave them empty.
 var version, commit, date string
 
-// Info describes a build. What a build does not know is empty.
+// Info describes a build. Fields that a build does not know are empty.
 type Info struct {
 	// Version is a release (v0.1.0), a pseudo-version of Go, the first 12 digits of a commit, or "devel".
 	Version string `json:"version"`
@@ -32,7 +32,7 @@ func Read() Info {
 	return read(Info{Version: version, Commit: commit, Date: date}, info)
 }
 
-// read completes what the linker set with what Go recorded. The linker's values count: a release is built outside of its repository.
+// read completes the linker's values with Go's record. The linker's values count: a release is built outside of its repository.
 func read(stamped Info, recorded *debug.BuildInfo) Info {
 	i := stamped
 	i.Go, i.Platform = runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH

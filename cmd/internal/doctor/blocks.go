@@ -27,7 +27,7 @@ import (
 const (
 	// publishing is how long after its answer the blocks of a request may take to be published and applied.
 	publishing = 5 * time.Second
-	// mostAnswer bounds what is read of an answer.
+	// mostAnswer bounds the bytes read of an answer.
 	mostAnswer = 1 << 20
 )
 
@@ -58,8 +58,8 @@ func (s *setup) sentAt(slot replica.Slot) (time.Time, bool) {
 	return at, known
 }
 
-// checkBlocks sends each rank a prompt that no cache holds, and compares the blocks that the router predicts for it with
-// those that the rank publishes.
+// checkBlocks sends each rank a prompt that no cache holds, and compares the blocks that the router predicts for it with the blocks that
+// the rank publishes.
 func checkBlocks(ctx context.Context, in scope) []Finding {
 	if in.params.NoSend {
 		return []Finding{skip("", "--no-send: no request is sent")}
@@ -75,7 +75,7 @@ func checkBlocks(ctx context.Context, in scope) []Finding {
 	})
 }
 
-// trial is a prompt with what the router predicts for it.
+// trial is a prompt with the router's prediction for it.
 type trial struct {
 	text string
 	ids  []uint32
@@ -97,7 +97,7 @@ func (in scope) blocksOf(ctx context.Context, r *replica.Replica, rank int, slot
 		}
 		live := in.live(slot)
 		in.mu.Lock()
-		delete(in.stored, slot) // what a replay brought is about other prompts
+		delete(in.stored, slot) // replayed blocks are about other prompts
 		in.sent[slot] = time.Now()
 		in.mu.Unlock()
 		if found := in.complete(ctx, r, rank, t); found != nil {

@@ -27,7 +27,7 @@ const (
 // order ranks the statuses.
 func (s Status) order() int { return slices.Index([]Status{OK, Skip, Warn, Fail}, s) }
 
-// Finding is what a check found about one subject.
+// Finding is the result of a check about one subject.
 type Finding struct {
 	// Subject is a replica's id, REPLICA/RANK, or a setting; empty for the router itself.
 	Subject string `json:"subject,omitempty"`
@@ -63,7 +63,7 @@ func fault(status Status, subject, expected, seen, change string) []Finding {
 // Result is a check that has run.
 type Result struct {
 	Check string `json:"check"`
-	// What is the question that the check answers.
+	// What has the question that the check answers.
 	What     string    `json:"what"`
 	Status   Status    `json:"status"`
 	Findings []Finding `json:"findings"`
@@ -80,7 +80,7 @@ type check struct {
 	run   func(ctx context.Context, in scope) []Finding
 }
 
-// scope is what a check may look at.
+// scope has the parts that a check may look at.
 type scope struct {
 	*setup
 	// lost names the check that a subject failed in; "" stands for all subjects.

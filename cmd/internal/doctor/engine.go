@@ -16,7 +16,7 @@ const (
 	newestMinor = 33
 )
 
-// checkVersion compares each replica's version with what is tested, and with the others.
+// checkVersion compares each replica's version with the tested versions, and with the others.
 func checkVersion(ctx context.Context, in scope) []Finding {
 	seen := map[string]string{}
 	list := in.each(func(r *replica.Replica) []Finding {
@@ -85,7 +85,7 @@ func few(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// checkModels compares what the replicas serve.
+// checkModels compares the replicas' models.
 func checkModels(ctx context.Context, in scope) []Finding {
 	list := in.each(func(r *replica.Replica) []Finding {
 		e := in.probe(ctx, r)
@@ -215,7 +215,7 @@ func (in scope) metricsOf(ctx context.Context, r *replica.Replica) []Finding {
 	return []Finding{ok(subject, "block size %d, %d blocks, prefix caching %s", size, blocks, cmp.Or(map[string]string{"True": "on"}[e.Caching], "not reported"))}
 }
 
-// checkRanks compares the number of data-parallel ranks that the router takes a replica to have with what the engine shows.
+// checkRanks compares the number of data-parallel ranks that the router takes a replica to have with the engine's figures.
 func checkRanks(ctx context.Context, in scope) []Finding {
 	return in.each(func(r *replica.Replica) []Finding {
 		e, err := in.measured(ctx, r)

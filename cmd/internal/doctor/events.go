@@ -153,7 +153,7 @@ func topic(t string) string {
 	return ", topic " + t
 }
 
-// checkReplay looks at what the first replay brought.
+// checkReplay looks at the result of the first replay.
 func checkReplay(ctx context.Context, in scope) []Finding {
 	return in.eachRank(func(r *replica.Replica, rank int, slot replica.Slot) []Finding {
 		subject, at := rankName(r, rank), r.Events[rank]

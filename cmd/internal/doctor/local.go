@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 )
 
-// Params is what Local tests.
+// Params is the input of Local.
 type Params struct {
 	// Source is where the router's settings come from.
 	Source config.Source

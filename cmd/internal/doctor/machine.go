@@ -21,7 +21,7 @@ type machine interface {
 	Read(name string) string
 }
 
-// thisMachine is the one that runs the process.
+// thisMachine is the machine that runs the process.
 type thisMachine struct{}
 
 func (thisMachine) Files() (uint64, bool)                   { return server.MaxFiles() }
@@ -43,7 +43,7 @@ const (
 	fewBacklog = 1024
 )
 
-// checkLimits compares what the router may take with what it needs.
+// checkLimits compares the limits of the process with the router's needs.
 func checkLimits(_ context.Context, in scope) (list []Finding) {
 	m := in.machine
 	var seen []string

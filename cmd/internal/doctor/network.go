@@ -39,7 +39,7 @@ func reach(ctx context.Context, address string) error {
 	return conn.Close()
 }
 
-// unreachable explains why an address cannot be dialled; what is at the address in the operator's words.
+// unreachable explains why an address cannot be dialled; what names the server at the address in the operator's words.
 func unreachable(subject, address, what, setting string, err error) []Finding {
 	expected := what + " at " + address
 	var dns *net.DNSError
@@ -145,7 +145,7 @@ func checkHealth(ctx context.Context, in scope) []Finding {
 	})
 }
 
-// checkKey asks for what a key guards.
+// checkKey asks for a path that a key guards.
 func checkKey(ctx context.Context, in scope) []Finding {
 	return in.each(func(r *replica.Replica) []Finding {
 		err := in.probe(ctx, r).ModelsError

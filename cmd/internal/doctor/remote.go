@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 )
 
-// RemoteParams is what Remote asks.
+// RemoteParams is the input of Remote.
 type RemoteParams struct {
 	// Address is the router's, for messages.
 	Address string

@@ -24,7 +24,7 @@ func (r Report) WriteJSON(to io.Writer) error {
 	return encoder.Encode(r)
 }
 
-// WriteTable writes a line for each check, and below them what failed or could be better.
+// WriteTable writes a line for each check, and below them the failures and possible improvements.
 func (r Report) WriteTable(to io.Writer) error {
 	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "CHECK\tRESULT\tSEEN")
@@ -47,7 +47,7 @@ func (r Report) WriteTable(to io.Writer) error {
 	return err
 }
 
-// together are the findings of a status; those that differ in their subject alone are one.
+// together are the findings of a status; findings that differ in their subject alone are one.
 func together(list []Finding, level Status) (joined []Finding) {
 	subjects := map[Finding][]string{}
 	for _, f := range list {
@@ -76,7 +76,7 @@ func (f Finding) write(to io.Writer, check string) {
 	}
 }
 
-// summary is what the worst findings have in common, in one line.
+// summary is the common part of the worst findings, in one line.
 func (r Result) summary() string {
 	var worst []Finding
 	for _, f := range r.Findings {

@@ -114,7 +114,7 @@ func permissions(file string, c config.Config) (list []Finding) {
 	for _, setting := range sorted(names) {
 		info, err := os.Stat(names[setting])
 		if names[setting] == "" || err != nil {
-			continue // what is missing was reported
+			continue // missing files were reported
 		}
 		if mode := info.Mode().Perm(); mode&0o007 != 0 {
 			list = append(list, fault(Warn, setting, "a file that only kvpilot's user and group may read", fmt.Sprintf("%s has mode %04o", names[setting], mode), "chmod o= "+names[setting])...)
@@ -138,7 +138,7 @@ func secretsIn(c config.Config) bool {
 // discovery bounds the wait for the first reports of replicas.
 const discovery = 6 * time.Second
 
-// checkReplicas looks at every source, and waits until the router's own discovery has found what they list.
+// checkReplicas looks at every source, and waits until the router's own discovery has found their replicas.
 func checkReplicas(ctx context.Context, in scope) []Finding {
 	var list []Finding
 	listed, starts := 0, true
@@ -164,7 +164,7 @@ func checkReplicas(ctx context.Context, in scope) []Finding {
 		all, stop := context.WithTimeout(waiting, discovery/2) // an endpoint may be listed twice, or be no replica
 		wait(all, func() bool { return len(in.observer.Registry.Snapshot().Replicas) >= listed || in.ended() != nil })
 		stop()
-		_ = in.observer.Registry.AwaitReports(waiting) // one that is silent is what the next checks are about
+		_ = in.observer.Registry.AwaitReports(waiting) // the next checks are about silent ones
 	}
 	in.setup.replicas = in.observer.Registry.Snapshot().Replicas
 	if err := in.ended(); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// setup is what the checks share. settings and replicas fill it in; checks that need them come later.
+// setup is the common state of the checks. settings and replicas fill it in; checks that need them come later.
 type setup struct {
 	params   Params
 	machine  machine
@@ -83,7 +83,7 @@ func (s *setup) observe(ctx context.Context) error {
 	return nil
 }
 
-// close ends what observe started.
+// close ends the parts that observe started.
 func (s *setup) close() {
 	s.stop()
 	s.running.Wait()
@@ -102,7 +102,7 @@ func (s *setup) Stored(slot replica.Slot, ev *kvblock.Stored) {
 	s.stored[slot] = append(s.stored[slot], one)
 }
 
-// probe is what a replica answered to each question of a probe, asked once.
+// probe returns a replica's answer to each question of a probe, asked once.
 func (s *setup) probe(ctx context.Context, r *replica.Replica) registry.Examination {
 	s.mu.Lock()
 	ask := s.probes[r.ID]
@@ -120,7 +120,7 @@ func (s *setup) probe(ctx context.Context, r *replica.Replica) registry.Examinat
 	return ask()
 }
 
-// measured is what a replica's metrics said, asked once.
+// measured returns a replica's metrics, asked once.
 func (s *setup) measured(ctx context.Context, r *replica.Replica) (enginestats.Examination, error) {
 	s.mu.Lock()
 	ask := s.metrics[r.ID]

@@ -18,7 +18,7 @@ import (
 type sample struct {
 	name string
 	job  func(model string) *remote.Job
-	// change is what to do when only this sample and those behind it differ.
+	// change is what to do when only this sample and later ones differ.
 	change string
 }
 
@@ -27,7 +27,7 @@ const (
 	sampleUser = `{"role":"user","content":"What is the weather in Zürich, and in 東京? 🚀"}`
 )
 
-// samples go from what a tokenizer does alone to what the whole chat template does.
+// samples go from the tokenizer alone to the whole chat template.
 func samples() []sample {
 	bare := false
 	chat := func(fields ...prompt.Field) func(string) *remote.Job {
@@ -53,7 +53,7 @@ func samples() []sample {
 	}
 }
 
-// refusal is an answer that says that a model cannot do what a sample asks.
+// refusal is an answer that says that a model cannot answer a sample.
 func refusal(err error) (*remote.ClientFault, bool) {
 	var refused *remote.ClientFault
 	return refused, errors.As(err, &refused)
@@ -193,7 +193,7 @@ func checkParity(ctx context.Context, in scope) []Finding {
 	return list
 }
 
-// parityOf stops at the first sample that differs: those behind it differ for the same reason.
+// parityOf stops at the first sample that differs: later ones differ for the same reason.
 func (in scope) parityOf(ctx context.Context, pool string, list []*replica.Replica) []Finding {
 	for _, s := range samples() {
 		answers := make([]string, len(list)) // ids, as a text that can be compared

@@ -43,7 +43,7 @@ func checkTransfer(ctx context.Context, in scope) (list []Finding) {
 	return list
 }
 
-// passing is what checkTransfer looks at.
+// passing is the scope of checkTransfer.
 type passing struct{ scope }
 
 // transferOf looks at one replica of a group.
@@ -163,7 +163,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// said is what went wrong with a request.
+// said describes the failure of a request.
 func said(status int, answer []byte, err error) string {
 	if err != nil {
 		return oneLine(err)

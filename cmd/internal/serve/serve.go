@@ -35,7 +35,7 @@ func checkFiles(c config.Config) error {
 	return errors.Join(server.CheckFiles(c), keys, fleet)
 }
 
-// report writes what is known of settings that are valid.
+// report writes the known facts about valid settings.
 func report(out io.Writer, c config.Config) {
 	if err := checkFiles(c); err != nil {
 		fmt.Fprintf(out, "the settings are valid, but a start here would fail:\n%v\n", err)

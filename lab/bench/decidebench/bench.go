@@ -39,12 +39,13 @@ type Config struct {
 // Result has a case for each surface and kind of question.
 type Result struct {
 	Cases []Case `json:"cases"`
-	// CPURatio and CPURatioBook are gRPC's processor time divided by that of REST (a completions body), for a choice alone and for one that is booked and released.
+	// CPURatio and CPURatioBook are gRPC's processor time divided by REST's (a completions body), for a choice alone and for one that is
+	// booked and released.
 	CPURatio     float64 `json:"cpu_grpc_by_rest"`
 	CPURatioBook float64 `json:"cpu_grpc_by_rest_book_and_release"`
 }
 
-// Case is what one kind of question costs: CPU is the median over the rounds, while all clients ask.
+// Case is the cost of one kind of question: CPU is the median over the rounds, while all clients ask.
 type Case struct {
 	Name string  `json:"name"`
 	CPU  float64 `json:"cpu_us_per_decision"`
@@ -97,7 +98,7 @@ func Run(ctx context.Context, c Config) (_ *Result, err error) {
 	return r, nil
 }
 
-// ratio is the processor time of one case divided by that of another; 0 when one of them was not measured.
+// ratio is the processor time of one case divided by another's; 0 when one of them was not measured.
 func (r *Result) ratio(of, by string) float64 {
 	cpu := map[string]float64{}
 	for _, c := range r.Cases {
@@ -121,7 +122,7 @@ const (
 // Names are the names of all cases.
 func Names() []string { return []string{caseGRPC, caseREST, caseGRPCBook, caseRESTBook, caseTyped} }
 
-// cases are those that the Config names.
+// cases are the cases that the Config names.
 func (c Config) cases(f *fleet) []*Case {
 	var list []*Case
 	for _, one := range []*Case{

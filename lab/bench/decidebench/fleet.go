@@ -132,7 +132,7 @@ func (f *fleet) holds(ctx context.Context, admin string, blocks int) error {
 	return nil
 }
 
-// serveReplica answers what a router asks of a vLLM replica besides inference, and returns its address.
+// serveReplica answers a router's questions to a vLLM replica other than inference, and returns its address.
 func (f *fleet) serveReplica(ctx context.Context) (string, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -41,7 +41,7 @@ type Config struct {
 	Progress io.Writer
 }
 
-// Result is what was measured.
+// Result has the figures.
 type Result struct {
 	Engines int `json:"engines"`
 	// Blocks stored or removed, per second and per second of this process's processor time, from
@@ -72,7 +72,7 @@ type Result struct {
 	FromDueP99     float64 `json:"visible_from_due_p99_us"`
 	PublishLateP99 float64 `json:"publisher_late_p99_us"`
 	// Oversleep is how much longer than asked for a thread of this process slept that did nothing else:
-	// what the machine adds to any delay.
+	// the machine's addition to any delay.
 	OversleepP99   float64 `json:"machine_oversleep_p99_us"`
 	SteadyCPUShare float64 `json:"steady_cpu_share"`
 }
@@ -227,7 +227,7 @@ type session struct {
 	seen    [][]int64 // by engine and batch: when it was visible; written by the engine's feed alone
 }
 
-// Store passes on what completes a batch, and notes when that was visible.
+// Store passes on the event that completes a batch, and notes when that was visible.
 func (s *session) Store(slot replica.Slot, ev *kvblock.Stored) {
 	s.Index.Store(slot, ev)
 	s.seen[slot] = append(s.seen[slot], time.Now().UnixNano())
@@ -294,7 +294,7 @@ func (s *session) run(ctx context.Context, every func() error) error {
 				return err
 			}
 		}
-		if looks%128 > 0 { // each costs what an applied batch does
+		if looks%128 > 0 { // each costs as much as an applied batch
 			continue
 		}
 		if err := s.clean(); err != nil {
@@ -320,7 +320,7 @@ func (s *session) clean() error {
 	return nil
 }
 
-// stop ends everything and adds what goes wrong then to err.
+// stop ends everything and adds later failures to err.
 func (s *session) stop(err error) error {
 	if s.cancel != nil {
 		s.cancel()

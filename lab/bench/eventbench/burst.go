@@ -14,14 +14,14 @@ import (
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
 )
 
-// Burst is what the blocks of a burst cost. Memory is in bytes per block.
+// Burst is the cost of the blocks of a burst. Memory is in bytes per block.
 type Burst struct {
 	Blocks      int64   `json:"blocks"`
 	BlocksPerS  float64 `json:"blocks_per_s"`
 	CPUPerBlock float64 `json:"cpu_ns_per_block"`
 	// Index is the index itself at the end.
 	Index float64 `json:"index_bytes_per_block"`
-	// AbovePeak is what the process's resident memory grew by at its highest, and AboveEnd at the end, less the index.
+	// AbovePeak is the growth of the process's resident memory at its highest, and AboveEnd at the end, less the index.
 	AbovePeak float64 `json:"rss_above_index_peak_bytes_per_block"`
 	AboveEnd  float64 `json:"rss_above_index_end_bytes_per_block"`
 	// QueuedPeak is the most that waited in queues, in bytes.
@@ -109,7 +109,7 @@ func (c Config) profile(phase string) (stop func(), err error) {
 	}
 	return func() {
 		pprof.StopCPUProfile()
-		_ = f.Close() // what is missing shows when the profile is read
+		_ = f.Close() // a missing part shows when the profile is read
 	}, nil
 }
 

@@ -33,7 +33,7 @@ func watchSleep(ctx context.Context) *sleeper {
 	return s
 }
 
-// stop ends the thread and returns what it saw.
+// stop ends the thread and returns its readings.
 func (s *sleeper) stop() []time.Duration {
 	s.cancel()
 	return <-s.over

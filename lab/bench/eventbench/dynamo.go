@@ -19,7 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/lab/dynamo"
 )
 
-// Dynamo is what the same events cost the selection service of NVIDIA Dynamo.
+// Dynamo is the cost of the same events to the selection service of NVIDIA Dynamo.
 type Dynamo struct {
 	CPUPerBlock float64 `json:"cpu_ns_per_block"`
 	// Ratio is Dynamo's processor time divided by ours.
@@ -56,13 +56,13 @@ func (c Config) dynamo(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// cost is what a process has used.
+// cost is the resources that a process has used.
 type cost struct {
 	cpu    time.Duration
 	memory int64
 }
 
-// dynamoRun starts the service, has it follow engines, and returns what it used until it was idle again and knew all blocks.
+// dynamoRun starts the service, has it follow engines, and returns its cost until it was idle again and knew all blocks.
 func (c Config) dynamoRun(ctx context.Context, l Load) (used cost, err error) {
 	at, err := proc.FreeAddresses(ctx, 1)
 	if err != nil {
@@ -107,7 +107,7 @@ func (c Config) dynamoRun(ctx context.Context, l Load) (used cost, err error) {
 	return cost{cpu: after.cpu - before.cpu, memory: after.memory - before.memory}, nil
 }
 
-// settled is what a process has used when it has become idle.
+// settled is the cost of a process when it has become idle.
 func settled(ctx context.Context, pid int) (cost, error) {
 	last, err := usedBy(pid)
 	for quiet := 0; quiet < 5 && err == nil && ctx.Err() == nil; {
@@ -171,7 +171,7 @@ func awaitLast(ctx context.Context, service *dynamo.Service, l Load) error {
 	return ctx.Err()
 }
 
-// usedBy reads what a process has used.
+// usedBy reads the cost of a process.
 func usedBy(pid int) (cost, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

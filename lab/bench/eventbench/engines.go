@@ -25,13 +25,13 @@ const (
 	cycle = 2048
 	held  = cycle / 2
 	// ahead is how many batches an engine may have sent that were not applied: when there is no rate,
-	// the router's pace is what is measured, and nothing is to be dropped.
+	// the router's pace is measured, and nothing is to be dropped.
 	ahead = 4096
 	// numberAt is where an encoded message has its number: after the empty topic and two frames' headers.
 	numberAt = 2 + 2
 )
 
-// Load is what the engines publish.
+// Load is the engines' load.
 type Load struct {
 	Engines int
 	Batches int // of each engine
@@ -42,7 +42,7 @@ type Load struct {
 	Fresh bool
 }
 
-// Report is what the engines have to say in the end.
+// Report is the engines' report at the end.
 type Report struct {
 	// Due and Sent are when each batch was to be sent and when it was, in nanoseconds of the system's
 	// clock: batch i is engine i%Engines' next one. Empty without a rate.
@@ -129,7 +129,7 @@ func (l Load) publish(ctx context.Context, engines []*engine, applied *atomic.In
 		step = batchBlocks * time.Second / time.Duration(l.Rate)
 	}
 	begin := time.Now()
-	for i := range l.Batches * l.Engines { // an open loop: what is late is sent at once
+	for i := range l.Batches * l.Engines { // an open loop: a late batch is sent at once
 		due := begin.Add(step * time.Duration(i))
 		n := i / l.Engines
 		for l.Rate == 0 && !l.Fresh && int64(n) > applied.Load()+ahead && ctx.Err() == nil {
@@ -241,7 +241,7 @@ const promptBatches = 32
 // tokens lie.
 type fresh struct {
 	rank          int
-	first, follow pattern // the beginning of a prompt, and what continues one
+	first, follow pattern // the beginning of a prompt, and its continuation
 }
 
 // pattern is an encoded batch.

@@ -50,7 +50,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Result is what was measured. Times are as the caller of the index sees them.
+// Result has the figures. Times are as the caller of the index sees them.
 type Result struct {
 	FillFigures
 	ApplyFigures
@@ -89,7 +89,7 @@ type LookupFigures struct {
 	LookupP999 float64 `json:"lookup_p999_ns"`
 	Lookups    float64 `json:"lookups_per_s"`
 	TwoCore    float64 `json:"two_core_speedup"`
-	// TwoCoreCPU is the speedup by processor time: what two free cores would give.
+	// TwoCoreCPU is the speedup by processor time: the speedup of two free cores.
 	TwoCoreCPU float64 `json:"two_core_speedup_by_processor_time"`
 }
 
@@ -100,7 +100,7 @@ type WriteFigures struct {
 	LookupP99Write float64 `json:"lookup_p99_ns_under_writes"`
 }
 
-// MemoryFigures is what the index takes, and the garbage collector.
+// MemoryFigures is the memory of the index and the cost of the garbage collector.
 type MemoryFigures struct {
 	BytesPerBlock       float64 `json:"bytes_per_block"`
 	LookupBytesPerBlock float64 `json:"lookup_bytes_per_block"`
@@ -110,7 +110,7 @@ type MemoryFigures struct {
 	AllocsPerLookup     float64 `json:"allocs_per_lookup"`
 }
 
-// ResetFigures is what an engine that restarts costs.
+// ResetFigures is the cost of an engine's restart.
 type ResetFigures struct {
 	Reset         float64 `json:"reset_ms"`
 	ResetBlocks   int     `json:"reset_blocks"`
@@ -270,7 +270,7 @@ func (b *bench) record(ctx context.Context, n int) (*stream, error) {
 	return s, nil
 }
 
-// memory measures what the index alone holds and what it costs the collector.
+// memory measures the memory of the index alone and its cost to the collector.
 func (b *bench) memory(context.Context) error {
 	st := b.ix.Stats()
 	held := float64(st.Held[kvblock.TierGPU])

@@ -34,7 +34,7 @@ func (c *cache) name(key blockhash.Hash) kvblock.EngineHash {
 }
 
 // use makes the prompt's blocks the newest. It returns how many leading ones were held, and
-// appends what had to go to evicted.
+// appends the blocks that had to go to evicted.
 func (c *cache) use(prompt []blockhash.Hash, evicted []kvblock.EngineHash) (int, []kvblock.EngineHash) {
 	prompt = prompt[:min(len(prompt), c.capacity)]
 	held := 0

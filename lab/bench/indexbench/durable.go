@@ -106,7 +106,7 @@ func (b *bench) snapshot(context.Context) error {
 	return want.check(fresh)
 }
 
-// answers are prompts with what an index said of them.
+// answers are prompts with an index's answers about them.
 type answers struct {
 	prompts  [][]blockhash.Hash
 	overlaps [][]kvindex.Overlap

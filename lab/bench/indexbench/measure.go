@@ -53,7 +53,7 @@ func after(d time.Duration) func() bool {
 	return func() bool { return time.Now().After(end) }
 }
 
-// perLookup shares out what was allocated, less the few allocations of the measurement itself.
+// perLookup shares out the allocations, less the few allocations of the measurement itself.
 func perLookup(allocations uint64, lookups int) float64 {
 	const own = 8
 	return float64(max(allocations, own)-own) / float64(lookups)

@@ -68,7 +68,7 @@ func (f *fleet) record(s *stream, n int) {
 	total := min(len(f.prompt), c.capacity)
 	at := f.requests[n%len(f.requests)].Timestamp
 	s.blocks += len(f.gone) + total - held
-	// A step's evictions come before what it stores.
+	// A step's evictions come before its stored blocks.
 	for gone := f.gone; ; {
 		step := min(total-held, stepBlocks)
 		drop := min(step, len(gone))

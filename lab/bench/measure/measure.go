@@ -1,4 +1,4 @@
-// Package measure is what all benchmarks share: processor time, quantiles, child processes, addresses. Its functions are safe
+// Package measure is the common code of all benchmarks: processor time, quantiles, child processes, addresses. Its functions are safe
 // for concurrent use.
 package measure
 
@@ -28,8 +28,8 @@ func CPUTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// ProcessCPU is the user and system time of a process so far, over its threads that have not ended: what the scheduler has
-// counted in nanoseconds, since the ticks of /proc/PID/stat are too coarse for a short turn.
+// ProcessCPU is the user and system time of a process so far, over its threads that have not ended: the scheduler's count in nanoseconds,
+// since the ticks of /proc/PID/stat are too coarse for a short turn.
 func ProcessCPU(pid int) (time.Duration, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
 	if err != nil || len(threads) == 0 {

@@ -46,7 +46,7 @@ type Options struct {
 	Scale float64
 	// Profiles is a folder for a CPU profile of kvpilot per case, taken in an additional round; empty takes none.
 	Profiles string
-	// Peers is a folder with a virtual environment for each router from PyPI; Install makes those that are missing.
+	// Peers is a folder with a virtual environment for each router from PyPI; Install makes the missing ones.
 	Peers   string
 	Install bool
 	// JSON writes the results as JSON, else as a table.
@@ -137,7 +137,7 @@ func (f *field) startAll(ctx context.Context) error {
 // scaled shrinks a number of streams or requests.
 func (f *field) scaled(n int) int { return max(int(float64(n)*f.options.Scale), 4) }
 
-// cases runs those that were asked for.
+// cases runs the selected ones.
 func (b *bench) cases(ctx context.Context) error {
 	all := []struct {
 		name string
@@ -170,7 +170,7 @@ func (b *bench) cases(ctx context.Context) error {
 	return nil
 }
 
-// setUpstream changes what the upstreams of all subjects do.
+// setUpstream changes the behaviour of all subjects' upstreams.
 func (f *field) setUpstream(ctx context.Context, chunks int, every time.Duration, hold bool) error {
 	held := 0
 	if hold {
@@ -184,7 +184,7 @@ func (f *field) setUpstream(ctx context.Context, chunks int, every time.Duration
 	return nil
 }
 
-// upstreams are the one that subjects share, and those of their own.
+// upstreams are the common upstream and the subjects' own ones.
 func (f *field) upstreams() []*process {
 	all := []*process{f.upstream}
 	for _, p := range f.subjects {

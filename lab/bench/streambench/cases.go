@@ -19,8 +19,8 @@ func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, ever
 	if err := b.setUpstream(ctx, chunks, every, false); err != nil {
 		return err
 	}
-	// A router closes idle connections before vLLM does, after a few seconds, so those of its last turn
-	// are gone: short streams open new ones before the clock runs, for every subject alike.
+	// A router closes idle connections before vLLM does, after a few seconds, so the connections of its last turn are gone:
+	// short streams open new ones before the clock runs, for every subject alike.
 	b.warm = func(ctx context.Context, p *process) error {
 		if err := b.setUpstream(ctx, 2, every, false); err != nil {
 			return err
@@ -37,8 +37,8 @@ func (b *bench) streamCase(ctx context.Context, name string, n, chunks int, ever
 	})
 }
 
-// allocCase counts the allocations of one more chunk: those of long streams less those of
-// short ones, so that what a stream costs as such does not count.
+// allocCase counts the allocations of one more chunk: the allocations of long streams less those of short ones, so that the fixed cost of
+// a stream does not count.
 func (b *bench) allocCase(ctx context.Context, n int) error {
 	const short, long = 20, 320
 	b.counting = true
@@ -165,7 +165,7 @@ func (b *bench) turn(ctx context.Context, p *process, load func(context.Context,
 	return one, err
 }
 
-// spent is what the process has used so far. Allocations are read in their own case only: the profile
+// spent is the process's use so far. Allocations are read in their own case only: the profile
 // that counts them costs milliseconds of the process's time.
 func (b *bench) spent(ctx context.Context, p *process) (s round, err error) {
 	if b.counting {
@@ -210,7 +210,7 @@ func (b *bench) idleCase(ctx context.Context, n int) error {
 	return nil
 }
 
-// heapProfile saves what kvpilot holds in memory.
+// heapProfile saves kvpilot's heap profile.
 func (f *field) heapProfile(ctx context.Context, p *process) error {
 	if f.options.Profiles == "" || p.name != Kvpilot {
 		return nil
@@ -255,7 +255,7 @@ func openMany(ctx context.Context, address string, n int) ([]net.Conn, error) {
 	return conns, first
 }
 
-// abortCase opens and leaves n streams, and counts what stays behind.
+// abortCase opens and leaves n streams, and counts the remains.
 func (b *bench) abortCase(ctx context.Context, n int) error {
 	if err := b.setUpstream(ctx, 2, time.Hour, true); err != nil {
 		return err

@@ -66,13 +66,13 @@ type costSample struct {
 	void     bool
 }
 
-// costBench is one run of Cost. seed is that of the last turn's bodies, round seeds the phases of streams.
+// costBench is one run of Cost. seed is the seed of the last turn's bodies, round seeds the phases of streams.
 type costBench struct {
 	*field
 	round, seed int
 }
 
-// Cost measures what a request and a chunk cost each router, and writes the results to out. Each router runs on one core,
+// Cost measures the cost of a request and a chunk to each router, and writes the results to out. Each router runs on one core,
 // the benchmark and the upstream on the others. The samples of the routers are interleaved.
 func Cost(ctx context.Context, o Options, out, progress io.Writer) error {
 	return o.with(ctx, progress, func(ctx context.Context, f *field) error {
@@ -216,13 +216,13 @@ func (b *costBench) costTurn(ctx context.Context, c costCase, p *process) (costS
 	return one, err
 }
 
-// nextSeed separates the bodies of one turn from those of all others.
+// nextSeed separates the bodies of one turn from all others.
 func (b *costBench) nextSeed() int {
 	b.seed += 1 << 16
 	return b.seed
 }
 
-// costWatch is what was used before a sample.
+// costWatch is the use before a sample.
 type costWatch struct {
 	subject   *process
 	upstreams []*process

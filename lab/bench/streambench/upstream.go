@@ -121,12 +121,12 @@ func promptTokens(body []byte) int {
 	return (bytes.LastIndex(messages, []byte("}]"))+1)/10 + 1
 }
 
-// usage appends what the request has cost.
+// usage appends the cost of the request.
 func usage(to []byte, prompt int) []byte {
 	return fmt.Appendf(to, `,"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":200}`, prompt, prompt+200)
 }
 
-// answer is what an unstreamed request gets, but for its usage: a kilobyte, as a short chat answer is.
+// answer is the answer to an unstreamed request, but for its usage: a kilobyte, as a short chat answer is.
 var answer = []byte(`{"id":"chatcmpl-bench","object":"chat.completion","created":1760000000,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"` +
 	string(bytes.Repeat([]byte("lorem ipsum dolor sit amet, "), 28)) + `"},"logprobs":null,"finish_reason":"stop"}]`)
 
@@ -160,7 +160,7 @@ func (f *fake) chat(w http.ResponseWriter, r *http.Request) {
 // gives the same phases to every subject: which streams fall together decides how long chunks wait.
 const phaseHeader = "X-Bench-Phase"
 
-// ticks are the moments of a stream's chunks. What is missed is left out, as a busy engine would.
+// ticks are the moments of a stream's chunks. A missed tick is left out, as a busy engine would.
 type ticks struct {
 	every time.Duration
 	due   time.Time
@@ -184,7 +184,7 @@ func (t *ticks) next() {
 	t.timer.Reset(t.due.Sub(now))
 }
 
-// stream sends chunks of about 220 bytes, each with the time of its writing; with the token ids when promptIDs are those of the prompt.
+// stream sends chunks of about 220 bytes, each with the time of its writing; with the token ids when promptIDs are the prompt's.
 func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int, promptIDs []byte) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	out := http.NewResponseController(w)

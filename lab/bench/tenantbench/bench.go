@@ -31,7 +31,7 @@ type Options struct {
 	Set, Sim []string
 }
 
-// Defaults are what the figures in docs/security.md were made with.
+// Defaults are the options of the figures in docs/security.md.
 func Defaults() Options {
 	return Options{Replicas: 4, Loops: 120, Prompt: 2000, Answer: 8, Warm: 15 * time.Second, For: time.Minute, Alone: 30 * time.Second, Every: time.Second}
 }
@@ -45,7 +45,7 @@ tenants:
   c: {weight: 1}
 `
 
-// Run measures and writes what it found.
+// Run measures and writes the results.
 func Run(ctx context.Context, o Options, out, log io.Writer) error {
 	dir, err := os.MkdirTemp("", "kvpilot-tenants-")
 	if err != nil {
@@ -128,7 +128,7 @@ func report(out io.Writer, o Options, a, b, alone, third *tally) error {
 	return nil
 }
 
-// tally is what one tenant got.
+// tally is the result of one tenant.
 type tally struct {
 	mu               sync.Mutex
 	requests, tokens int             // guarded by mu

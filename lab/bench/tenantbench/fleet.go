@@ -94,7 +94,7 @@ func (f *fleet) ready(ctx context.Context, replicas int) error {
 		if _, err := f.ask(ctx, "c", 100, 2); err != nil {
 			continue
 		}
-		for range 8 * replicas { // what a rank can do is learned from what it does
+		for range 8 * replicas { // the speed of a rank is learned from its work
 			if _, err := f.ask(ctx, "c", 2000, 2); err != nil {
 				return err
 			}

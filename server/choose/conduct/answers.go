@@ -16,7 +16,7 @@ const (
 	leastAnswers          = 12
 )
 
-// answers counts the answers of a rank by what was in them. Its shares fade with each further answer.
+// answers counts the answers of a rank by their contents. Its shares fade with each further answer.
 type answers struct {
 	count        int
 	empty, blank float64
@@ -74,7 +74,7 @@ func (a *answers) suspect(already bool, others float64) bool {
 	return blank || a.empties >= emptied && a.empty >= manyEmpty
 }
 
-// claims compares what a rank claims to hold of prompts with what its answers show as cached.
+// claims compares a rank's claims about prompts with the cached tokens that its answers show.
 type claims struct {
 	count          int
 	claimed, shown float64

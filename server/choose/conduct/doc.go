@@ -1,4 +1,4 @@
-// Package conduct compares the answers of a rank with those of its equals.
+// Package conduct compares the answers of a rank with its equals' answers.
 //
 // A rank is fast by its own account: its first tokens, its KV events and its counters are its word. Its answers are evidence. A Rank
 // collects three kinds of it:

@@ -13,7 +13,7 @@ const (
 	JudgeEvery = 200 * time.Millisecond
 	largeFleet = 200
 	// A rank is suspected when it is slower than its equals by more than tolerated, and cleared when by less than fair; its tokens cost
-	// what they take beyond fair. Ranks of other kinds are equals only by their model: hardware may differ.
+	// their time beyond fair. Ranks of other kinds are equals only by their model: hardware may differ.
 	tolerated, fair         = 3.0, 2.0
 	toleratedWide, fairWide = 5.0, 4.0
 	// A rank that is slower than its equals by more than broken gets probes alone, while there are others.
@@ -35,7 +35,7 @@ type Fleet struct {
 	work  workspace      // guarded by mu
 }
 
-// evidence is what a judgement is made of.
+// evidence is the input of a judgement.
 type evidence struct {
 	own     pace
 	streams int
@@ -50,8 +50,8 @@ func (e *evidence) known() bool { return e.streams >= distinct && e.own.weight >
 // tally lists a group's ratios, each in ascending order.
 type tally struct{ likely, most, blank, proven []float64 }
 
-// Add makes a Rank. group is comparable and names its equals: ranks of one kind. wider names those that it is compared with when it has
-// none: ranks with the same model.
+// Add makes a Rank. group is comparable and names its equals: ranks of one kind. wider names the ranks that it is compared with when it
+// has none: ranks with the same model.
 func (f *Fleet) Add(group, wider any) *Rank {
 	r := &Rank{group: group, wider: wider}
 	f.mu.Lock()
@@ -86,7 +86,7 @@ type Change struct {
 	Before, After Suspicion
 }
 
-// Judge compares all ranks with their equals and returns those whose suspicions have changed.
+// Judge compares all ranks with their equals and returns the changes of suspicions.
 func (f *Fleet) Judge(now time.Time) (changes []Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,7 +121,7 @@ func (f *Fleet) Judge(now time.Time) (changes []Change) {
 	return changes
 }
 
-// renew drops the samples of ranks whose equals are others from now on: what is typical for them was wrong. f.mu is held.
+// renew drops the samples of ranks whose equals are others from now on: their typical values were wrong. f.mu is held.
 func (f *Fleet) renew(changes []Change) {
 	for _, c := range changes {
 		if (c.Before^c.After)&Slow == 0 {
@@ -201,7 +201,7 @@ func (r *Rank) judge(group, wider *tally, now time.Time) (before, after Suspicio
 	return before, after
 }
 
-// equals sets what the rank is compared with. r.mu is held.
+// equals sets the ranks that r is compared with. r.mu is held.
 func (r *Rank) equals(group, wider *tally, known bool) {
 	e := &r.now
 	for i, t := range [...]*tally{group, wider} {
@@ -242,7 +242,8 @@ func (r *Rank) suspect(before Suspicion, known bool, blanks float64, now time.Ti
 	slow := before&Slow != 0
 	if known && e.others.likely > 0 {
 		ratio := e.others.ratio(e.own)
-		// Its decoding alone, without any prefill, takes longer than that of the others with theirs: no model of prefills is needed to see that.
+		// Its decoding alone, without any prefill, takes longer than the others' decoding with prefills: no model of prefills is needed to see
+		// that.
 		surely := e.own.least > e.others.most
 		switch {
 		case ratio > e.tolerated && surely:
@@ -286,13 +287,13 @@ func (r *Rank) trust(group, wider *tally) float64 {
 	return 1
 }
 
-// publish makes what is known readable. r.mu is held.
+// publish makes the rank's record readable. r.mu is held.
 func (r *Rank) publish(known bool, trust float64) {
 	e, old := &r.now, r.published.avoided.Load()
 	rec := Record{Suspicions: r.suspicions, EmptyShare: r.answers.empty, Trust: trust}
 	if known {
 		rec.Token = e.own.token
-		if e.others.likely > 0 { // between what is sure and what was reported
+		if e.others.likely > 0 { // between the sure figure and the reported one
 			rec.Slowness = math.Sqrt(e.own.likely*e.own.strict) / e.others.likely
 		}
 	}

@@ -17,7 +17,7 @@ const (
 	kept     = 64
 	window   = 20 * time.Second
 	distinct = 3
-	// maxDrag bounds what a record adds to a cost, in seconds: a rank that is avoided is better than none.
+	// maxDrag bounds the addition of a record to a cost, in seconds: a rank that is avoided is better than none.
 	maxDrag = 600
 )
 
@@ -28,11 +28,11 @@ type Rank struct {
 	numbers   atomic.Uint64
 
 	mu sync.Mutex
-	// group is its equals' name, wider that of those it is compared with when it has none. Guarded by the fleet's mu.
+	// group is its equals' name, wider the name of the ranks that it is compared with when it has none. Guarded by the fleet's mu.
 	group, wider any
 	// Guarded by mu, like all that follows.
 	meter      meter
-	streams    *Stream // those with a first token
+	streams    *Stream // streams with a first token
 	samples    samples
 	now        evidence
 	answers    answers
@@ -51,7 +51,7 @@ func (l *samples) add(stream uint64, p pace, now time.Time) {
 	l.added++
 }
 
-// collect adds those that are not too old to w.
+// collect adds the samples that are not too old to w.
 func (l *samples) collect(w *workspace, now time.Time) {
 	for i := range min(l.added, kept) {
 		if s := &l.ring[i]; now.Sub(s.at) <= window {
@@ -60,7 +60,7 @@ func (l *samples) collect(w *workspace, now time.Time) {
 	}
 }
 
-// Expect sets what is expected of the rank from now on: what a decode step of a typical equal would take under the rank's load, and each
+// Expect sets the expectation of the rank from now on: the time of a typical equal's decode step under the rank's load, and of each
 // token of prefill in it, both relative to a step under a small load, and the tokens of a full step.
 func (r *Rank) Expect(step, token, budget float64, now time.Time) {
 	r.mu.Lock()
@@ -99,7 +99,7 @@ func (r *Rank) take(s *Stream, one pace, now time.Time) {
 	}
 }
 
-// probed counts a probe by its pace, compared with what the equals had when the rank was judged last. r.mu is held.
+// probed counts a probe by its pace, compared with the equals' pace when the rank was judged last. r.mu is held.
 func (r *Rank) probed(p pace) {
 	if r.suspicions&Slow == 0 || r.now.others.likely == 0 {
 		return
@@ -111,7 +111,7 @@ func (r *Rank) probed(p pace) {
 	r.probes.failed()
 }
 
-// look collects the rank's samples, with those of the streams that run. r.mu is not held.
+// look collects the rank's samples, with the samples of the streams that run. r.mu is not held.
 func (r *Rank) look(now time.Time, w *workspace) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,7 +152,7 @@ func (r *Rank) forget() {
 	}
 }
 
-// About is what is known of the rank.
+// About returns the rank's record.
 func (r *Rank) About() Record {
 	if a := r.published.about.Load(); a != nil {
 		return *a
@@ -160,7 +160,8 @@ func (r *Rank) About() Record {
 	return Record{Trust: 1}
 }
 
-// Drag is what the rank's record adds to the cost of a request with so many expected output tokens, in seconds. It is nothing for a probe.
+// Drag is the addition of the rank's record to the cost of a request with so many expected output tokens, in seconds. It is nothing for a
+// probe.
 func (r *Rank) Drag(outputs float64, now time.Time) float64 {
 	a := r.published.avoided.Load()
 	if a == nil || a.perToken == 0 && a.fixed == 0 || r.probes.waived(outputs, now) {
@@ -169,7 +170,7 @@ func (r *Rank) Drag(outputs float64, now time.Time) float64 {
 	return min(a.perToken*outputs+a.fixed, maxDrag)
 }
 
-// Mirror makes r store what is held against the rank in to, too, nil for nothing: a reader of many ranks finds it where it reads the rest of them.
+// Mirror makes r store the rank's record in to, too, nil for nothing: a reader of many ranks finds it where it reads the rest of them.
 func (r *Rank) Mirror(to *atomic.Pointer[Record]) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,11 +7,11 @@ type Suspicion uint8
 
 // The reasons.
 const (
-	// Slow: its output tokens take much longer than those of its equals.
+	// Slow: its output tokens take much longer than its equals' tokens.
 	Slow Suspicion = 1 << iota
 	// Empty: it gives empty answers where others do not.
 	Empty
-	// Unproven: its answers do not show as cached what it claims to hold.
+	// Unproven: its answers do not show as cached the tokens that it claims to hold.
 	Unproven
 )
 
@@ -41,21 +41,21 @@ func (s Suspicion) Names() (list []string) {
 	return list
 }
 
-// Record is what is known of a rank. It is a plain value.
+// Record is the evidence about a rank. It is a plain value.
 type Record struct {
 	Suspicions Suspicion
-	// Slowness is the time of the rank's output tokens over that of its equals' under the same load, Token that time in seconds; 0 when
+	// Slowness is the time of the rank's output tokens over its equals' time under the same load, Token that time in seconds; 0 when
 	// unknown.
 	Slowness, Token float64
 	// EmptyShare is the share of answers that were empty although another replica gave one.
 	EmptyShare float64
-	// Trust is the share of what the rank claims to hold that counts.
+	// Trust is the share of the rank's claims that counts.
 	Trust float64
-	// perToken and fixed are what the record adds to a cost in seconds, per expected output token and once.
+	// perToken and fixed are the record's additions to a cost in seconds, per expected output token and once.
 	perToken, fixed float64
 }
 
-// published is what is known of a rank, for readers without its lock.
+// published is the state of a rank, for readers without its lock.
 type published struct {
 	// avoided is set while something is held against the rank.
 	avoided atomic.Pointer[Record]

@@ -24,7 +24,7 @@ func (c clock) since(from clock) clock {
 type meter struct {
 	clock clock
 	at    time.Time
-	// step and token are what a decode step takes under the rank's load, and each token of prefill in it, relative to a decode step under a
+	// step and token are the times of a decode step under the rank's load, and of each token of prefill in it, relative to a decode step under a
 	// small load; budget is the tokens of a full step.
 	step, token, budget float64
 	waiting             int     // streams without a first token

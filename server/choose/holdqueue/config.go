@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// MaxRequests limits the requests that wait, over all models; further ones are rejected.
 	MaxRequests int `yaml:"max_requests"`
@@ -34,7 +34,7 @@ func (c Config) Validate() error {
 	)
 }
 
-// Params is what the code passes in. Its zero value is valid.
+// Params has the arguments of the code. Its zero value is valid.
 type Params struct {
 	Meter metric.MeterProvider
 	// Shares has the tenants' shares of the queue; nil: all have the same.

@@ -14,7 +14,7 @@ const (
 	mostOut = 8
 )
 
-// Verdict is what a visitor decides about a ticket.
+// Verdict is a visitor's decision about a ticket.
 type Verdict uint8
 
 // The verdicts.
@@ -59,7 +59,7 @@ type Line struct {
 
 	mu      sync.Mutex
 	tenants map[string]*tenant // guarded by mu
-	active  tenants            // those that wait, a heap; guarded by mu
+	active  tenants            // the waiting ones, a heap; guarded by mu
 	clock   float64            // virtual time: the start of the service given last; guarded by mu
 	start   time.Time          // zero of the keys' time; guarded by mu
 	soonest time.Time          // no ticket's deadline is before it; zero: none has one; guarded by mu
@@ -201,7 +201,7 @@ func (l *Line) Visit(now time.Time, most int, visit func(*Ticket) Verdict) {
 	l.settle(touched)
 }
 
-// settle ends a visit: those that stay are in line again, each where its work puts it. mu is held.
+// settle ends a visit: the remaining tickets are in line again, each at the place of its work. mu is held.
 func (l *Line) settle(touched []*tenant) {
 	for _, tn := range touched {
 		for _, t := range tn.kept {
@@ -225,7 +225,7 @@ func (l *Line) settle(touched []*tenant) {
 	}
 }
 
-// Expired takes out the tickets whose deadline has passed and returns them, with those that had to make room for
+// Expired takes out the tickets whose deadline has passed and returns them, with the tickets that had to make room for
 // other tenants' since the last call; Why distinguishes them.
 func (l *Line) Expired(now time.Time) []*Ticket {
 	if l.count.Load() == 0 && l.pushed.Load() == 0 {

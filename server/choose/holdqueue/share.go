@@ -12,7 +12,7 @@ import (
 const (
 	// maxTenants bounds the tenants that a line remembers while they have nothing in it.
 	maxTenants = 1024
-	// maxOwed bounds, in seconds at weight 1, what a tenant can recover after its requests found no room while
+	// maxOwed bounds, in seconds at weight 1, the time that a tenant can recover after its requests found no room while
 	// other tenants' requests did.
 	maxOwed = 10
 )
@@ -25,9 +25,9 @@ type tenant struct {
 	bytes   int     // of those
 	// work and cost sum up the tickets.
 	work, cost float64
-	// tag is what it received, divided by its weight; offered the same as the visit under way assumes it.
+	// tag is its received time, divided by its weight; offered the same as the visit under way assumes it.
 	tag, offered float64
-	place        int // among those that wait; -1 when it does not
+	place        int // among the waiting ones; -1 when it does not
 	visited      bool
 	kept         []*Ticket // of the visit under way
 }
@@ -68,13 +68,13 @@ func (l *Line) weightOf(name string) float64 {
 	return 1
 }
 
-// begin makes a tenant wait that did not. What it received beyond the other tenants still counts.
+// begin makes a tenant wait that did not. Its receipts beyond the other tenants' still count.
 func (w *tenant) begin(clock float64) {
 	w.tag = max(w.tag, clock)
 	w.offered = w.tag
 }
 
-// catchUp bounds what tenants are owed. mu is held.
+// catchUp bounds the debts to tenants. mu is held.
 func (l *Line) catchUp() {
 	for len(l.active) > 0 && l.active[0].tag < l.clock-maxOwed {
 		tn := l.active[0]
@@ -205,7 +205,7 @@ func (w *tenant) remove(t *Ticket) {
 	}
 }
 
-// tickets is a heap of the tickets of one tenant: the one that goes next is the first.
+// tickets is a heap of the tickets of one tenant: the next one to go is the first.
 type tickets []*Ticket
 
 func (h tickets) Len() int           { return len(h) }

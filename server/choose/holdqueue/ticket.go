@@ -32,7 +32,7 @@ type Ticket struct {
 	Deadline time.Time
 	// Work is the predicted work in seconds that it would bring to the best rank.
 	Work float64
-	// Cost is what its tenant is charged when it goes: the seconds of an engine that it is predicted to take, its
+	// Cost is its tenant's charge when it goes: the seconds of an engine that it is predicted to take, its
 	// answer included; 0 is Work. It may change as Work does.
 	Cost float64
 	// Owner is whatever the visitor needs to know.
@@ -67,7 +67,7 @@ func (t *Ticket) before(o *Ticket) bool {
 	return t.number < o.number
 }
 
-// charge is what the tenant pays. It is never zero, so that each tenant's tag grows.
+// charge is the tenant's price. It is never zero, so that each tenant's tag grows.
 func (t *Ticket) charge() float64 {
 	if t.Cost > 0 {
 		return max(t.Cost, leastCharge)

@@ -49,7 +49,7 @@ type Monitor struct {
 	first *Request              // in flight, the newest first; guarded by mu
 	lent  map[*Request]struct{} // not reported on yet; guarded by mu
 
-	// What follows belongs to the goroutine that calls Look.
+	// The fields below belong to the goroutine that calls Look.
 	known, moved bool // counters were read; and were seen to grow
 	count        uint64
 	usage        float64
@@ -135,7 +135,7 @@ func (m *Monitor) judge(v *Vitals, r *Round, before Evidence) Evidence {
 	switch {
 	case v.Halted:
 		m.silence = 0
-		if m.over += r.Passed; heard { // it finishes what it has
+		if m.over += r.Passed; heard { // it finishes its requests
 			m.over = 0
 		}
 		return Halted

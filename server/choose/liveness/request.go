@@ -9,11 +9,11 @@ import (
 
 // Request is one request in flight on a rank. Its owner fills the exported fields before Enter or Lend.
 type Request struct {
-	// Owner is what the owner needs to find itself.
+	// Owner is the owner's reference to itself.
 	Owner any
 	// At is when the request was booked.
 	At time.Time
-	// Prefill is the predicted prefill time, Decode that of the longest answer, in seconds.
+	// Prefill is the predicted prefill time, Decode the time of the longest answer, in seconds.
 	Prefill, Decode float64
 	// FullStep is the time of an engine step that is full of prefill, in seconds.
 	FullStep float64
@@ -39,7 +39,7 @@ func (r *Request) Sign() {
 // SetResumable notes whether another replica could continue the request's stream from where it is now.
 func (r *Request) SetResumable(yes bool) { r.resumable.Store(yes) }
 
-// Resumable reports what SetResumable noted last.
+// Resumable returns the last value of SetResumable.
 func (r *Request) Resumable() bool { return r.resumable.Load() }
 
 // Prefilled notes that the prompt is computed and reports whether it was noted before.
@@ -65,7 +65,7 @@ func (m *Monitor) Enter(r *Request) {
 	m.inFlight.Add(1)
 }
 
-// Leave ends what Enter began.
+// Leave ends the request's time that Enter began.
 func (m *Monitor) Leave(r *Request) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,7 +125,7 @@ func (m *Monitor) Missing(v *Vitals, now time.Time) (list []*Request, ask bool) 
 	return list[:min(max(missing, 0), len(list))], ask
 }
 
-// Movable lists the requests that should leave the rank: those without an answer, and streams that can be resumed, once it has
+// Movable lists the requests that should leave the rank: requests without an answer, and streams that can be resumed, once it has
 // been silent for as long after the verdict as moving them costs, or sooner from a halted rank; or every one, when all is set.
 func (m *Monitor) Movable(all bool) []*Request {
 	m.mu.Lock()

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Vitals is what others know of a rank's engine.
+// Vitals has the facts about a rank's engine that other packages know.
 type Vitals struct {
 	// Counted is when the engine's own counters were read last; zero: they are not. Count grows with every
 	// token that it computes, KVUsage is the share of KV blocks in use.

@@ -95,7 +95,7 @@ func (b *Book) RemoveRank(slot replica.Slot) int {
 	return b.lose(gone.close())
 }
 
-// Forget marks Lost what was booked on slot before the given moment, because the engine process
+// Forget marks Lost the reservations on slot before the given moment, because the engine process
 // that had it died. It returns how many reservations that were.
 func (b *Book) Forget(slot replica.Slot, before time.Time) int {
 	rk := b.rank(slot)
@@ -140,7 +140,7 @@ type Views struct {
 // ViewAll returns the loads as they stand at now; each is read when it is asked for.
 func (b *Book) ViewAll(now time.Time) Views { return Views{ranks: *b.ranks.Load(), now: b.since(now)} }
 
-// Read sets load to what Book.View returns for the slot.
+// Read sets load to the result of Book.View for the slot.
 func (v *Views) Read(slot replica.Slot, load *RankLoad) {
 	if int(slot) >= len(v.ranks) || v.ranks[slot] == nil {
 		*load = RankLoad{}

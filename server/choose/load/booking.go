@@ -2,8 +2,8 @@ package load
 
 import "time"
 
-// booking is one attempt's time on one rank. What changes after it was booked is guarded by the
-// rank's mu, except the output, which the owner's lock guards.
+// booking is one attempt's time on one rank. Fields that change after the booking are guarded by the rank's mu,
+// except the output, which the owner's lock guards.
 type booking struct {
 	owner  *Reservation
 	rank   *rank
@@ -32,7 +32,7 @@ type phase uint8
 const (
 	queued    phase = iota // it is to be done
 	assumed                // over by its predicted time alone
-	confirmed              // over, and so is that of each unstreamed booking before it
+	confirmed              // over, and so is the prefill of each unstreamed booking before it
 )
 
 // blocks are the KV blocks of a request.
@@ -40,7 +40,7 @@ type blocks struct {
 	size     int64
 	expected int64
 	output   int64 // tokens
-	// prompt counts the blocks of the prompt, its partial last one included; private those that have no hash and so are never shared,
+	// prompt counts the blocks of the prompt, its partial last one included; private the blocks that have no hash and so are never shared,
 	// exclusive the hashed ones that no other booking uses now; begun the blocks begun by output.
 	prompt, private, exclusive, begun int64
 	weight                            int64 // of private, exclusive and begun; whole until output decays it

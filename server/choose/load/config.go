@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// MaxReservations limits the requests in flight, own and leased together; further ones are rejected.
 	MaxReservations int `yaml:"max_reservations"`
@@ -64,7 +64,7 @@ type Ranks interface {
 	RankOf(slot replica.Slot) (rank replica.Rank, ok bool)
 }
 
-// Params is what the code passes in. Its zero value is valid.
+// Params has the arguments of the code. Its zero value is valid.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider

@@ -9,7 +9,7 @@
 //
 // A Book is safe for concurrent use. View takes no lock and costs nanoseconds; calls on
 // different reservations meet only on a shard of the id map and on the rank they share. Every
-// map is bounded. Loads are exact for what was booked here. The book limits nothing and chooses
+// map is bounded. Loads are exact for the bookings made here. The book limits nothing and chooses
 // nothing: that is the work of holdqueue and chooser.
 //
 // Locks nest in this order: shard, Reservation, rank.

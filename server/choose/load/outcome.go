@@ -29,7 +29,7 @@ func (o Outcome) String() string {
 	return [outcomes]string{"applied", "duplicate", "stale", "unknown", "ended", "lost"}[o]
 }
 
-// What Reserve and ReserveIf may answer instead of a reservation.
+// The errors that Reserve and ReserveIf may return instead of a reservation.
 var (
 	// ErrConflict: the rank was booked by another request since its version was read. Read it and choose again.
 	ErrConflict = errors.New("the rank's load changed since it was read")

@@ -17,7 +17,7 @@ const anyVersion = math.MaxUint64
 // return to exactly zero.
 const whole = 1 << 16
 
-// RankLoad is what is booked on one rank at one moment.
+// RankLoad is the sum of the bookings on one rank at one moment.
 type RankLoad struct {
 	// Version grows with each booking; see Book.ReserveIf.
 	Version uint64
@@ -34,7 +34,7 @@ type RankLoad struct {
 	Overdue time.Duration
 	// Assumed are the unstreamed requests in flight whose prefill counts as done because its predicted time is over, and for no other reason.
 	Assumed int
-	// DecodeBlocks are the KV blocks in use: those that live requests share count once, and a
+	// DecodeBlocks are the KV blocks in use: blocks that live requests share count once, and a
 	// request's own ones decay as it nears its expected end.
 	DecodeBlocks float64
 	// ContextTokens are the prompt and output tokens of the requests in flight.
@@ -50,12 +50,12 @@ type rank struct {
 	pub     published
 	output  atomic.Int64 // output tokens of all bookings
 
-	_  [64]byte // keeps what readers touch apart from what writers touch
+	_  [64]byte // keeps the readers' fields apart from the writers'
 	mu sync.Mutex
 
 	closed   bool  // guarded by mu
 	bookings list  // in the order of booking; guarded by mu
-	queue    list  // those with prefill to do, in the order of booking; guarded by mu
+	queue    list  // bookings with prefill to do, in the order of booking; guarded by mu
 	anchor   int64 // since when the first in queue is served; guarded by mu
 	tree     tree  // guarded by mu
 	sums     sums  // guarded by mu

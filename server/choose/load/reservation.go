@@ -21,7 +21,7 @@ type Request struct {
 	Slot replica.Slot
 	// PromptTokens is the prompt's length; 0 when unknown.
 	PromptTokens int
-	// PrefillTokens are those that the rank must compute because its cache lacks them; at most
+	// PrefillTokens are the tokens that the rank must compute because its cache lacks them; at most
 	// PromptTokens count.
 	PrefillTokens int
 	// PrefillTime is how long that is predicted to take on an otherwise idle rank.
@@ -36,7 +36,7 @@ type Request struct {
 	// Lease makes the reservation expire when nothing is reported for so long; negative takes the
 	// configured lease. Zero: a stream in this process owns it and releases it.
 	Lease time.Duration
-	// Again makes a reservation of its own, although the id and attempt have ended or are booked: what was booked under them is void,
+	// Again makes a reservation of its own, although the id and attempt have ended or are booked: the earlier booking is void,
 	// and its owner's calls have no effect any more.
 	Again bool
 	// Unstreamed marks a request whose first token is not seen, or may not be reported: its prefill

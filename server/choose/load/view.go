@@ -79,7 +79,7 @@ func (rk *rank) view(now int64, load *RankLoad) {
 	}
 }
 
-// drain fills in the prefill work, less what the first in line got done in the time it was served.
+// drain fills in the prefill work, less the part that the first in line got done in the time it was served.
 func (l *RankLoad) drain(tokens, nanos, headTokens, headNanos, served int64) {
 	done := 0.0
 	if headNanos > 0 {

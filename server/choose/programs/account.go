@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// admitUpTo is the share of a rank's memory up to which programs are admitted: those that have a place grow. Those that waited are
+	// admitUpTo is the share of a rank's memory up to which programs are admitted: programs with a place grow. Programs that waited are
 	// admitted up to admitLateUpTo: where programs wait, each place that is taken away soon costs a whole prefill.
 	// A child is admitted up to admitChildUpTo: its parent's context waits for it.
 	admitUpTo, admitLateUpTo, admitChildUpTo = 0.85, 0.7, 1.0
@@ -55,7 +55,8 @@ func (p *program) leave() {
 // own is the memory that p holds alone.
 func (p *program) own() float64 { return max(0, p.tokens-p.shared) }
 
-// claims is what the sessions with a place claim at now, and the part of those in flight. Sessions without a chance lose their place.
+// claims returns the tokens that the sessions with a place claim at now, and the part of the sessions in flight. Sessions without a
+// chance lose their place.
 func (a *account) claims(now time.Duration) (all, inFlight float64) {
 	for i := 0; i < len(a.programs); {
 		p := a.programs[i]
@@ -76,7 +77,7 @@ func (a *account) claims(now time.Duration) (all, inFlight float64) {
 	return all, inFlight
 }
 
-// used is what of the rank's memory is taken at now: by claims, and by the requests in flight that belong to no session.
+// used is the part of the rank's memory in use at now: by claims, and by the requests in flight that belong to no session.
 func (a *account) used(now time.Duration) float64 {
 	all, inFlight := a.claims(now)
 	return all + max(0, a.booked-inFlight)
@@ -101,7 +102,7 @@ func (a *account) hasPrograms() bool {
 	return false
 }
 
-// relieve takes places away while claims exceed the memory. Only programs in a gap lose theirs, first those whose return is worth
+// relieve takes places away while claims exceed the memory. Only programs in a gap lose theirs, first the programs whose return is worth
 // the least per token: the chance of it times the cost of computing a token of their context again, which grows with its length.
 func (a *account) relieve(now time.Duration) (paused int) {
 	if a.capacity == 0 || a.whole+a.booked <= a.capacity {

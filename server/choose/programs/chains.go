@@ -11,7 +11,7 @@ const (
 	markEach = 64
 	// maxChains bounds each of the two generations of prompts that are remembered.
 	maxChains = 1 << 15
-	// maxAlike bounds the prompts with one last mark: those with long common instructions and little behind them.
+	// maxAlike bounds the prompts with one last mark: prompts with long common instructions and little behind them.
 	maxAlike = 8
 	mixed    = 0x9e3779b97f4a7c15
 )
@@ -46,7 +46,7 @@ func NewChains() *Chains { return &Chains{young: map[uint64]*chain{}} }
 
 // Find returns the program of a prompt of so many tokens, with the hashes of its blocks, and remembers the prompt as the program's last
 // one. scope keeps the prompts of tenants and models apart. retry says that the same prompt came before. The same prompt from another
-// call is no program's: what repeats does not grow.
+// call is no program's: a repeated prompt does not grow.
 func (c *Chains) Find(scope uint64, hashes []blockhash.Hash, tokens int, retry bool) Found {
 	marks := len(hashes) / markEach
 	if marks == 0 {

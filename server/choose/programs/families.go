@@ -9,7 +9,7 @@ const (
 	knownFrom = 4
 )
 
-// family is the sessions of a class whose prompts begin alike: those of one application, which puts its instructions first. A tenant
+// family is the sessions of a class whose prompts begin alike: the sessions of one application, which puts its instructions first. A tenant
 // may have chats and agents.
 type family struct {
 	*class
@@ -43,13 +43,13 @@ func (f *families) of(call *Call) *family {
 	return one
 }
 
-// kin is what is known of the sessions that are like one: those of its family, or else those of its class without a known family.
+// kin is the knowledge about the sessions that are like one: the sessions of its family, or else of its class without a known family.
 type kin struct {
 	others *class
 	family *family
 }
 
-// class is what is learned of them.
+// class is the knowledge about them.
 func (k *kin) class() *class {
 	if k.family != nil && k.family.sessions >= knownFrom {
 		return k.family.class

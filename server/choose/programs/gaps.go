@@ -10,7 +10,7 @@ const (
 	priorQuick = 0.2
 	// classWeight is the number of its own gaps that a session's class counts as.
 	classWeight = 6
-	// remembered bounds the gaps of a session, and remembering those of a class, that count.
+	// remembered bounds the gaps of a session, and remembering the gaps of a class, that count.
 	remembered, remembering = 16, 64
 	// learnedUpTo is the longest gap in horizons that counts among a class's gaps.
 	learnedUpTo = 20
@@ -25,7 +25,7 @@ const (
 	leastSpread = 0.1
 )
 
-// class is what is learned of the gaps of sessions that are alike.
+// class is the knowledge about the gaps of sessions that are alike.
 type class struct {
 	// quick is the share of calls after which the session returns within the horizon, of outcomes calls.
 	quick    float64
@@ -33,7 +33,7 @@ type class struct {
 	// mean and spread are mean and variance of the logarithm of gaps in seconds, of gaps gaps.
 	mean, spread float64
 	gaps         int
-	// counted are the gaps by their length, tail those that are longer than the end of a step.
+	// counted are the gaps by their length, tail the gaps that are longer than the end of a step.
 	counted, tail [steps]float64
 	// soon is the share of gaps that end within the horizon.
 	soon float64

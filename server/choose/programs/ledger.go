@@ -23,7 +23,7 @@ type Name uint64
 // Rank is a rank that may serve a call.
 type Rank struct {
 	Slot replica.Slot
-	// Capacity is its memory and Booked what the requests in flight take of it, in tokens. Capacity 0: unknown.
+	// Capacity is its memory and Booked the part that the requests in flight take, in tokens. Capacity 0: unknown.
 	Capacity, Booked float64
 	// Held is the part of the prompt in tokens that it holds.
 	Held float64
@@ -50,7 +50,7 @@ type Call struct {
 	Tokens, Prompt int
 	// Retry is set when the same call was placed before.
 	Retry bool
-	// Program is what Arrive reported.
+	// Program is the result of Arrive.
 	Program bool
 }
 
@@ -83,9 +83,9 @@ type program struct {
 	kin     kin
 	account *account // of the rank where it has a place; nil: it has none
 	index   int      // in the account's list
-	// tokens is its context, shared the part of that which its rank held before its first call.
+	// tokens is its context, shared the part of it that its rank held before its first call.
 	tokens, shared float64
-	// running are its calls in flight, waiting those that arrived and are not placed.
+	// running are its calls in flight, waiting the calls that arrived and are not placed.
 	running, waiting int
 	ended            time.Duration // when the last call ended
 	record           record
@@ -93,7 +93,7 @@ type program struct {
 	judged           bool // the last gap counts already
 	known            bool // a call has ended
 	late             bool // it waits for a place
-	// parent started it, children are those that it started and that may be at work. A parent is older than its children.
+	// parent started it, children are the programs that it started and that may be at work. A parent is older than its children.
 	parent   *program
 	children []*program
 }
@@ -244,7 +244,7 @@ func (l *Ledger) at(slot replica.Slot) *account {
 	return l.accounts[slot]
 }
 
-// read notes what a choice knows of a rank. mu is held.
+// read notes a choice's knowledge of a rank. mu is held.
 func (l *Ledger) read(r *Rank) *account {
 	a := l.at(r.Slot)
 	a.capacity, a.booked, a.bend = r.Capacity, r.Booked, r.Bend

@@ -32,7 +32,7 @@ type Program struct {
 	// Slot is the rank where it has a place; NoSlot for none. Resident is its context there.
 	Slot     replica.Slot
 	Resident int
-	// Needed is what the call that is in flight or waits needs, or else the next one by the growth so far.
+	// Needed is the need of the call that is in flight or waits, or else the next one by the growth so far.
 	Needed int
 	// Calls were placed, with prompts of Prompt tokens, of which their ranks were known to hold Held.
 	Calls, Prompt, Held int64
@@ -40,11 +40,11 @@ type Program struct {
 	Wait, Idle time.Duration
 }
 
-// history is what lists show of a program's calls.
+// history is the part of a program's calls that lists show.
 type history struct {
 	name   Name
 	tenant string
-	// wants is what its last call needs, first the prompt of its first one, in tokens.
+	// wants is the need of its last call, first the prompt of its first one, in tokens.
 	wants, first        float64
 	calls, prompt, held int64
 	since               time.Duration // when its call began to wait for memory
@@ -82,7 +82,7 @@ func (p *program) state(now time.Duration) State {
 	return StateNone
 }
 
-// needed is what the program's call needs, or else the next one.
+// needed is the need of the program's call, or else the next one.
 func (p *program) needed() float64 {
 	if p.busy() {
 		return p.history.wants
@@ -112,12 +112,12 @@ func (p *program) shown(state State, now time.Duration) Program {
 
 // Filter selects programs of a list.
 type Filter struct {
-	// Own leaves those of Tenant alone; Of too, unless it is empty.
+	// Own leaves the programs of Tenant alone; Of too, unless it is empty.
 	Own        bool
 	Tenant, Of string
 	// Slots are the ranks of their places; nil: any, or none.
 	Slots []replica.Slot
-	// States are those that count; none: all.
+	// States are the states that count; none: all.
 	States []State
 	// After is the program behind which the list begins; 0: the first.
 	After Name
@@ -158,7 +158,7 @@ func (l *Ledger) List(f *Filter, most int, now time.Duration) []Program {
 
 // Stats counts programs.
 type Stats struct {
-	// Placed are those that have a place, Paused those whose place was taken away, Waiting those that wait for one.
+	// Placed counts programs with a place, Paused programs that lost theirs, Waiting programs that wait for one.
 	Placed, Paused, Waiting int
 	// Taken counts the places that were taken away so far.
 	Taken int64
@@ -167,7 +167,7 @@ type Stats struct {
 // Want is the number of programs that have a place or want one.
 func (s *Stats) Want() int { return s.Placed + s.Paused + s.Waiting }
 
-// Needed is the number of replicas that would have memory for all programs, where so many have memory for those with a place.
+// Needed is the number of replicas that would have memory for all programs, where so many have memory for the programs with a place.
 func (s *Stats) Needed(replicas int) int {
 	if s.Placed == 0 || s.Want() == s.Placed {
 		return replicas

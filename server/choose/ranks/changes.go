@@ -44,7 +44,7 @@ func (r *Ranks) RankRemoved(slot replica.Slot) {
 	}
 }
 
-// ReplicaRestarted drops what was believed of a former engine process. Ranks with events learn of it
+// ReplicaRestarted drops the beliefs about a former engine process. Ranks with events learn of it
 // from their sequence numbers too; the first notice counts.
 func (r *Ranks) ReplicaRestarted(of *replica.Replica, began time.Time) {
 	for rank, slot := range of.Slots {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-// engines passes what the engines' metrics show to the parts that keep it.
+// engines passes the figures of the engines' metrics to the parts that keep them.
 type engines struct{ *Ranks }
 
 func (e engines) EngineAnswered(id replica.ID) { e.Registry.Alive(id) }

@@ -25,7 +25,7 @@ type Config struct {
 	Load     load.Config
 }
 
-// Params are what code passes to New.
+// Params are the arguments of New.
 type Params struct {
 	// Env has the variables of the environment that settings name.
 	Env registry.Environment
@@ -58,7 +58,7 @@ type Chooser interface {
 	Heard(slot replica.Slot)
 }
 
-// Tokens compares the beginnings of stored prompts with what it tokenized.
+// Tokens compares the beginnings of stored prompts with its own tokens of them.
 type Tokens interface {
 	ObserveStored(model string, slot replica.Slot, ev *kvblock.Stored)
 }
@@ -68,7 +68,7 @@ type Breaker interface {
 	Retain(known func(replica.ID) bool)
 }
 
-// Peers are informed of what callers of this router change.
+// Peers are informed of changes by callers of this router.
 type Peers interface {
 	Drained(id replica.ID, drain *registry.Drain)
 	Registered(spec registry.Spec, left time.Duration)

@@ -6,8 +6,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// prefixAffinity follows the text tree: the replica that knows enough of the prompt, else the one
-// with the smallest tree; by load when there is no text or the fleet is too uneven.
+// prefixAffinity follows the text tree: the replica that knows enough of the prompt, else the replica with the smallest tree;
+// by load when there is no text or the fleet is too uneven.
 type prefixAffinity struct{}
 
 // Select implements policy.
@@ -34,7 +34,7 @@ func (prefixAffinity) Select(d *decision.Decision, throw dice, _ int) (decision.
 		if (matched && c.Chars == best) || (!matched && c.Held == smallest) {
 			return requests(c)
 		}
-		return requests(c) + high + 1 // after all those in the set
+		return requests(c) + high + 1 // after all replicas in the set
 	})
 	return decision.ReasonCost, throw
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Filter is what a candidate must pass. Every ready replica passes its zero value.
+// Filter has the conditions that a candidate must pass. Every ready replica passes its zero value.
 type Filter struct {
 	// Mute admits replicas that are unhealthy only because their probes get no answer.
 	Mute bool
@@ -18,7 +18,7 @@ type Filter struct {
 	// Excluded, Denied and Allowed are lists of replicas; an empty Allowed allows all.
 	Excluded, Denied, Allowed []replica.ID
 	// Pinned names the only replica; PinnedRank its rank, below zero for any. Draining admits a replica
-	// that drains: no other replica has what it stores.
+	// that drains: no other replica has its stored response.
 	Pinned     replica.ID
 	PinnedRank int
 	Draining   bool
@@ -73,8 +73,7 @@ func (f *Filter) Replica(r *replica.Replica) decision.Veto {
 	return decision.VetoNone
 }
 
-// Context is the length of the model's context on r, 0 when it is not known. An adapter has that of
-// its base model.
+// Context is the length of the model's context on r, 0 when it is not known. An adapter has the context of its base model.
 func Context(r *replica.Replica, m replica.Model) int {
 	if m.MaxLen == 0 && m.Parent != "" {
 		m, _ = r.Serves(m.Parent)

@@ -7,7 +7,7 @@ import (
 )
 
 // overlapLoad is Dynamo's cost, in blocks: uncached prefill backlog with this request, less
-// credit for what is held, plus decode blocks.
+// credit for held blocks, plus decode blocks.
 type overlapLoad struct{}
 
 // Select implements policy.

@@ -44,7 +44,7 @@ func ForObjective(base decision.Params, o decision.Objective) decision.Params {
 	return base
 }
 
-// numbers lists what may be set, with the place of each in p.
+// numbers lists the parameters that may be set, with the place of each in p.
 func numbers(p *decision.Params) map[string]*float64 {
 	return map[string]*float64{
 		"temperature":         &p.Temperature,

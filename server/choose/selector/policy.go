@@ -46,7 +46,7 @@ func each(d *decision.Decision, cost func(*decision.Candidate) float64) {
 
 func requests(c *decision.Candidate) float64 { return float64(c.Requests) }
 
-// cacheReason is the reason of a policy that reads what replicas hold: without a key, when nothing is known of the prompt.
+// cacheReason is the reason of a policy that reads the replicas' overlap: without a key, when nothing is known of the prompt.
 func cacheReason(d *decision.Decision) decision.Reason {
 	if !d.Keyless {
 		return decision.ReasonCost

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// predict fills what every policy may read of a candidate: its uncached tokens, the time to
+// predict fills the fields of a candidate that every policy may read: its uncached tokens, the time to
 // prefill them, and the time to the first token.
 func predict(d *decision.Decision, c *decision.Candidate) {
 	n := uncached(d, c)
@@ -55,7 +55,7 @@ const lateCost = 3600
 // predictedTTFT takes the rank with the shortest predicted time, by the cost of predicted.
 type predictedTTFT struct{}
 
-// Select implements policy. Choose has set the costs, with what it predicts.
+// Select implements policy. Choose has set the costs, with the predictions.
 func (predictedTTFT) Select(d *decision.Decision, throw dice, _ int) (decision.Reason, dice) {
 	level(d)
 	return cacheReason(d), throw
@@ -69,8 +69,8 @@ func paceOf(c *decision.Candidate) pace { return pace{c.Prefill, c.StepTime, c.S
 // alike is the share by which the learned speeds of idle ranks may differ where they count as the same.
 const alike = 0.15
 
-// level prices idle candidates with speeds like those of the cheapest one, and as much to compute, by its speeds: so small a difference is
-// chance, but all light load would go to the one that looks faster, and the others would never show better.
+// level prices idle candidates with speeds like the cheapest one's, and as much to compute, by its speeds: so small a difference is
+// chance, but all light load would go to the candidate that looks faster, and the others would never show better.
 func level(d *decision.Decision) {
 	var best *decision.Candidate
 	for i := range d.Candidates {
@@ -96,8 +96,8 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
-// that is already promised to others. The weight is Omega, for those that wait in the fleet, plus the
-// rank's own Busy, plus Interference for those that decode on the rank: each full step of prefill
+// that is already promised to others. The weight is Omega, for requests that wait in the fleet, plus the
+// rank's own Busy, plus Interference for requests that decode on the rank: each full step of prefill
 // delays them all by one step. Their number counts by its square root: weighted in full, a busy rank
 // is avoided at the price of queues elsewhere. It grows with the rank's speed, since a fast rank has more of them
 // than a slow one by its speed, not by chance (docs/adr/017-whole-answer.md).
@@ -161,8 +161,7 @@ const (
 	rateNoise  = 0.03
 )
 
-// noise is by how much more than c another candidate may cost and be as good: what is known of
-// their speeds does not distinguish them.
+// noise is by how much more than c another candidate may cost and be as good: the knowledge of their speeds does not distinguish them.
 func noise(d *decision.Decision, c *decision.Candidate) float64 {
 	if d.Policy != decision.PredictedTTFT {
 		return 0

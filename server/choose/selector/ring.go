@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// RingConfig is what an operator may set of the consistent-hash ring.
+// RingConfig has an operator's settings of the consistent-hash ring.
 type RingConfig struct {
 	// VirtualNodes is the number of points that each rank has on the ring.
 	VirtualNodes int `yaml:"virtual_nodes"`
@@ -35,7 +35,7 @@ func (c RingConfig) Validate() error {
 	)
 }
 
-// ringSeed is the seed of the ring's hash, the one that Ray Serve's router uses.
+// ringSeed is the seed of the ring's hash, the same as in Ray Serve's router.
 const ringSeed = 0xF9B4CA77
 
 // Ring is an immutable consistent-hash ring of ranks.

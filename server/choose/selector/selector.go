@@ -136,7 +136,7 @@ func span(candidates []decision.Candidate) (low, high float64) {
 	return low, high
 }
 
-// margin is what the best of the others would cost more than the chosen one.
+// margin is how much more the best of the others would cost than the chosen one.
 func margin(d *decision.Decision) float64 {
 	best := math.Inf(1)
 	for i := range d.Candidates {

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// TreeConfig is what an operator may set of prefix-affinity's text tree.
+// TreeConfig has an operator's settings of prefix-affinity's text tree.
 type TreeConfig struct {
 	// Evict limits the text that is kept per rank.
 	Evict bool `yaml:"evict"`
@@ -164,8 +164,8 @@ func (n *treeNode) prune() {
 	}
 }
 
-// sweep cuts each rank that is above the limit down to the target, the oldest texts first; those
-// of one moment go together. mu is held.
+// sweep cuts each rank that is above the limit down to the target, the oldest texts first; texts of one moment go together.
+// mu is held.
 func (t *Tree) sweep() {
 	for slot, size := range t.sizes {
 		if size > t.config.EvictAbove {

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Pairing is what the candidates of a decision may do for each other. Its slices have the order of the candidates, and classes count from
+// Pairing says which candidates of a decision may serve each other. Its slices have the order of the candidates, and classes count from
 // zero: ranks of one class can read the same caches, over the same networks.
 type Pairing struct {
 	// Members has each candidate's place.
@@ -155,14 +155,14 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 }
 
 // ahead is the price of a candidate's computing of the prompt for another one, until the transfer can begin: the terms of predicted
-// without those of the answer.
+// without the terms of the answer.
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Overhead + c.Crowding + c.Drag
 	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*delayed(d, c)*c.Prefill
 }
 
-// behind is the price of a candidate's answer once it has the cache: the terms of predicted without those of the prompt.
+// behind is the price of a candidate's answer once it has the cache: the terms of predicted without the terms of the prompt.
 func behind(d *decision.Decision, c *decision.Candidate) float64 {
 	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + slowed(d, c) + displaced(d, c)
 	if c.Session {
@@ -183,7 +183,7 @@ func displaced(d *decision.Decision, c *decision.Candidate) float64 {
 // queue is the time until a candidate has prefilled what it has; the prompt is computed elsewhere at the same time.
 func queue(c *decision.Candidate) float64 { return (c.Backlog + c.Planned) * (1 + c.Slowdown) }
 
-// moved are the tokens that a candidate reads: those it does not hold.
+// moved are the tokens that a candidate reads: the tokens that it does not hold.
 func moved(d *decision.Decision, c *decision.Candidate) float64 {
 	return max(0, float64(d.PromptTokens)-float64(c.GPU))
 }

@@ -26,7 +26,7 @@ type Entry struct {
 	void       bool // part of it was computed in a time that is not accounted for
 }
 
-// Decodes is what an engine decodes in addition to its prefill: sequences that read context tokens.
+// Decodes is an engine's decode work in addition to its prefill: sequences that read context tokens.
 type Decodes struct{ Sequences, Context int }
 
 const (
@@ -181,7 +181,7 @@ func (a *account) end(at time.Time) (piece, bool) {
 	return p, true
 }
 
-// void drops the running sample and what the entries that are open will add.
+// void drops the running sample and the later additions of the open entries.
 func (a *account) void(now time.Time) {
 	for e := a.first; e != nil; e = e.next {
 		e.void = true

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Report is what an engine counts about its own work.
+// Report has an engine's counts of its own work.
 type Report struct {
 	// At is when the report was made; zero: unknown.
 	At time.Time
@@ -71,8 +71,8 @@ func (c *Counters) See(rank *Rank, rep *Report, d Decodes) {
 	}
 }
 
-// counted shows the rank how much was prefilled since the last time, or since the engine began, in how much time. What an engine
-// counts at the start of requests fits the time that it counts at their end only over a long past. The caller holds mu.
+// counted shows the rank how much was prefilled since the last time, or since the engine began, in how much time. A count that an engine
+// makes at the start of requests fits the time that it counts at their end only over a long past. The caller holds mu.
 func (c *Counters) counted(rank *Rank, rep *Report, first bool) {
 	if rep.Computed < c.taken.Computed || rep.PrefillSeconds < c.taken.PrefillSeconds { // the engine was restarted
 		c.taken = Report{}

@@ -8,7 +8,7 @@
 // of the fleet and the Model of another router; a robust fit of the evidence gives the Model, and trust says
 // how far that is shown.
 //
-// Ranks of one kind (the same model on the same hardware) share what they learned: a rank that has
+// Ranks of one kind (the same model on the same hardware) share their knowledge: a rank that has
 // seen little is taken to be like its equals, and one that disagrees with them by more than a
 // factor of two must prove it.
 //

@@ -16,25 +16,25 @@ type evidence struct {
 	engine  *Model    // from the engine's own counters, while no request was seen
 	// counters is the time of a token by the engine's own counters, at the fastest; 0 when unknown.
 	counters float64
-	// peer is what another router has learned, in place of older samples.
+	// peer is another router's Model, in place of older samples.
 	peer *Model
 	// learnt is when the last sample of prefill ended, taught when the last own sample came.
 	learnt, taught time.Time
 }
 
-// weights of what is believed before the first sample, as a number of samples.
+// weights of the prior beliefs, as a number of samples.
 const (
 	priorWeight  = 0.5
 	engineWeight = 1
 	kindWeight   = 2
-	// stepPrior and stepKind are those of a guess of decode steps, and of equals' steps; a sample of eight steps weighs half of one.
+	// stepPrior and stepKind are the weights of a guess of decode steps, and of equals' steps; a sample of eight steps weighs half of one.
 	stepPrior, stepKind = 0.1, 0.5
 	// several is the number of experienced ranks from which a rank needs all its samples to be believed, alone the number of samples that
-	// it needs when one other contradicts it, which may be the one that is wrong.
+	// it needs when one other contradicts it, which may itself be wrong.
 	several, alone = 2, 3
 )
 
-// unseen is how long after the last sample of its own requests a rank is taught by what its engine counts.
+// unseen is how long after the last sample of its own requests a rank is taught by its engine's counts.
 const unseen = 30 * time.Second
 
 // slackening is by how much a count may show an engine as slower than the one before did.
@@ -112,7 +112,7 @@ func (e *evidence) counted(tokens, seconds float64, m *Model, now time.Time) boo
 	return true
 }
 
-// before is what is believed without samples, with the weight of so many.
+// before is the belief without samples, with the weight of so many.
 func (e *evidence) before(k equals) (Model, float64) {
 	switch {
 	case e.peer != nil:
@@ -127,7 +127,7 @@ func (e *evidence) before(k equals) (Model, float64) {
 	return prior(), priorWeight
 }
 
-// model is what the evidence shows of a rank among its equals.
+// model is the Model that the evidence gives of a rank among its equals.
 func (e *evidence) model(k equals) Model {
 	prior, weight := e.before(k)
 	m := prior
@@ -143,7 +143,7 @@ func (e *evidence) model(k equals) Model {
 	case fit != nil:
 		m.Source = decision.SpeedLearned
 		e.follow(&m)
-		for range 2 { // what decodes take follows from the rate while no step was seen
+		for range 2 { // the decode times follow from the rate while no step was seen
 			fit.fit(&m, &prior, ownWeight)
 			e.follow(&m)
 		}
@@ -172,7 +172,7 @@ func (e *evidence) model(k equals) Model {
 	return m
 }
 
-// follow sets what m says of decoding: as own steps show it, else as the peer's did, else as it follows from prefill.
+// follow sets the decode part of m: as own steps show it, else as the peer's did, else as it follows from prefill.
 func (e *evidence) follow(m *Model) {
 	if e.steps.count() == 0 && e.peer != nil && e.peer.Steps > 0 {
 		m.Base, m.Load, m.Steps = e.peer.Base, e.peer.Load, e.peer.Steps
@@ -189,7 +189,7 @@ func (e *evidence) wholly() *wholeFit {
 	return e.whole
 }
 
-// teachers are the samples that the Model is made of, nil for none, and the weight of what is believed without them.
+// teachers are the samples that the Model is made of, nil for none, and the weight of the belief without them.
 func (e *evidence) teachers(weight float64) (*prefillFit, float64) {
 	switch {
 	case e.prefill.count > 0:

@@ -16,7 +16,7 @@ type kind struct {
 	ranks   []*Rank   // guarded by mu
 	joined  uint64    // ranks so far; guarded by mu
 	updated time.Time // when ranks that know little were last made to follow; guarded by mu
-	// known are the ranks with a Model that counts, early those with one of fewer samples; guarded by mu
+	// known are the ranks with a Model that counts, early ranks with one of fewer samples; guarded by mu
 	known, early order
 }
 
@@ -93,7 +93,7 @@ func (k *kind) publish(r *Rank, m *Model) {
 		k.known.remove(r)
 		k.early.remove(r)
 		if before.Samples < experienced && m.Samples >= experienced {
-			k.updated = time.Time{} // those that know little follow at once, or the rank would seem much faster than they are, or slower
+			k.updated = time.Time{} // ranks that know little follow at once, or the rank would seem much faster than they are, or slower
 		}
 	}
 	r.model.Store(m)
@@ -109,7 +109,7 @@ func (k *kind) publish(r *Rank, m *Model) {
 }
 
 // typical is the Model of the median rank among the experienced ones other than r, which are so many. Where there is none, of is 0, and the
-// Model is that of the median among those that know something; nil when none does.
+// Model is the median's among the ranks that know something; nil when none does.
 func (k *kind) typical(r *Rank) (m *Model, of int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -119,14 +119,14 @@ func (k *kind) typical(r *Rank) (m *Model, of int) {
 	return m, of
 }
 
-// equals is what a rank's kind shows of it.
+// equals is the evidence of a rank's kind about it.
 type equals struct {
 	typical  *Model // nil when no other rank knows anything
 	of       int    // the experienced ranks that it is the median of
 	excluded bool   // the rank is no example for its kind
 }
 
-// equals returns what the kind shows of r.
+// equals returns the kind's evidence about r.
 func (k *kind) equals(r *Rank) (e equals) {
 	e.typical, e.of = k.typical(r)
 	k.mu.Lock()
@@ -135,7 +135,7 @@ func (k *kind) equals(r *Rank) (e equals) {
 	return e
 }
 
-// plausible leaves out what a few samples of one equal show if it is faster than a guess. That a guess is too slow shows soon enough by
+// plausible leaves out a speed from a few samples of one equal if it is faster than a guess. That a guess is too slow shows soon enough by
 // itself, and an engine that is slower than its equals must not have all the requests until then.
 func (e equals) plausible() equals {
 	if e.of == 0 && e.typical != nil && e.typical.Token < priorToken {
@@ -160,7 +160,7 @@ func (e equals) slow(m *Model) bool {
 	return e.of > 0 && !e.excluded && m.Token >= slowBy*e.typical.Token
 }
 
-// learned has ranks that know little follow what r has learned. r.mu is held, so that others are
+// learned has ranks that know little follow r's Model. r.mu is held, so that others are
 // only tried.
 func (k *kind) learned(r *Rank, now time.Time) {
 	k.mu.Lock()

@@ -9,8 +9,7 @@ import (
 // kindLabels are the labels of a replica that name the hardware it runs on.
 var kindLabels = [...]string{"accelerator", "hardware", "gpu", "node.kubernetes.io/instance-type", "nvidia.com/gpu.product"}
 
-// kindKey names what a replica has in common with others of the same speed: its weights and what is
-// known of its hardware.
+// kindKey names the common features of replicas of the same speed: the weights and the known hardware.
 type kindKey struct {
 	model          string
 	labels         [len(kindLabels)]string

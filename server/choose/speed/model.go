@@ -31,7 +31,7 @@ type Model struct {
 	// Base is the time in seconds of a decode step with nothing to read, Load scales the prior's
 	// cost of sequences and context.
 	Base, Load float64
-	// Samples counts the samples behind Token, Steps those behind Base and Load.
+	// Samples counts the samples behind Token, Steps the samples behind Base and Load.
 	Samples, Steps int
 	// Spread is the uncertainty of Token: the truth is likely within Token·(1 ± Spread).
 	Spread float64
@@ -61,7 +61,7 @@ func stepLoad(sequences, context int) float64 {
 	return priorSequence*float64(sequences) + priorRead*float64(context)
 }
 
-// follow scales what the model does not know of decoding by what it knows of prefill: an engine
+// follow scales the unknown decode times of the model by its prefill times: an engine
 // that prefills faster than the prior is likely to decode faster, too.
 func (m *Model) follow(sampled *stepFit) {
 	m.Steps = sampled.count()
@@ -73,7 +73,7 @@ func (m *Model) follow(sampled *stepFit) {
 	m.Base, m.Load = priorBase*scale, scale
 }
 
-// ofKind is m as what is believed of an equal of the rank.
+// ofKind is m as the belief about an equal of the rank.
 func (m *Model) ofKind() Model {
 	k := *m
 	k.Source, k.Spread, k.Samples = decision.SpeedKind, max(2*m.Spread, 0.2), 0

@@ -15,7 +15,7 @@ const (
 	maxPeerSamples = 4 * kept
 )
 
-// Import takes what another router has learned about the rank: it is the Model until own samples correct it. It does nothing
+// Import takes another router's Model of the rank: it is the Model until own samples correct it. It does nothing
 // while the rank is learned here.
 func (r *Rank) Import(m Model, now time.Time) {
 	m.Source, m.Token = decision.SpeedLearned, boundToken(m.Token)

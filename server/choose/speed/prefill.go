@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// sample is a piece of an engine's busy time: what was finished in it.
+// sample is a piece of an engine's busy time: the work finished in it.
 type sample struct {
 	// tokens is the uncached prompt tokens, bent the sum over prompts of n·(context + n/2).
 	tokens, bent float64
@@ -27,12 +27,13 @@ type sample struct {
 // bunched is the factor by which a piece of an account is faster than the one just before it when it belongs to that.
 const bunched = 20
 
-// bunchedBehind reports whether s, which began when before ended, is too fast for what came just before it and for what is known of the rank.
+// bunchedBehind reports whether s, which began when before ended, is too fast for the sample just before it and for the known speed of
+// the rank.
 func (s *sample) bunchedBehind(before *sample, m *Model) bool {
 	return s.seconds*before.tokens*bunched < before.seconds*s.tokens && s.seconds*bunched < s.tokens*m.Token
 }
 
-// join adds what was finished directly after s.
+// join adds the work finished directly after s.
 func (s *sample) join(next *sample) {
 	all := s.tokens + next.tokens
 	s.doubt = (s.doubt*s.tokens + next.doubt*next.tokens) / all
@@ -73,7 +74,7 @@ func (f *prefillFit) add(s sample) {
 // latest is the last sample.
 func (f *prefillFit) latest() *sample { return &f.ring[(f.count+kept-1)%kept] }
 
-// changed takes in how the last sample differs from what m predicts. When the last ones show that the engine became faster or slower, it
+// changed takes in how the last sample differs from m's prediction. When the last ones show that the engine became faster or slower, it
 // forgets the others and returns true.
 func (f *prefillFit) changed(m *Model, now time.Time) bool {
 	s := f.latest()
@@ -98,7 +99,7 @@ func (s *sample) predicted(m *Model) float64 {
 	return m.Token*s.tokens + m.Token/m.Bend*s.bent + s.steps*m.Step(s.decode.Sequences, s.decode.Context) + m.Overhead*s.starts
 }
 
-// fit updates m; m.Step is used as it is. prior is what is believed without samples, with the
+// fit updates m; m.Step is used as it is. prior is the belief without samples, with the
 // weight of so many samples.
 func (f *prefillFit) fit(m *Model, prior *Model, priorWeight float64) {
 	n := min(f.count-f.from, kept)

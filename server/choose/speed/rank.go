@@ -24,7 +24,7 @@ type Rank struct {
 	fitted   Model                  // before lag and trial; guarded by mu
 }
 
-// Model is what is known now. The result is shared and must not be changed.
+// Model returns the present Model. The result is shared and must not be changed.
 func (r *Rank) Model() *Model { return r.model.Load() }
 
 // Mirror makes r store its Model in to, too: a reader of many ranks finds it where it reads the rest of them.
@@ -145,8 +145,8 @@ func (r *Rank) Answered(e *Entry, now time.Time, output int, d Decodes) {
 	r.refit(now)
 }
 
-// Ended closes the entry of a request that ended without a first token that could be seen. What the
-// engine computed of it is unknown, so that the time until the work booked so far is done does not
+// Ended closes the entry of a request that ended without a first token that could be seen. The engine's work for it is unknown,
+// so that the time until the work booked so far is done does not
 // count.
 func (r *Rank) Ended(e *Entry, now time.Time) {
 	r.mu.Lock()
@@ -176,7 +176,7 @@ func (r *Rank) Stepped(seconds, steps float64, d Decodes, now time.Time) {
 	r.stepped(seconds, steps, d, now)
 }
 
-// SteppedBy is Stepped for what a caller outside of the fleet reported of its request. Several requests must show it.
+// SteppedBy is Stepped for a report by a caller outside of the fleet. Several requests must show it.
 func (r *Rank) SteppedBy(e *Entry, seconds, steps float64, d Decodes) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,7 +199,7 @@ func (r *Rank) stepped(seconds, steps float64, d Decodes, now time.Time) {
 	}
 }
 
-// throughput takes in what the engine itself counted over an interval in which it never ran out of
+// throughput takes in the engine's own count over an interval in which it never ran out of
 // prefill: uncached tokens computed in seconds.
 func (r *Rank) throughput(tokens, seconds float64, d Decodes, now time.Time) {
 	r.mu.Lock()
@@ -210,7 +210,7 @@ func (r *Rank) throughput(tokens, seconds float64, d Decodes, now time.Time) {
 	r.learn(sample{tokens: tokens, bent: tokens * r.evidence.meanBent(), steps: tokens / r.account.budget, decode: d, seconds: seconds, doubt: 1}, now)
 }
 
-// counted takes in what the engine counted: seconds spent in prefill, request by request, for so many uncached tokens. Requests that
+// counted takes in the engine's counts: seconds spent in prefill, request by request, for so many uncached tokens. Requests that
 // were prefilled together each count that time, so the engine may be faster than that and is not slower; of several counts the
 // fastest is believed, and forgotten little by little. They count only while own requests teach nothing.
 func (r *Rank) counted(tokens, seconds float64, now time.Time) {
@@ -221,7 +221,7 @@ func (r *Rank) counted(tokens, seconds float64, now time.Time) {
 	}
 }
 
-// Predicted compares how long a first token took with what was predicted, in seconds, to notice
+// Predicted compares how long a first token took with the predicted time, in seconds, to notice
 // a rank whose predictions are wrong. It reports whether the rank's Model is now trusted, and
 // whether that changed.
 func (r *Rank) Predicted(predicted, actual float64, now time.Time) (trusted, changed bool) {
@@ -241,7 +241,8 @@ func (r *Rank) Error() float64 {
 	return r.trust.watch.error()
 }
 
-// Look updates what time alone shows, at now: work that should be done long since, and samples that are old. Call it several times a second.
+// Look updates the evidence of time alone, at now: work that should be done long since, and samples that are old. Call it several times a
+// second.
 func (r *Rank) Look(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

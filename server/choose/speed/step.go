@@ -4,7 +4,7 @@ import "time"
 
 // stepSample is the mean time of decode steps that carried no prefill.
 type stepSample struct {
-	load    float64 // the prior's cost of what the steps read
+	load    float64 // the prior's cost of the steps' reads
 	seconds float64
 	steps   float64
 }

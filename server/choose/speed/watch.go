@@ -15,7 +15,7 @@ const (
 	memory = 15 * time.Second
 )
 
-// watch follows how far a rank's predictions are from what happens.
+// watch follows how far a rank's predictions are from the outcomes.
 type watch struct {
 	mean       float64   // of ln(predicted ÷ actual), fading
 	at         time.Time // of the last one

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// flow counts what was sent to an engine, and what the engine decoded over time.
+// flow counts the work sent to an engine, and the engine's decode work over time.
 type flow struct {
 	past
 	at      time.Time
@@ -14,7 +14,7 @@ type flow struct {
 
 // past is a flow up to a moment.
 type past struct {
-	// tokens and bent are those of all prompts sent so far, as in sample.
+	// tokens and bent are the sums of all prompts sent so far, as in sample.
 	tokens, bent float64
 	// sequences and context are the decodes times the seconds that they lasted.
 	sequences, context float64
@@ -38,7 +38,7 @@ func (f *flow) sent(w *Work) {
 	f.bent += w.Tokens * (w.Context + w.Tokens/2)
 }
 
-// since is what the engine did from p on, for so many seconds.
+// since is the engine's work from p on, for so many seconds.
 func (f *flow) since(p *past, seconds float64) sample {
 	return sample{
 		tokens: f.tokens - p.tokens, bent: f.bent - p.bent, starts: 1, seconds: seconds,
@@ -47,7 +47,7 @@ func (f *flow) since(p *past, seconds float64) sample {
 }
 
 // wholeFit fits the time of prompt tokens and of decode steps to answers that come whole. From its arrival to its end a request gets
-// one token per step, and the steps carry what is prefilled in the meantime: its own prompt, and those of requests that came after it.
+// one token per step, and the steps carry the prefills of that time: its own prompt, and the prompts of requests that came after it.
 type wholeFit struct {
 	ring  [kept]sample
 	count int // of all samples so far
@@ -72,7 +72,7 @@ func (f *wholeFit) add(s sample, m *Model, now time.Time) {
 // the same factor.
 const wholePull = 1
 
-// fit updates m, from what is believed without samples with the weight of so many samples. A token takes most seconds at the longest; 0: no limit.
+// fit updates m, from the belief without samples with the weight of so many samples. A token takes most seconds at the longest; 0: no limit.
 func (f *wholeFit) fit(m *Model, prior *Model, priorWeight, most float64) {
 	n := min(f.count-f.from, kept)
 	f.rows, f.list = f.rows[:0], append(f.list[:0], weighed{1, priorWeight})

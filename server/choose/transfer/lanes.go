@@ -53,7 +53,7 @@ func newLane(from, to string) *Lane {
 	return l
 }
 
-// Model returns what the lane predicts now.
+// Model returns the lane's present prediction.
 func (l *Lane) Model() Model { return *l.model.Load() }
 
 // Learn adds a transfer of so many tokens in so many seconds.

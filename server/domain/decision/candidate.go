@@ -92,7 +92,7 @@ type Affinity struct {
 
 // RankLoad is the work that a rank has.
 type RankLoad struct {
-	// Requests counts requests in flight, Waiting the ones among them without a first token.
+	// Requests counts requests in flight, Waiting the requests among them without a first token.
 	Requests uint32
 	Waiting  uint32
 	// QueuedTokens are uncached prompt tokens booked and not yet prefilled.

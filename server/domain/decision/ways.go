@@ -4,7 +4,7 @@ package decision
 type Way struct {
 	// Prefill computes the prompt and Decode writes the answer: the same rank where the request is served whole.
 	Prefill, Decode RankID
-	// Held are the prompt's tokens that Prefill holds, Moved the ones whose cache moves from there to Decode.
+	// Held are the prompt's tokens that Prefill holds, Moved the tokens whose cache moves from there to Decode.
 	Held, Moved uint32
 	// Cost is the price, in the policy's unit (seconds), and TTFT the predicted time to the first token.
 	Cost, TTFT float64

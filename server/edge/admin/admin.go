@@ -24,7 +24,7 @@ type Senders interface {
 	Allow(r *http.Request, roles caller.Roles) error
 }
 
-// Params are what the surface shows.
+// Params are the parts that the surface shows.
 type Params struct {
 	Health Health
 	// Metrics serves the metrics.
@@ -66,7 +66,7 @@ func routes(c Config, p Params) []route {
 		list = append(list,
 			route{"/console", false, caller.Observe, page},
 			route{"/console/", false, caller.Observe, page},
-			// The RPCs that read, the one that makes dry runs, and the only ones here that change something: Drain and Undrain.
+			// The RPCs that read, the RPC that makes dry runs, and the only RPCs here that change something: Drain and Undrain.
 			route{"GET /kvpilot/v1/", false, caller.Observe, p.RPCs},
 			route{"POST /kvpilot/v1/choose", false, caller.Observe, p.RPCs},
 			route{"POST /kvpilot/v1/replicas/{verb}", false, caller.Admin, only(p.RPCs, ":drain", ":undrain")})

@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Profiles serves Go's profiles under /debug/pprof/, to the role admin. They reveal the process's memory, prompts
 	// included.
@@ -35,7 +35,7 @@ type Links struct {
 	Dashboard string `yaml:"dashboard"`
 }
 
-// Validate reports what is wrong.
+// Validate returns an error for invalid settings.
 func (c Config) Validate() error {
 	return check.Within("links", errors.Join(
 		template("trace", c.Links.Trace, "{trace_id}"),

@@ -12,7 +12,7 @@ import (
 const rootDocument = `{"service":"kvpilot","surface":"admin","description":"health at /healthz, /livez and /readyz, metrics at /metrics, the console at /console/ unless it is turned off; ` +
 	`requests for models go to the REST address (listen.http)","docs":"https://github.com/kvpilot/kvpilot/blob/main/docs/operations.md"}` + "\n"
 
-// serveRoot sends browsers to the console, and says to others what the surface is.
+// serveRoot sends browsers to the console, and describes the surface to others.
 func serveRoot(console bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if console && strings.Contains(r.Header.Get("Accept"), "text/html") {

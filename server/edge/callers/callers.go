@@ -24,7 +24,7 @@ const (
 	tokenWait = 2 * time.Second
 )
 
-// Params are what Callers works with. All may be missing.
+// Params are the parts that Callers works with. All may be missing.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -52,7 +52,7 @@ type Reads interface {
 	Read(source Source, err error)
 }
 
-// Source names what was read.
+// Source names the kind of setting that was read.
 type Source string
 
 // The sources.
@@ -91,7 +91,7 @@ func New(c Config, p Params) (*Callers, error) {
 	return cs, cs.replace(c, false)
 }
 
-// Update replaces all credentials by those of c, or none of them when it returns an error. Callers that are identified
+// Update replaces all credentials by c's, or none of them when it returns an error. Callers that are identified
 // already stay so until their call ends. A key set from the same source is kept; another one is read first.
 func (cs *Callers) Update(c Config) error {
 	if err := c.Validate(); err != nil {
@@ -126,7 +126,7 @@ func (cs *Callers) replace(c Config, fetch bool) error {
 	return nil
 }
 
-// tokensFor returns what checks tokens, with the key set of the present one where that has the same source. mu is held.
+// tokensFor returns the checker of tokens, with the key set of the present one where that has the same source. mu is held.
 func (cs *Callers) tokensFor(j JWT, fetch bool) (*tokens, error) {
 	if j.Issuer == "" {
 		return nil, nil
@@ -158,7 +158,7 @@ func (cs *Callers) tokensFor(j JWT, fetch bool) (*tokens, error) {
 // Open reports whether no credentials are asked for.
 func (cs *Callers) Open() bool { return cs.set.Load().open }
 
-// Credentials are what a request shows of its sender.
+// Credentials are a request's proofs of its sender.
 type Credentials struct {
 	// Key is the header X-Api-Key, Authorization the header of that name, which counts before it.
 	Key, Authorization string

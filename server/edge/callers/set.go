@@ -24,7 +24,7 @@ type set struct {
 	tokens *tokens // nil: none are accepted
 }
 
-// entry is what is known of a key.
+// entry is the router's record of a key.
 type entry struct {
 	caller  caller.Caller
 	expires time.Time // zero: never

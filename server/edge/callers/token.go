@@ -18,7 +18,7 @@ import (
 const (
 	// longestToken bounds a token in bytes.
 	longestToken = 16 << 10
-	// tokenMemory bounds what is kept of verified tokens, about 20,000 of them.
+	// tokenMemory bounds the memory of verified tokens, about 20,000 of them.
 	tokenMemory = 8 << 20
 )
 

@@ -12,7 +12,7 @@ type file struct {
 // read notes that the file is about to be read.
 func (f *file) read() { f.was = f.look() }
 
-// changed reports whether the file is another one than that which was read, and has been so since the last look: one that
+// changed reports whether the file differs from the file that was read, and has been so since the last look: one that
 // is being written is skipped until it stops changing. A file that is gone does not count as another one.
 func (f *file) changed() bool {
 	now := f.look()

@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 )
 
-// answer is what the client of a request gets. Its methods hold alive's lock where comments may be written.
+// answer is the answer to the client of a request. Its methods hold alive's lock where comments may be written.
 type answer struct {
 	client
 	metrics *metrics
@@ -60,7 +60,7 @@ func (a *answer) whole(status int, contentType string, text []byte) {
 	_ = a.write(text) // the client may be gone
 }
 
-// write sends bytes of the body; those of a stream leave at once. A client that takes nothing for
+// write sends bytes of the body; bytes of a stream leave at once. A client that takes nothing for
 // the stall timeout loses its connection: a reader that is merely slow holds the engine back.
 func (a *answer) write(p []byte) error {
 	a.extend()
@@ -127,7 +127,7 @@ func (a *answer) send(p []byte) error {
 	return nil
 }
 
-// extend gives the client time to take what is written next.
+// extend gives the client time to take the next bytes.
 func (a *answer) extend() {
 	if a.stall <= 0 && a.alive == nil {
 		return

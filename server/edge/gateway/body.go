@@ -54,7 +54,7 @@ func (b *liveBody) End(e *apierror.Error) {
 	}
 }
 
-// mistake is what was wrong with a message, nil when nothing was.
+// mistake is the fault of a message, nil for none.
 func (b *liveBody) mistake() *apierror.Error {
 	if b == nil {
 		return nil
@@ -62,7 +62,7 @@ func (b *liveBody) mistake() *apierror.Error {
 	return b.wrong.Load()
 }
 
-// isEnd reports the end of a body. A wrapped io.EOF is that of a body that was cut off.
+// isEnd reports the end of a body. A wrapped io.EOF belongs to a body that was cut off.
 func isEnd(err error) bool { return err == io.EOF }
 
 func hasBody(r *http.Request) bool {

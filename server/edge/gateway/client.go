@@ -10,7 +10,7 @@ import (
 type client struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	// stall is how long the client may take nothing of what is written; zero: for ever.
+	// stall is how long the client may read nothing while bytes are written; zero: for ever.
 	stall   time.Duration
 	stallBy time.Time
 	// multiplexed: HTTP/2 ends a stream at its deadline even when nothing is being written.
@@ -22,7 +22,7 @@ func (c *client) isShort(now time.Time) bool {
 	return c.stall > 0 && now.Add(c.stall*3/4).After(c.stallBy)
 }
 
-// allow gives the client until the stall timeout to take what is written next.
+// allow gives the client until the stall timeout to take the next bytes.
 func (c *client) allow(now time.Time) {
 	c.stallBy = now.Add(c.stall)
 	_ = c.control.SetWriteDeadline(c.stallBy) // unsupported by test writers only
@@ -42,7 +42,7 @@ func plainType(contentType string) string {
 	return kind
 }
 
-// isEvents reports whether a content type is that of server-sent events.
+// isEvents reports whether a content type means server-sent events.
 func isEvents(contentType string) bool { return plainType(contentType) == "text/event-stream" }
 
 // hopByHop reports headers that belong to one connection only.

@@ -15,7 +15,7 @@ import (
 )
 
 // codec is the one marshaler: an HttpBody is the bytes of the HTTP body themselves; every other
-// message is JSON as package jsonform writes it. Unknown fields are rejected: without what they mean, the answer would be to another
+// message is JSON as package jsonform writes it. Unknown fields are rejected: without their meaning, the answer would be to another
 // question.
 type codec struct{}
 

@@ -11,13 +11,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413, as are those of more than four ninths of
+	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413, as are bodies of more than four ninths of
 	// max_bodies_bytes.
 	MaxBodyBytes quantity.Bytes `yaml:"max_body_bytes"`
 	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC
-	// together; what would exceed it is rejected with 429. A tenant, or the address of a client without one, takes at most half of
+	// together; a request that would exceed it is rejected with 429. A tenant, or the address of a client without one, takes at most half of
 	// the room that is free. Allow twice the mean body times the requests in flight; the process needs about twice as much memory.
 	// Zero: five sixteenths of memory.max_bytes, of less than 1 GiB down to a quarter.
 	MaxBodiesBytes quantity.Bytes `yaml:"max_bodies_bytes"`

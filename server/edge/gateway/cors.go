@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
-// origins are those of the pages that may call the router.
+// origins are the origins of the pages that may call the router.
 type origins struct {
 	all  bool
 	list []string

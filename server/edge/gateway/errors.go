@@ -13,8 +13,8 @@ import (
 
 var errNoAnswer = errors.New("the handler ended without an answer")
 
-// public is the error to show. Errors of the services are public already; what is left is the
-// generated code's own complaint about a body, a path or a query, and its text shows nothing
+// public is the error to show. Errors of the services are public already; the rest are the generated code's own complaints
+// about a body, a path or a query, and their text shows nothing
 // but the client's input.
 func public(err error) *apierror.Error {
 	e := apierror.From(err)
@@ -34,7 +34,7 @@ func clientLeft(err error) *apierror.Error {
 	return apierror.New(apierror.Cancelled, "the client closed its connection, or the sending side of it, before the answer was complete", err)
 }
 
-// unreadable is the error for a body, a path or a query that is not what it should be.
+// unreadable is the error for a body, a path or a query that has the wrong form.
 func unreadable(message string, err error) *apierror.Error {
 	message = strings.ReplaceAll(message, "\u00a0", " ") // protojson varies its spaces
 	field, message := plain(strings.TrimPrefix(message, "proto: "))

@@ -83,7 +83,7 @@ func (g *Gateway) RefuseHost() http.Handler {
 	})
 }
 
-// checkTarget rejects what HTTP/2 carries and a request line cannot. It would fail at the replica's connection.
+// checkTarget rejects targets that HTTP/2 carries and a request line cannot. They would fail at the replica's connection.
 func checkTarget(r *http.Request) error {
 	err := httpcall.CheckBytes(r.RequestURI)
 	if err == nil {

@@ -31,14 +31,14 @@ type Health interface {
 	Ready() error
 }
 
-// Params are what a Gateway works with. Services is required.
+// Params are the parts that a Gateway works with. Services is required.
 type Params struct {
 	Services Services
 	// Senders may be nil: that leaves the callers to the services.
 	Senders Senders
 	// Health may be nil: the router is always ready.
 	Health Health
-	// Ledger counts what requests hold; nil makes one of the configured size.
+	// Ledger counts the memory that requests hold; nil makes one of the configured size.
 	Ledger *ledger.Ledger
 	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
 	Forward bool

@@ -18,7 +18,7 @@ const (
 	smallAnswer = 16 << 10
 	// answerPiece is how much of a large answer is written at once.
 	answerPiece = 64 << 10
-	// firstPiece is the room for the beginning of a body. What is full grows by a factor: bodyGrowth where the client has announced
+	// firstPiece is the room for the beginning of a body. A full one grows by a factor: bodyGrowth where the client has announced
 	// the size, 2 where it has not.
 	firstPiece = 8 << 10
 	bodyGrowth = 8
@@ -27,7 +27,7 @@ const (
 	lingerTime = 5 * time.Second
 )
 
-// holding is what a request holds, as the ledger counts it.
+// holding is the memory of a request, as the ledger counts it.
 type holding struct {
 	account ledger.Account
 	// moving is the body while it arrives, then the answer while it leaves.

@@ -152,7 +152,7 @@ func (c clientEnd) RecvMsg(m any) error {
 	}
 }
 
-// pass sets the fields of an empty message to those of another one of its kind, which its sender does not change any more: lists and
+// pass sets the fields of an empty message to the fields of another one of its kind, which its sender does not change any more: lists and
 // messages are not copied.
 func pass(from, to any) error {
 	src, ok := from.(proto.Message)

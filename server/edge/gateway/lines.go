@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 )
 
-// maxWrongLine bounds what is read to find the end of a line that is no JSON.
+// maxWrongLine bounds the bytes read to find the end of a line that is no JSON.
 const maxWrongLine = 1 << 20
 
 // lineDecoder reads the messages of a live body. It returns an unreadable message empty and notes its
@@ -64,7 +64,7 @@ func (d *lineDecoder) mistake(err error) *apierror.Error {
 // errEndlessLine ends a stream when its next message cannot be found.
 var errEndlessLine = errors.New("a line that is not JSON does not end")
 
-// skip goes to the line behind the one that is no JSON.
+// skip goes to the line behind the invalid one.
 func (d *lineDecoder) skip() error {
 	rest := bufio.NewReader(io.MultiReader(d.values.Buffered(), d.bounded))
 	begun := false

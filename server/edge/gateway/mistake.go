@@ -21,11 +21,10 @@ import (
 // manyItems is the size of a list in bytes above which the item that is wrong is not looked for.
 const manyItems = 1 << 20
 
-// manyMembers is the number of values of a large message above which the one that is wrong is not
-// looked for.
+// manyMembers is the number of values of a large message above which the wrong one is not looked for.
 const manyMembers = 1 << 20
 
-// mistake is what is wrong with a field of a message in JSON.
+// mistake is the fault of a field of a message in JSON.
 type mistake struct {
 	field string // with the path to it
 	what  string
@@ -34,7 +33,7 @@ type mistake struct {
 // Error implements error. Only the text gets through the generated code; fieldOf reads it.
 func (m *mistake) Error() string { return fieldPrefix + m.field + `" ` + m.what }
 
-// readMessage is protojson with errors that name the field and what it should be.
+// readMessage is protojson with errors that name the field and its right form.
 func readMessage(data []byte, m proto.Message) error {
 	strict := protojson.UnmarshalOptions{}.Unmarshal(data, m)
 	if strict == nil {
@@ -57,7 +56,7 @@ func readMessage(data []byte, m proto.Message) error {
 	return err
 }
 
-// unknownName returns the first unknown name of a field or of an enum's value. The default would be taken for what it means.
+// unknownName returns the first unknown name of a field or of an enum's value. The default would be taken for its meaning.
 func unknownName(data []byte, m protoreflect.Message) error {
 	if len(data) > manyItems && bytes.Count(data, []byte{','}) > manyMembers {
 		return nil
@@ -71,7 +70,7 @@ func unknownName(data []byte, m protoreflect.Message) error {
 	return nil
 }
 
-// misspelt finds the first field of the message, and of those in it, whose name or enum value is unknown.
+// misspelt finds the first field of the message, and of the messages in it, whose name or enum value is unknown.
 func misspelt(at string, data []byte, md protoreflect.MessageDescriptor) *mistake {
 	given := members(data)
 	for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -249,7 +248,7 @@ func wellKnown(md protoreflect.MessageDescriptor) bool {
 	return md.FullName().Parent() == "google.protobuf"
 }
 
-// expected says in words what a field's value is.
+// expected describes a field's value in words.
 func expected(fd protoreflect.FieldDescriptor) string {
 	switch fd.Kind() {
 	case protoreflect.BoolKind:

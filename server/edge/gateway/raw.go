@@ -83,7 +83,7 @@ func (a *raw) SendMsg(m any) error {
 // Await implements router.Awaiter.
 func (a *raw) Await() { a.out.await(a.config.SSEKeepAlive) }
 
-// Begin implements router.Sink. An answer behind a head that was sent early must be what the head says.
+// Begin implements router.Sink. An answer behind a head that was sent early must agree with the head.
 func (a *raw) Begin(status int, header http.Header) error {
 	a.out.alive.lock()
 	defer a.out.alive.unlock()

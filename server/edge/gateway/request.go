@@ -24,7 +24,7 @@ type request struct {
 	body    body
 	holding holding
 	out     answer
-	tunnel  *tunnel // what the connection became; nil while it is HTTP
+	tunnel  *tunnel // the connection after an upgrade; nil while it is HTTP
 }
 
 // fail answers with an error. The first one counts.
@@ -45,7 +45,7 @@ func (rq *request) failLocked(e *apierror.Error) {
 	rq.out.fail(e, rq.dialect())
 }
 
-// dialect is that of the request's path; of a proxy's question for a replica, that of its client's path.
+// dialect is the dialect of the request's path; of a proxy's question for a replica, of its client's path.
 func (rq *request) dialect() apierror.Dialect {
 	if below(strings.Replace(rq.call.Path, ":", "/", 1), "/v1/route") {
 		return httpcall.DialectOf(rq.call.Header.Get("X-Kvpilot-Path"))
@@ -111,7 +111,7 @@ func (rq *request) linger() {
 	}
 	_ = rq.out.control.Flush() // the client may be gone
 	_ = rq.out.control.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.Copy(io.Discard, io.LimitReader(rest, int64(rq.config.MaxBodyBytes))) // what cannot be read needs no answer
+	_, _ = io.Copy(io.Discard, io.LimitReader(rest, int64(rq.config.MaxBodyBytes))) // a body that cannot be read needs no answer
 }
 
 var errSlowReader = errors.New("the client reads the answer too slowly, and its memory was needed")

@@ -165,7 +165,7 @@ func verbOf(rule *annotations.HttpRule) (method, pattern string) {
 	return "", ""
 }
 
-// match is what a path with variables stands for. It is the ResponseWriter through which the handlers of routes.patterns
+// match is the route and the variables of a path. It is the ResponseWriter through which the handlers of routes.patterns
 // report; nothing is written to it.
 type match struct {
 	http.ResponseWriter

@@ -37,8 +37,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h[httpcall.HeaderRequestID] = []string{rq.call.RequestID}
 	if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {
-		// net/http silently drops a Content-Length next to a Transfer-Encoding, and what a proxy
-		// before us made of the pair is unknown: such a connection is not used again.
+		// net/http silently drops a Content-Length next to a Transfer-Encoding, and the reading of the pair by a proxy before us is unknown:
+		// such a connection is not used again.
 		h.Set("Connection", "close")
 	}
 	if isHealth(r) {
@@ -141,8 +141,8 @@ func (g *Gateway) takeBody(rq *request, r *http.Request) bool {
 	return err == nil
 }
 
-// bodyLimit is the size that a route's body may have: at most that of the largest one that the ledger can ever hold, with the copy that is
-// made when it grows.
+// bodyLimit is the size that a route's body may have: at most the size of the largest one that the ledger can ever hold, with the copy
+// that is made when it grows.
 func (g *Gateway) bodyLimit(to *route, path string) int64 {
 	most := min(int64(g.conf.Load().MaxBodyBytes), g.ledger.Most(ledger.Body)/(bodyGrowth+1)*bodyGrowth)
 	if to != nil && to.small || to == nil && strings.HasPrefix(path, "/kvpilot/") {

@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 )
 
-// story is what the server span says of an HTTP request.
+// story is the server span's account of an HTTP request.
 type story struct {
 	method, path, scheme, version string
 	requestID, route              string
@@ -19,7 +19,7 @@ type story struct {
 
 var stories = sync.Pool{New: func() any { return &story{} }}
 
-// describe notes what the span of a request needs.
+// describe notes the facts for the span of a request.
 func describe(rq *request, r *http.Request) *story {
 	st := stories.Get().(*story)
 	*st = story{

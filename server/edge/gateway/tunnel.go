@@ -68,14 +68,14 @@ func (t *tunnels) cut() {
 
 // tunnel is a connection that has become a WebSocket.
 type tunnel struct {
-	stall time.Duration // how long the client may take nothing of what is written
+	stall time.Duration // how long the client may read nothing while bytes are written
 
 	mu      sync.Mutex
 	conn    net.Conn // guarded by mu; nil before take
 	ended   bool     // guarded by mu
 	stopped bool     // guarded by mu: by the router, which is stopping
 
-	early *bufio.Reader // what came with the request; used by the reading goroutine, nil when it is empty
+	early *bufio.Reader // bytes that came with the request; used by the reading goroutine, nil when it is empty
 }
 
 // take begins the tunnel; net/http's deadlines end here.

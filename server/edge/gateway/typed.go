@@ -118,7 +118,7 @@ func (t *typed) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// FlushError is what http.ResponseController calls after each message of a stream.
+// FlushError is called by http.ResponseController after each message of a stream.
 func (t *typed) FlushError() error {
 	t.rq.out.extend()
 	err := t.rq.out.control.Flush()

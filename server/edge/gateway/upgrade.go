@@ -18,7 +18,7 @@ type upgrade struct {
 
 var _ router.Upgrade = upgrade{}
 
-// takeUpgrade offers the client's connection to the handler, when that is what the request asks for. The handler rejects any
+// takeUpgrade offers the client's connection to the handler, when the request asks for it. The handler rejects any
 // other.
 func (t *tunnels) takeUpgrade(rq *request, r *http.Request) error {
 	if hasBody(r) {
@@ -57,7 +57,7 @@ func (u upgrade) Switch(header http.Header) (io.ReadWriteCloser, error) {
 	}
 	rq.tunnel, rq.out.status = one, http.StatusSwitchingProtocols
 	one.take(conn, buffered.Reader)
-	for name, values := range rq.out.w.Header() { // of the gateway's own: the request's id, and what pages of other origins may read
+	for name, values := range rq.out.w.Header() { // of the gateway's own: the request's id, and the headers that pages of other origins may read
 		if header[name] == nil {
 			header[name] = values
 		}

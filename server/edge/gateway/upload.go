@@ -10,8 +10,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
-// upload is a request body that is passed on as it comes. What is read of it counts among the
-// bytes held, until Pass says that it is no longer kept. Its errors are for the client.
+// upload is a request body that is passed on as it comes. The bytes read of it count among the
+// bytes held, until Pass says that they are no longer kept. Its errors are for the client.
 type upload struct {
 	rq     *request
 	from   io.Reader

@@ -30,7 +30,7 @@ type Router interface {
 	choosing
 }
 
-// Chooser is what the services need of the choice; *chooser.Chooser does it.
+// Chooser is the part of the choice that the services need; *chooser.Chooser does it.
 type Chooser interface {
 	choice
 	rates
@@ -67,7 +67,7 @@ type Params struct {
 	Peers *forward.Fleet
 	// Callers identifies callers; nil makes one of the Config. Its files are not read again.
 	Callers *callers.Callers
-	// Audit takes what changes the fleet, refusals and reads of others' data; nil takes none.
+	// Audit takes changes of the fleet, refusals and reads of others' data; nil takes none.
 	Audit *audit.Log
 	// Tracer records dry runs that no other span is above of; nil records none.
 	Tracer trace.Tracer

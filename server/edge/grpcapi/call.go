@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// calls makes what the router is called with.
+// calls makes the calls to the router.
 type calls struct {
 	senders   *senders
 	overrides overrides

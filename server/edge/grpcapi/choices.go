@@ -362,7 +362,7 @@ func handTrace(ctx context.Context, d *decision.Decision, to map[string]string) 
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(ctx, here), propagation.MapCarrier(to))
 }
 
-// booking is what a caller wants to be booked, under its request id if once.
+// booking is the booking that a caller wants, under its request id if once.
 func booking(in kvpilotv1.Booking, once bool) router.Booking {
 	switch in {
 	case kvpilotv1.Booking_BOOKING_DRY_RUN:

@@ -2,7 +2,7 @@ package grpcapi
 
 import "github.com/kvpilot/kvpilot/server/edge/callers"
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Keys lists the API keys of callers. Without keys, keys_file, jwt and certificates, callers need no credentials.
 	Keys []Key `yaml:"keys"`

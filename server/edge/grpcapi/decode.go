@@ -38,7 +38,7 @@ func (Messages) Decode(wire []byte, into proto.Message) error {
 	return proto.UnmarshalOptions{Merge: true}.Unmarshal(after, m)
 }
 
-// cutTokenIDs finds the token ids among a request's fields, and what is before and after them. It reports false when they are not there
+// cutTokenIDs finds the token ids among a request's fields, and the bytes before and after them. It reports false when they are not there
 // once, in the form that writers of the contract give them: a list that is packed, and nothing else.
 func cutTokenIDs(wire []byte) (before []byte, list []uint32, after []byte, found bool) {
 	for at := 0; at < len(wire); {

@@ -6,5 +6,5 @@
 // HttpBody out) hand the client's bytes to the router and the replica's to the client unchanged.
 //
 // An API is safe for concurrent use and owns no goroutine. It decides nothing: choosing is
-// router's and chooser's work, and what a header means beyond naming options is openai's.
+// router's and chooser's work, and the meaning of a header beyond naming options is openai's.
 package grpcapi

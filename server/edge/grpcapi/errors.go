@@ -13,7 +13,7 @@ func reservationNotFound() error {
 	return apierror.New(apierror.ReservationNotFound, "there is no such reservation", nil, apierror.WithParam("reservation_id"))
 }
 
-// errNoUpgrade is what a call of Realtime meets that brings no connection to make a WebSocket of.
+// errNoUpgrade is the error of a call of Realtime without a connection to make a WebSocket of.
 func errNoUpgrade() error {
 	return apierror.New(apierror.NotSupported, "this route is a WebSocket: open it by an upgrade of an HTTP/1.1 connection (GET /v1/realtime with Connection: Upgrade, Upgrade: websocket)", nil, apierror.WithUpgrade())
 }

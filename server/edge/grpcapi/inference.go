@@ -88,7 +88,7 @@ func (s *engineRoutes) DerenderCompletions(in *body, out bodies) error     { ret
 func (s *engineRoutes) TokenizeBody(in *body, out bodies) error            { return s.serve(in, out) }
 func (s *engineRoutes) DetokenizeBody(in *body, out bodies) error          { return s.serve(in, out) }
 
-// models lists what the router serves.
+// models lists the models that the router serves.
 type models struct{ router answering }
 
 func (s models) ListModels(context.Context, *kvpilotv1.ListModelsRequest) (*httpbody.HttpBody, error) {

@@ -64,7 +64,7 @@ func (a *interceptors) Stream(srv any, ss grpc.ServerStream, info *grpc.StreamSe
 	return next(srv, ss)
 }
 
-// enter checks the roles of a call's sender: those of a REST route are checked here for the second time.
+// enter checks the roles of a call's sender: the roles for a REST route are checked here for the second time.
 func (a *interceptors) enter(ctx context.Context, method string, m *methodInfo) error {
 	who := a.senders.of(ctx)
 	if who.May(m.roles) {
@@ -82,7 +82,7 @@ func (a *interceptors) check(m *methodInfo, req any) error {
 	return a.rules.check(msg)
 }
 
-// end gives every error its public form, and records what the caller must not see.
+// end gives every error its public form, and records the text that the caller must not see.
 func (a *interceptors) end(ctx context.Context, name string, m *methodInfo, began time.Time, panicked any, err error) error {
 	if panicked != nil {
 		a.metrics.panics.Add(ctx, 1)
@@ -118,7 +118,7 @@ func (s *checkedStream) RecvMsg(m any) error {
 	return s.around.check(s.method, m)
 }
 
-// rules are those that the contract has for messages.
+// rules are the contract's rules for messages.
 type rules struct {
 	validator protovalidate.Validator
 	metrics   *metrics

@@ -11,14 +11,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 )
 
-// methodInfo is what the interceptor needs to know of an RPC.
+// methodInfo has the facts about an RPC that the interceptor needs.
 type methodInfo struct {
 	input protoreflect.MessageDescriptor
-	// path is the one of its first REST route; empty when that is no POST.
+	// path is the path of its first REST route; empty when that is no POST.
 	path string
 	// raw requests are HttpBody: no rules apply, and the router logs the call.
 	raw bool
-	// roles are those of which a caller needs one.
+	// roles are the roles of which a caller needs one.
 	roles caller.Roles
 	// each message of the stream is answered separately, a broken rule too: the handler applies them.
 	each bool

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// metrics counts what only the surface sees.
+// metrics counts events that only the surface sees.
 type metrics struct {
 	panics, refused, elsewhere, released, homeless metric.Int64Counter
 	unknownKey, notAllowed, brokenRules            metric.MeasurementOption

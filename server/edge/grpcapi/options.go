@@ -34,7 +34,7 @@ const (
 	headerTruncated = "X-Body-Truncated"
 )
 
-// The headers of the request's own targets, by kvpilot's names and by those of llm-d; the first one counts.
+// The headers of the request's own targets, by kvpilot's names and by llm-d's; the first one counts.
 func ttftHeaders() []string {
 	return []string{"X-Kvpilot-Ttft-Ms", "X-Llm-D-Slo-Ttft-Ms", "X-Slo-Ttft-Ms"}
 }
@@ -48,15 +48,15 @@ const maxTargetMS = 3_600_000
 
 const weightTemperature = "temperature"
 
-// errOverrides rejects what the operator does not allow: without it the answer would be to another question.
+// errOverrides rejects options that the operator does not allow: without it the answer would be to another question.
 func errOverrides() error {
 	return apierror.New(apierror.PermissionDenied, "this router does not accept routing options from callers (api.overrides)", nil)
 }
 
-// overrides reads what callers ask of the choice.
+// overrides reads the callers' options of the choice.
 type overrides struct{ conf *atomic.Pointer[Config] }
 
-// fromHeader reads what the headers ask of the choice.
+// fromHeader reads the options of the choice from the headers.
 func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	q := chooser.Options{PinnedRank: -1}
 	var err error
@@ -97,7 +97,7 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	return q, checkPolicy(q)
 }
 
-// RoutingOptions reads what the headers of a request ask of the choice, as far as callers may ask.
+// RoutingOptions reads the options of the choice from a request's headers, as far as callers may set them.
 func (a *API) RoutingOptions(h http.Header) (chooser.Options, error) {
 	return overrides{&a.conf}.fromHeader(h)
 }
@@ -118,7 +118,7 @@ func target(h http.Header, names []string) (time.Duration, error) {
 	return 0, nil
 }
 
-// of reads what a typed request asks of the choice.
+// of reads the options of the choice from a typed request.
 func (o overrides) of(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (chooser.Options, error) {
 	q := chooser.Options{PinnedRank: -1}
 	if c == nil && p == nil {
@@ -202,7 +202,7 @@ func flag(h http.Header, name string, absent bool) (bool, error) {
 	return v, nil
 }
 
-// bookingHeader reads what an external proxy wants to be booked.
+// bookingHeader reads an external proxy's kind of booking.
 func bookingHeader(h http.Header) (router.Booking, error) {
 	switch first(h, headerBooking) {
 	case "", "reserve":

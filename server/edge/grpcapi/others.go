@@ -63,7 +63,7 @@ func toOwner[In, Out any](ctx context.Context, o *others, id string, in In, send
 		return out, true, err
 	}
 	if owner == nil {
-		if by := forward.OwnerID(id); by != "" && by != fleet.Self().ID { // what is booked here of it ends by itself
+		if by := forward.OwnerID(id); by != "" && by != fleet.Self().ID { // its bookings here end by themselves
 			return out, true, reservationNotFound()
 		}
 		return out, false, nil
@@ -74,8 +74,8 @@ func toOwner[In, Out any](ctx context.Context, o *others, id string, in In, send
 	return out, true, forward.Error(err)
 }
 
-// deciderFor returns the other router that decides for a model, nil when this one does. Without a model's name the body's counts, or
-// that of the only model.
+// deciderFor returns the other router that decides for a model, nil when this one does. Without a model's name the body's counts, or the
+// name of the only model.
 func (o *others) deciderFor(ctx context.Context, model string, body []byte) *forward.Peer {
 	fleet := o.of(ctx)
 	if fleet == nil {
@@ -115,8 +115,8 @@ func asDecider[Out any](ctx context.Context, o *others, model string, body []byt
 	return out, true, err
 }
 
-// explainWide adds to the own records of a request those of the routers that have more of it: the one that the id names, or all for
-// a client's id, and then those that decided.
+// explainWide adds to the own records of a request the records of the routers that have more of it: the router that the id names, or all for
+// a client's id, and then the routers that decided.
 func (o *others) explainWide(ctx context.Context, in *kvpilotv1.ExplainDecisionRequest, own []*kvpilotv1.Decision) []*kvpilotv1.Decision {
 	fleet := o.of(ctx)
 	if fleet == nil {
@@ -159,7 +159,7 @@ func (o *others) explainWide(ctx context.Context, in *kvpilotv1.ExplainDecisionR
 	return found
 }
 
-// explainChosen is the record of a decision. That of a decision which another router has made is completed there: it has all candidates.
+// explainChosen is the record of a decision. The record of another router's decision is completed there: it has all candidates.
 func (o *others) explainChosen(ctx context.Context, made *decision.Decision) *kvpilotv1.Decision {
 	d := decisionProto(made, nil, false)
 	p := o.of(ctx).Peer(made.DecidedBy)
@@ -180,7 +180,7 @@ func (o *others) explainChosen(ctx context.Context, made *decision.Decision) *kv
 	return d
 }
 
-// listWide adds the decisions of the other routers to the own ones, and names those that did not answer. The page ends where the
+// listWide adds the decisions of the other routers to the own ones, and names the routers that did not answer. The page ends where the
 // answer of a router ends that has more.
 func (o *others) listWide(ctx context.Context, in *kvpilotv1.ListDecisionsRequest, own []*kvpilotv1.Decision, to *page) ([]*kvpilotv1.Decision, []string) {
 	fleet := o.of(ctx)
@@ -208,7 +208,7 @@ func (o *others) listWide(ctx context.Context, in *kvpilotv1.ListDecisionsReques
 	return forward.Join(true, lists...), append(silent, late...)
 }
 
-// loadsWide replaces the own view of the loads by that of each replica's decider.
+// loadsWide replaces the own view of the loads by the view of each replica's decider.
 func (o *others) loadsWide(ctx context.Context, in *kvpilotv1.GetLoadsRequest, list []*replica.Replica, out *kvpilotv1.GetLoadsResponse) {
 	fleet := o.of(ctx)
 	if fleet == nil {

@@ -52,7 +52,7 @@ func placeOf(d *kvpilotv1.Decision) decisionlog.Place {
 	return decisionlog.Place{At: d.GetTime().AsTime(), ID: d.GetDecisionId(), Attempt: int(d.GetAttempt())}
 }
 
-// cut sorts the decisions, keeps those of the page, and sets the token of the next one.
+// cut sorts the decisions, keeps the page's, and sets the token of the next one.
 func (p page) cut(in *kvpilotv1.ListDecisionsRequest, out *kvpilotv1.ListDecisionsResponse) {
 	list := out.GetDecisions()
 	if !p.older.At.IsZero() { // a router of an older version knows no pages
@@ -88,7 +88,7 @@ func (p page) cut(in *kvpilotv1.ListDecisionsRequest, out *kvpilotv1.ListDecisio
 }
 
 const (
-	// listMemory is what the answer of a list takes while it is made, and answerMemory that of a smaller one.
+	// listMemory is the memory for the answer of a list while it is made, and answerMemory for a smaller one.
 	listMemory   = 3 * mostListBytes
 	answerMemory = 1 << 20
 )

@@ -12,7 +12,7 @@ import (
 )
 
 // RegisterForPeers adds the services that routers of the fleet pass calls on to. to must be a listener that only they reach: it believes
-// what they say of a call's sender.
+// their statements about a call's sender.
 func (a *API) RegisterForPeers(to grpc.ServiceRegistrar) {
 	kvpilotv1.RegisterRoutingServiceServer(peerRegistrar{a.interceptors, to}, a.routing)
 	kvpilotv1.RegisterRouterServiceServer(peerRegistrar{a.interceptors, to}, a.status)
@@ -61,7 +61,7 @@ type passedStream struct {
 // Context implements grpc.ServerStream.
 func (s *passedStream) Context() context.Context { return s.ctx }
 
-// admitPassed reads the sender of a call that a router has passed on. What a router admits without credentials has no role at
+// admitPassed reads the sender of a call that a router has passed on. A caller that a router admits without credentials has no role at
 // one that asks for them.
 func (a *admission) admitPassed(ctx context.Context) (context.Context, error) {
 	who, address, err := forward.Received(ctx)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-// pools finds replicas by what callers name.
+// pools finds replicas by the callers' names.
 type pools struct{ registry *registry.Registry }
 
 // pool returns the replicas of a model; no name means the only model there is.

@@ -77,7 +77,7 @@ func (s *programs) ListPrograms(ctx context.Context, in *kvpilotv1.ListProgramsR
 		models = s.pools.models()
 	}
 	s.own(ctx, in, &page, out, func(model string) bool {
-		models = append(models, model) // that of a pool without replicas is named by its programs alone
+		models = append(models, model) // the model of a pool without replicas is named by its programs alone
 		return s.others.decides(model)
 	})
 	if missing := s.others.programsWide(ctx, in, models, &page, out); len(missing) > 0 {
@@ -87,7 +87,7 @@ func (s *programs) ListPrograms(ctx context.Context, in *kvpilotv1.ListProgramsR
 	return out, nil
 }
 
-// own adds to out what this router knows of the models that of selects.
+// own adds to out this router's programs of the models selected by of.
 func (s *programs) own(ctx context.Context, in *kvpilotv1.ListProgramsRequest, page *programPage, out *kvpilotv1.ListProgramsResponse, of func(model string) bool) {
 	who, ranks := s.senders.of(ctx), s.ranks()
 	base := ledger.Filter{Own: !who.May(caller.Observe), Tenant: who.Tenant, Of: in.GetTenant(), States: programStates(in.GetStates())}
@@ -215,7 +215,7 @@ func (p *programPage) endAt(at programPlace) {
 	}
 }
 
-// cut sorts the programs, keeps those of the page, and sets the token of the next one.
+// cut sorts the programs, keeps the page's, and sets the token of the next one.
 func (p *programPage) cut(in *kvpilotv1.ListProgramsRequest, out *kvpilotv1.ListProgramsResponse) {
 	slices.SortFunc(out.Programs, func(a, b *kvpilotv1.Program) int { return placeOfProgram(a).compare(placeOfProgram(b)) })
 	slices.SortFunc(out.Pressure, func(a, b *kvpilotv1.ProgramPressure) int { return cmp.Compare(a.GetModel(), b.GetModel()) })
@@ -235,7 +235,7 @@ func (o *others) decides(model string) bool {
 	return o.peers == nil || o.peers.Decider(model) == o.peers.Self().ID
 }
 
-// programsWide adds the programs of models for which other routers decide. It returns the ids of those that did not answer.
+// programsWide adds the programs of models for which other routers decide. It returns the ids of the routers that did not answer.
 func (o *others) programsWide(ctx context.Context, in *kvpilotv1.ListProgramsRequest, models []string, page *programPage, out *kvpilotv1.ListProgramsResponse) (missing []string) {
 	fleet := o.of(ctx)
 	if fleet == nil {

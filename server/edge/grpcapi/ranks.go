@@ -27,13 +27,13 @@ type Ranks struct {
 	Breakers Breakers
 }
 
-// Engines are what the engines report; *enginestats.Poller is one.
+// Engines are the engines' reports; *enginestats.Poller is one.
 type Engines interface {
-	// Stats returns what a rank's engine reported last.
+	// Stats returns the last report of a rank's engine.
 	Stats(slot replica.Slot) (enginestats.Stats, bool)
 }
 
-// Index is what the router holds of the ranks' caches; *kvindex.Index is one.
+// Index is the router's index of the ranks' caches; *kvindex.Index is one.
 type Index interface {
 	Stats() kvindex.Stats
 	// State returns the state of a rank's event feed.
@@ -50,7 +50,7 @@ type Breakers interface {
 	State(id replica.ID) breaker.State
 }
 
-// caches is what the router knows of the ranks' caches at one moment.
+// caches is the router's view of the ranks' caches at one moment.
 type caches struct {
 	held  map[replica.Slot]kvindex.RankStats
 	feeds map[replica.Slot]kvevents.Status
@@ -94,8 +94,7 @@ func (k *Ranks) replicaProto(r *replica.Replica, c caches) *kvpilotv1.Replica {
 	return out
 }
 
-// drainProto is the drain of a replica for callers; nil when it does not drain. The requests in flight are those that this router
-// knows of.
+// drainProto is the drain of a replica for callers; nil when it does not drain. The requests in flight are the ones known to this router.
 func (k *Ranks) drainProto(r *replica.Replica, d *registry.Drain) *kvpilotv1.ReplicaDrain {
 	if r.State != replica.StateDraining {
 		return nil

@@ -153,8 +153,8 @@ func (s *replicas) Watch(in *kvpilotv1.WatchRequest, out grpc.ServerStreamingSer
 	return stopped(out.Context())
 }
 
-// countDraining replaces this router's count of the requests in flight on draining replicas by their deciders', which know
-// those of all routers. A decider that does not answer changes nothing.
+// countDraining replaces this router's count of the requests in flight on draining replicas by their deciders', which know the requests
+// of all routers. A decider that does not answer changes nothing.
 func (s *replicas) countDraining(ctx context.Context, list []*replica.Replica, shown ...*kvpilotv1.Replica) {
 	if s.others.of(ctx) == nil {
 		return

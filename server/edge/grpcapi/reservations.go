@@ -32,7 +32,7 @@ type Lifecycle interface {
 	Finish(key load.Key, result chooser.Result) load.Outcome
 }
 
-// reservations takes the reports about what was booked.
+// reservations takes the reports about bookings.
 type reservations struct {
 	lifecycle Lifecycle
 	book      *load.Book
@@ -96,7 +96,7 @@ func (s *reservations) release(ctx context.Context, key load.Key, in *kvpilotv1.
 	s.noteServer(ctx, key, in.GetServedBy())
 	outcome := s.lifecycle.Finish(key, result)
 	if outcome == load.Ended {
-		return load.Duplicate // what the caller wanted is already done
+		return load.Duplicate // the caller's wish is already fulfilled
 	}
 	return outcome
 }
@@ -177,7 +177,7 @@ func (s *reservations) reported(ctx context.Context, key load.Key, outcome load.
 	return out, nil
 }
 
-// link ties a span to the one in which a reservation was decided.
+// link ties a span to the span in which a reservation was decided.
 func (s *reservations) link(sp trace.Span, key load.Key) {
 	if e, ok := s.decisions.Get(key.ID, int(key.Attempt)); ok && e.Decision.Tenant == key.Tenant {
 		span.Link(sp, e.Decision.TraceID, e.Decision.SpanID)
@@ -200,7 +200,7 @@ func (s *reservations) linkOnce(ctx context.Context, linked map[string]bool, r *
 // maxBound is how many reservations one stream may be bound to.
 const maxBound = 65536
 
-// TrackReservation answers each report on the stream, and ends what was bound to it when its caller ends it. When the router
+// TrackReservation answers each report on the stream, and ends the reservations bound to it when its caller ends it. When the router
 // leaves, the bookings keep their leases: their requests continue, and in a fleet the caller reports to another router.
 func (s *reservations) TrackReservation(ss grpc.BidiStreamingServer[kvpilotv1.ReservationReport, kvpilotv1.TrackReservationResponse]) error {
 	bound, linked := map[string]uint32{}, map[string]bool{}
@@ -272,7 +272,8 @@ func (s *reservations) bind(ctx context.Context, in *kvpilotv1.ReservationReport
 	return out, err
 }
 
-// releaseAll ends what was still bound to a stream that has ended. Leases end what other routers own and does not take in time.
+// releaseAll ends the reservations still bound to a stream that has ended. Leases end reservations of other routers that do not take the
+// release in time.
 func (s *reservations) releaseAll(ctx context.Context, bound map[string]uint32) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releasePatience)
 	defer cancel()

@@ -36,10 +36,10 @@ func (s *senders) of(ctx context.Context) *caller.Caller {
 	return &caller.Caller{}
 }
 
-// tenant owns what a call makes; empty when no credentials are asked for.
+// tenant owns the objects that a call makes; empty when no credentials are asked for.
 func (s *senders) tenant(ctx context.Context) string { return s.of(ctx).Tenant }
 
-// name is that of a caller in the history: the key's tenant, and the address.
+// name is a caller's name in the history: the key's tenant, and the address.
 func (s *senders) name(ctx context.Context) string {
 	tenant, address := s.tenant(ctx), clientOf(ctx)
 	switch {
@@ -51,13 +51,13 @@ func (s *senders) name(ctx context.Context) string {
 	return tenant + " (" + address + ")"
 }
 
-// trail writes what calls did and read into the audit log.
+// trail writes the changes and reads of calls into the audit log.
 type trail struct {
 	senders *senders
 	log     *audit.Log
 }
 
-// record writes what a call did to the fleet, or what it read, into the audit log.
+// record writes a call's change of the fleet, or its read, into the audit log.
 func (t trail) record(ctx context.Context, kind audit.Kind, method, target string, err error) {
 	t.recordWith(ctx, audit.Event{Kind: kind, Method: method, Target: target}, err)
 }
@@ -72,7 +72,7 @@ func (t trail) recordWith(ctx context.Context, e audit.Event, err error) {
 	t.log.Write(e.From(t.senders.of(ctx)))
 }
 
-// recordRead writes that a call reads what belongs to other tenants. Without credentials there are none. A call that another router
+// recordRead writes that a call reads other tenants' data. Without credentials there are none. A call that another router
 // has passed on is written there.
 func (t trail) recordRead(ctx context.Context, method, target string) {
 	if who := t.senders.of(ctx); who.By != caller.Open && who.May(caller.Observe) && passedOn(ctx) == nil {

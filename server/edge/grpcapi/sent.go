@@ -39,7 +39,7 @@ func transportKey(key string) bool {
 	return strings.HasPrefix(key, "grpc-") || strings.HasSuffix(key, "-bin")
 }
 
-// sent returns what a call carries in addition to its message: a REST client's request, or a gRPC caller's metadata.
+// sent returns the parts of a call beyond its message: a REST client's request, or a gRPC caller's metadata.
 func sent(ctx context.Context) *router.Call {
 	if e := httpcall.From(ctx); e != nil {
 		return &e.Call
@@ -88,13 +88,13 @@ type passed struct {
 
 type passedKey struct{}
 
-// passedOn returns what another router said of the call that it passed on; nil for a call of a client.
+// passedOn returns another router's statement about the call that it passed on; nil for a call of a client.
 func passedOn(ctx context.Context) *passed {
 	p, _ := ctx.Value(passedKey{}).(*passed)
 	return p
 }
 
-// contentType is that of a body: the message's, else that in a REST client's header; a
+// contentType is a body's type: the message's, else the type in a REST client's header; a
 // gRPC caller without one sends JSON.
 func contentType(ctx context.Context, said string) string {
 	if said == "" && httpcall.From(ctx) == nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
-// choice is how the router chooses, and what it has learned for that; *chooser.Chooser is one.
+// choice is how the router chooses, and its learned speeds; *chooser.Chooser is one.
 type choice interface {
 	Config() chooser.Config
 	// Waiting returns the number of requests in the hold queue.
@@ -47,7 +47,7 @@ type Links struct {
 	Dashboard string
 }
 
-// status is RouterService: it reports what this router is and does.
+// status is RouterService: it reports the router's settings and state.
 type status struct {
 	kvpilotv1.UnimplementedRouterServiceServer
 	version string
@@ -122,7 +122,7 @@ func (s *status) ListTraces(ctx context.Context, _ *kvpilotv1.ListTracesRequest)
 	return out, nil
 }
 
-// traceProto turns spans into what a waterfall needs. The first local span ended last.
+// traceProto turns spans into the data of a waterfall. The first local span ended last.
 func traceProto(spans []sdktrace.ReadOnlySpan) *kvpilotv1.Trace {
 	root := spans[len(spans)-1]
 	began := root.StartTime()
@@ -202,7 +202,7 @@ func (s *status) ListRouters(ctx context.Context, in *kvpilotv1.ListRoutersReque
 	return out, nil
 }
 
-// report is what this router says of itself.
+// report is this router's report about itself.
 func (s *status) report() *kvpilotv1.RouterReport {
 	out := &kvpilotv1.RouterReport{Version: s.version, Able: true, Requests: uint32(s.ranks.Book.Live()), Held: uint32(s.choice.Waiting())}
 	if err := s.health.Ready(); err != nil {

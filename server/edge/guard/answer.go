@@ -14,7 +14,7 @@ import (
 const smallAnswer = 16 << 10
 
 // answered is a unary call's answer as the codec takes it: a large one is charged until the transport has sent it. That is after the
-// call has ended, because grpc-go keeps what does not fit the client's window.
+// call has ended, because grpc-go keeps bytes that do not fit the client's window.
 func (c *Call) answered(out any) (any, error) {
 	m, ok := out.(proto.Message)
 	if !ok {
@@ -35,7 +35,7 @@ func (c *Call) answered(out any) (any, error) {
 	return &outgoing{message: m, waiting: w}, nil
 }
 
-// waiting is the part of an answer that outlives its message: what is charged while it waits for the client.
+// waiting is the part of an answer that outlives its message: the bytes charged while they wait for the client.
 type waiting struct {
 	guard   *Guard
 	conn    *ledger.Conn // nil where connections are not counted
@@ -43,7 +43,7 @@ type waiting struct {
 	account ledger.Account
 	hold    ledger.Hold
 	over    atomic.Bool
-	sent    int64 // guarded by Guard.mu: what the connection had sent at tick since
+	sent    int64 // guarded by Guard.mu: the connection's bytes sent at tick since
 	since   int64 // guarded by Guard.mu
 }
 
@@ -71,7 +71,7 @@ type outgoing struct {
 	waiting *waiting
 }
 
-// marshal encodes the answer into a buffer that ends the charge when the transport frees it. What the transport drops ends it when
+// marshal encodes the answer into a buffer that ends the charge when the transport frees it. A dropped answer ends it when
 // the garbage collector has freed the buffer, which is as long as it takes memory.
 func (o *outgoing) marshal() (mem.BufferSlice, error) {
 	wire, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(make([]byte, 0, o.waiting.account.Held(ledger.Answer)), o.message)
@@ -111,7 +111,7 @@ func (d *Guard) waits(w *waiting) {
 	w.account.WatchOn(w.conn, &w.hold, ledger.Answer, w.end)
 }
 
-// stalledAnswers lists the answers whose clients read nothing for stall rounds, and those whose connections are gone; mu is held.
+// stalledAnswers lists the answers whose clients read nothing for stall rounds, and the answers whose connections are gone; mu is held.
 func (d *Guard) stalledAnswersLocked(now, stall int64) (stalled, gone []*waiting) {
 	for w := range d.answers {
 		switch {

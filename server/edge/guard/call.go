@@ -32,7 +32,7 @@ type Call struct {
 	account ledger.Account
 	in      incoming
 	conn    *ledger.Conn // nil where connections are not counted
-	// before is what had come over the connection when the call began, or when its last message was passed.
+	// before is the number of bytes that had come over the connection when the call began, or when its last message was passed.
 	before atomic.Int64
 	// nameless: the method needs no credentials.
 	nameless bool
@@ -67,7 +67,7 @@ func (c *Call) tenant() string {
 	return c.Caller.Tenant
 }
 
-// statusWriter is what grpc-go's transport offers in addition to its public interface.
+// statusWriter has the methods of grpc-go's transport beyond its public interface.
 type statusWriter interface {
 	WriteStatus(*status.Status) error
 }

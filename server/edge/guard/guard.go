@@ -20,9 +20,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 )
 
-// Limits bound what one caller may hold at a gRPC listener.
+// Limits bound one caller's resources at a gRPC listener.
 type Limits struct {
-	// Message bounds a message in bytes, and what grpc-go sends.
+	// Message bounds a message in bytes, and grpc-go's answers.
 	Message int
 	// Streams bounds the calls of one connection at once.
 	Streams uint32
@@ -60,9 +60,9 @@ type plain struct{}
 func (plain) Decode(wire []byte, into proto.Message) error { return proto.Unmarshal(wire, into) }
 func (plain) Done(proto.Message)                           {}
 
-// Params are what a Guard works with. Ledger and Senders are required.
+// Params are the parts that a Guard works with. Ledger and Senders are required.
 type Params struct {
-	// Ledger counts what calls hold.
+	// Ledger counts the memory of calls.
 	Ledger  *ledger.Ledger
 	Senders Senders
 	// Messages may be nil: package proto reads them.
@@ -126,8 +126,8 @@ func (d *Guard) SetTimes(receive, stall time.Duration) {
 	d.stall.Store(int64(stall))
 }
 
-// What calls hold: callCost is the fixed cost of one, its goroutine, its buffers and what the client may leave unread. Of methods that
-// need no credentials, a connection has mostNameless calls at once.
+// The memory of calls: callCost is the fixed cost of one, its goroutine, its buffers and the bytes that the client may leave unread. Of
+// methods that need no credentials, a connection has mostNameless calls at once.
 const (
 	callCost     = 48 << 10
 	mostNameless = 8
@@ -143,7 +143,7 @@ func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error
 	var address string
 	if p, ok := peer.FromContext(ctx); ok {
 		if c.conn = ledger.ConnAt(p.Addr); c.conn == nil {
-			address, _, _ = net.SplitHostPort(p.Addr.String()) // empty for those that have none
+			address, _, _ = net.SplitHostPort(p.Addr.String()) // empty for an address without a port
 		} else {
 			c.before.Store(c.conn.Received())
 		}
@@ -261,7 +261,7 @@ func (d *Guard) victim() (*Call, int64) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	arrived := map[*ledger.Conn]int64{} // by connection: what has come since its oldest call began
+	arrived := map[*ledger.Conn]int64{} // by connection: the bytes that have come since its oldest call began
 	for c := d.calls.next; c != &d.calls; c = c.next {
 		if c.receives() {
 			arrived[c.conn] = max(arrived[c.conn], c.arrived())

@@ -25,7 +25,7 @@ type Protocols struct {
 	labels  [protocols]metric.MeasurementOption
 }
 
-// protocol is what a client speaks that has the wrong address.
+// protocol is the protocol of a client at the wrong address.
 type protocol int
 
 const (
@@ -123,7 +123,7 @@ var methods = [...][]byte{
 	[]byte("GET "), []byte("POST "), []byte("HEAD "), []byte("PUT "), []byte("PATCH "), []byte("DELETE "), []byte("OPTIONS "), []byte("CONNECT "), []byte("TRACE "),
 }
 
-// foreign returns what a client speaks that does not speak gRPC, with or without TLS, by its first bytes.
+// foreign returns the protocol of a client that does not speak gRPC, with or without TLS, by its first bytes.
 func foreign(first []byte, secure bool) (protocol, bool) {
 	for _, m := range methods {
 		if bytes.HasPrefix(first, m) {

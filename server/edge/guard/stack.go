@@ -19,7 +19,7 @@ func (r roomy) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Conte
 	return r.Handler.TagRPC(ctx, info)
 }
 
-// handlerStack is what a decision needs of its goroutine's stack.
+// handlerStack is a decision's need of its goroutine's stack.
 const handlerStack = 10 << 10
 
 //go:noinline

@@ -27,7 +27,7 @@ type Call struct {
 	Answer router.Sink
 	// Upgrade makes a WebSocket of the client's connection; nil when the client does not ask for one.
 	Upgrade router.Upgrade
-	// Account is what the request is charged to; nil when nothing is counted.
+	// Account is the account that the request is charged to; nil when nothing is counted.
 	Account *ledger.Account
 	// Mistakes are the messages of a stream that could not be read and came empty; nil for other calls.
 	Mistakes *Mistakes
@@ -68,7 +68,7 @@ const keyOpen = "x-kvpilot-stream"
 // client at once instead of with the first message.
 func StreamOpen() metadata.MD { return metadata.MD{keyOpen: {"open"}} }
 
-// IsOpen reports whether a header is that of StreamOpen.
+// IsOpen reports whether a header comes from StreamOpen.
 func IsOpen(md metadata.MD) bool { return len(md[keyOpen]) > 0 }
 
 // Mistakes are messages of a stream that could not be read, by their number from 1. A nil Mistakes is empty.

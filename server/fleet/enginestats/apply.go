@@ -75,10 +75,10 @@ func (e *engine) stats(now time.Time) Stats {
 	}
 }
 
-// count makes a sample a count, within what fits.
+// count makes a sample a count, within range.
 func count(v float64) uint64 { return uint64(min(max(v, 0), 1<<62)) }
 
-// notify reports what is new about the engine itself.
+// notify reports changes of the engine itself.
 func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
 	began, fell, learned := t.began, counted < t.counted, t.learned
 	t.counted = counted
@@ -104,7 +104,7 @@ func (p *Poller) notify(t *target, pg *page, counted uint64, now time.Time) {
 	o.EngineAnswered(id)
 }
 
-// ahead is how far this machine's clock is ahead of the one that made the answer, to a second.
+// ahead is how far this machine's clock is ahead of the machine that made the answer, to a second.
 func ahead(resp *http.Response, now time.Time) time.Duration {
 	date, err := http.ParseTime(resp.Header.Get("Date"))
 	if err != nil {
@@ -113,5 +113,5 @@ func ahead(resp *http.Response, now time.Time) time.Duration {
 	if d := now.Sub(date).Truncate(time.Second); d > time.Second || d < -time.Second {
 		return d
 	}
-	return 0 // what rounding makes of clocks that agree
+	return 0 // the effect of rounding on clocks that agree
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Path is where replicas serve their metrics.
 	Path string `yaml:"path"`
@@ -58,7 +58,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Learned is what a replica's metrics report about the engine. Zero fields are not known.
+// Learned has the facts about the engine that a replica's metrics report. Zero fields are not known.
 type Learned struct {
 	// BlockSize is in tokens.
 	BlockSize int
@@ -71,7 +71,7 @@ type Bookings interface {
 	InFlight(slot replica.Slot) int
 }
 
-// Observer is informed of what the reports show about the engines.
+// Observer is informed of the engines' facts in the reports.
 type Observer interface {
 	// EngineAnswered is called for each report that a replica gave.
 	EngineAnswered(id replica.ID)
@@ -85,7 +85,7 @@ type Observer interface {
 	EngineRestarted(id replica.ID, noticed time.Time)
 }
 
-// Params is what the code passes in. Its zero value is valid.
+// Params has the arguments of the code. Its zero value is valid.
 type Params struct {
 	Scope scope.Scope
 	// Client makes the requests; nil makes one that suits vLLM.

@@ -7,12 +7,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Examination is what a replica's metrics say to one who reads them once.
+// Examination is one reading of a replica's metrics.
 type Examination struct {
 	Learned
 	// Ranks is the number of engines with metrics of their own.
 	Ranks int
-	// Missing are the names that the poller uses and the page lacks, each with those that stand for it in earlier versions.
+	// Missing are the names that the poller uses and the page lacks, each with its names in earlier versions.
 	Missing []string
 	// Caching is the engine's enable_prefix_caching, "True" or "False"; empty: it does not say.
 	Caching string

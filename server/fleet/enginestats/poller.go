@@ -42,7 +42,7 @@ type target struct {
 	cancel  context.CancelFunc   // nil until its goroutine runs; guarded by the poller's mu
 	kick    chan struct{}        // a poll is wanted now
 
-	// What follows belongs to the goroutine that polls.
+	// The fields below belong to the goroutine that polls.
 	learned Learned
 	began   time.Time
 	counted uint64 // tokens counted by the engine, to notice that it restarted
@@ -99,7 +99,7 @@ func (p *Poller) Renew(r *replica.Replica) {
 	}
 }
 
-// Update puts a new interval and a new time limit in force. What else is in next stays as it was.
+// Update puts a new interval and a new time limit in force. The other fields of next have no effect.
 func (p *Poller) Update(next Config) error {
 	if err := next.Validate(); err != nil {
 		return err
@@ -170,7 +170,7 @@ func (p *Poller) account(slot replica.Slot) *account {
 	return table[slot]
 }
 
-// Stats returns what the rank's engine reported last; not ok when it has not reported yet.
+// Stats returns the last report of the rank's engine; not ok when it has not reported yet.
 func (p *Poller) Stats(slot replica.Slot) (Stats, bool) {
 	if s := p.Last(slot); s != nil {
 		return *s, true

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// page is what one answer of /metrics reports.
+// page is one answer of /metrics.
 type page struct {
 	engines map[int]*engine // by the engine label; -1: no label
 	learned Learned
@@ -121,7 +121,7 @@ func wanted(name []byte) bool {
 }
 
 // set adds a sample. Samples of one name add up (several served models), except for
-// shares. The gpu_ names are those of engines before 0.11.
+// shares. The gpu_ names come from engines before 0.11.
 func (e *engine) set(name []byte, v float64) {
 	switch string(name) {
 	case "vllm:request_prefill_time_seconds_sum":

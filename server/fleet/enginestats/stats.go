@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Stats is what a rank's engine reported last.
+// Stats is the last report of a rank's engine.
 type Stats struct {
 	// At is when the report was received; zero: never.
 	At time.Time
@@ -18,7 +18,7 @@ type Stats struct {
 	QueryTokens, HitTokens uint64
 	// PromptTokens and OutputTokens count the tokens computed since the engine began.
 	PromptTokens, OutputTokens uint64
-	// PrefillSeconds is the time from each request's first step to its first token, summed over those that have ended since the
+	// PrefillSeconds is the time from each request's first step to its first token, summed over requests that have ended since the
 	// engine began. Requests that share steps count the same time each. ComputedTokens are the prompt tokens that the same requests
 	// did not find in a cache; 0 from engines that do not count them (vLLM before 0.13).
 	PrefillSeconds float64

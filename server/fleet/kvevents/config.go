@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Workers is the number of goroutines that decode and apply events. Zero: half of the processors, at least two.
 	Workers int `yaml:"workers"`

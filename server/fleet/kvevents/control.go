@@ -91,7 +91,7 @@ func (c *control) instance(ctx context.Context) string {
 	return info.GetInstanceId()
 }
 
-// pick finds the rank's source among those of the replica.
+// pick finds the rank's source among the replica's.
 func pick(sources []*vllmcontrol.KvEventSource, rank int) (*vllmcontrol.KvEventSource, error) {
 	var usable []*vllmcontrol.KvEventSource
 	for _, s := range sources {

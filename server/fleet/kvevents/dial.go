@@ -130,8 +130,8 @@ func numberOf(m *zmtp.Message) (n numbered, ok bool) {
 	return n, true
 }
 
-// onMalformed handles a message that is no batch: a batch may be lost with it, so what is known is only a
-// lower bound from now on.
+// onMalformed handles a message that is no batch: a batch may be lost with it, so the known blocks are only a lower bound
+// from now on.
 func (f *feed) onMalformed(m *zmtp.Message) {
 	sizes := make([]int, 0, len(m.Frames))
 	for _, frame := range m.Frames {
@@ -158,8 +158,8 @@ func (f *feed) disconnected(epoch uint64, err error) {
 	f.schedule()
 }
 
-// deliver queues a batch. Where there is no room it waits until there is, and ctx ends the wait: what is not read
-// stays in the sockets' buffers and then in the engine, which drops what exceeds its high-water mark. Replays fetch that.
+// deliver queues a batch. Where there is no room it waits until there is, and ctx ends the wait: unread batches stay in the sockets'
+// buffers and then in the engine, which drops batches beyond its high-water mark. Replays fetch that.
 func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Message) {
 	it := item{kind: itemLive, epoch: epoch, seq: n.seq, by: n.by, msg: m, at: time.Now()}
 	size := it.bytes()

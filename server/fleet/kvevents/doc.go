@@ -4,22 +4,22 @@
 // reports how each feed does; all are safe for concurrent use. For each rank the Sink sees one
 // goroutine at a time and the engine's own order. Batches are decoded on a bounded set of
 // goroutines; queues are bounded: a full one stops the reading of its socket, so that the
-// engine's high-water mark decides, and what the engine drops then is fetched by a replay.
+// engine's high-water mark decides, and a replay fetches the batches that the engine drops then.
 //
-// What the states promise:
+// The states promise:
 //
 //   - COLD: not reached yet, or the first replay is not finished. Nothing is known.
-//   - EXACT: the Sink holds what the engine holds, up to events under way. Reached when the stream, or a
+//   - EXACT: the Sink holds the engine's blocks, up to events under way. Reached when the stream, or a
 //     replay, was followed from batch 0; when a replay shows that nothing was published yet; and when the
 //     engine reports that its GPU cache is empty and no lower tier was ever seen.
-//   - DEGRADED: the Sink holds a part of what the engine holds: the ring of past batches did not
+//   - DEGRADED: the Sink holds a part of the engine's blocks: the ring of past batches did not
 //     reach back to the start, a batch could not be read, or batches are in no replay (then everything known
 //     before them was reset, because it may since have been removed). While the feed is not connected the
-//     state is DEGRADED too, and what is known may be stale.
+//     state is DEGRADED too, and the blocks may be stale.
 //   - NONE: the rank publishes no events.
 //
-// The replay socket may be that of another engine. The first live batch of each connection is therefore compared with the replay
-// of its number, before the rank becomes EXACT by a replay. Where they differ, what the replays brought is dropped, the state is
+// The replay socket may belong to another engine. The first live batch of each connection is therefore compared with the replay
+// of its number, before the rank becomes EXACT by a replay. Where they differ, the replayed blocks are dropped, the state is
 // DEGRADED with that reason, and live batches alone are followed; the comparison is repeated from time to time. An engine that has
 // just restarted differs too, until its connection ends: the warning waits for a second comparison. An engine that publishes nothing gives nothing to compare: its state rests on the replay until its first live batch.
 //
@@ -33,5 +33,5 @@
 //
 // Package sequence has the rules: it turns events (a connection, a batch, the end of a replay, a tick) into effects (apply, reset,
 // request a replay). Here a feed reads the sockets and runs the replays, and its follower executes the effects. Decoding is in
-// package vllm, the wire in server/wire/zmtp. What blocks mean is the Sink's work.
+// package vllm, the wire in server/wire/zmtp. The meaning of blocks is the Sink's work.
 package kvevents

@@ -18,8 +18,8 @@ const (
 	turnTime  = 2 * time.Millisecond // the same, in time
 )
 
-// feed reads the sockets of one rank. What arrives goes into its inbox; only the worker that has the turn
-// takes it out and passes it to the follower.
+// feed reads the sockets of one rank. Arriving messages go into its inbox; only the worker that has the turn
+// takes them out and passes them to the follower.
 type feed struct {
 	plane   *Plane
 	events  replica.Events
@@ -56,7 +56,7 @@ func newFeed(p *Plane, slot replica.Slot, events replica.Events, label string) *
 	return f
 }
 
-// inherit copies what old knew, so that the same engine continues behind new sockets. old has ended.
+// inherit copies the state of old, so that the same engine continues behind new sockets. old has ended.
 func (f *feed) inherit(old *feed) {
 	f.follower.state, f.follower.problem = old.follower.state.Moved(time.Now()), old.follower.problem
 	s := old.report()
@@ -94,7 +94,7 @@ func (f *feed) takeTurn(d *vllm.Decoder) {
 	}
 }
 
-// run handles what has happened, for at most one turn.
+// run handles the inbox, for at most one turn.
 func (f *feed) run(d *vllm.Decoder) {
 	now := time.Now()
 	if began := f.inbox.restarted.Swap(0); began != 0 {
@@ -125,7 +125,7 @@ func (f *feed) run(d *vllm.Decoder) {
 	f.endTurn()
 }
 
-// endTurn publishes what has become of the feed.
+// endTurn publishes the state of the feed.
 func (f *feed) endTurn() {
 	f.inbox.waiting.Store(f.follower.state.Waiting())
 	f.follower.endTurn()

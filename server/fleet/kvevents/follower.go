@@ -14,7 +14,7 @@ import (
 // replayer starts a replay; its batches and its end become events.
 type replayer interface{ replay(r sequence.Request) }
 
-// doubter is a Sink that may keep what it holds as a guess when lost events make it doubtful.
+// doubter is a Sink that may keep its blocks as a guess when lost events make it doubtful.
 type doubter interface{ Doubt(slot replica.Slot) }
 
 // follower executes the steps of one feed: it turns batches into events and executes the effects.

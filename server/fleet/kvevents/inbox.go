@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
-// inbox holds what has happened to a feed and is not handled yet.
+// inbox holds the events of a feed that are not handled yet.
 type inbox struct {
 	queue        queue
 	replies      chan reply
@@ -70,7 +70,7 @@ func (it *item) bytes() int64 {
 // maxQueued bounds the batches in one queue, whatever their size.
 const maxQueued = 1 << 12
 
-// queue holds what has happened on the event socket and is not handled yet. Readers push; the goroutine that has
+// queue holds the events of the event socket that are not handled yet. Readers push; the goroutine that has
 // the feed's turn pops.
 type queue struct {
 	room  chan struct{} // holds a token when readers that wait for room should look again
@@ -85,7 +85,7 @@ type queue struct {
 
 func newQueue() queue { return queue{room: make(chan struct{}, 1), wakeAt: -1} }
 
-// pushed is what became of an item.
+// pushed is the result of a push.
 type pushed uint8
 
 const (
@@ -160,7 +160,7 @@ func (q *queue) wake() {
 	}
 }
 
-// close empties the queue for good and returns what was in it.
+// close empties the queue for good and returns its items.
 func (q *queue) close() []item {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -31,7 +31,7 @@ const (
 	oddMisfit
 )
 
-// remark logs what a batch held that is not understood, the first time.
+// remark logs the parts of a batch that are not understood, the first time.
 func (j *journal) remark(batch *vllm.Batch) {
 	if batch.UnknownTags > 0 {
 		j.warn(oddTag, "KV events of an unknown kind are skipped", "events", batch.UnknownTags)
@@ -65,7 +65,7 @@ func (j *journal) shown(change *sequence.Effect, problem string) {
 	}
 }
 
-// problem notes what the follower has found.
+// problem notes a problem that the follower has found.
 func (j *journal) problem(text string) {
 	j.log.Debug("KV event feed", "rank", j.label, "problem", text)
 	j.note(text)

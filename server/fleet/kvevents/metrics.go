@@ -19,7 +19,7 @@ const maxSeries = 1024
 // background is the context of metric calls, which carry nothing.
 var background = context.Background()
 
-// metrics counts what the feeds do.
+// metrics counts the work of the feeds.
 type metrics struct {
 	batches, connects, gaps, decodeErrors, foreign, malformed, pauses   metric.Int64Counter
 	continued, events, blocks, replays, replayFailures, resets, unknown metric.Int64Counter

@@ -17,8 +17,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
-// Sink receives what the feeds read. Calls for one slot come from one goroutine at a time and in
-// order; slots run in parallel. What is passed is valid until the call returns. A Sink must
+// Sink receives the events that the feeds read. Calls for one slot come from one goroutine at a time and in
+// order; slots run in parallel. Arguments are valid until the call returns. A Sink must
 // not call the Plane back.
 type Sink interface {
 	Store(slot replica.Slot, ev *kvblock.Stored)
@@ -30,7 +30,7 @@ type Sink interface {
 	SetState(slot replica.Slot, s kvblock.FeedState)
 }
 
-// Params are what code passes to New. Log and Meter may be nil.
+// Params are the arguments of New. Log and Meter may be nil.
 type Params struct {
 	Sink  Sink
 	Log   *slog.Logger

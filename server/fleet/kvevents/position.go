@@ -35,7 +35,7 @@ func (p *Plane) DelayFirstReplays(until time.Time) {
 // delays reports whether first replays wait.
 func (p *Plane) delays(now time.Time) bool { return now.UnixNano() < p.delayed.Load() }
 
-// Continued is what became of a position.
+// Continued is the fate of a position.
 type Continued uint8
 
 const (
@@ -48,9 +48,9 @@ const (
 )
 
 // Continue makes the feed of slot continue at a position that another feed of the same engine gave to Still, in this process or
-// another. It then calls fill, which replaces what the sink holds by what belongs to the position. larger says that this is
-// more than what the sink holds. The engine is asked for what followed; when it turns out to be another process, or no longer
-// has that, the sink is reset as ever.
+// another. It then calls fill, which replaces the sink's blocks by the position's. larger says that these are more than the sink holds.
+// The engine is asked for the batches that followed; when it turns out to be another process, or no longer
+// has them, the sink is reset as ever.
 func (p *Plane) Continue(slot replica.Slot, position []byte, larger bool, fill func()) Continued {
 	at, ok := sequence.ParsePosition(position)
 	p.mu.Lock()

@@ -49,7 +49,7 @@ func (f *feed) replayHeld() {
 	}
 }
 
-// fetch asks once and passes on what comes until the end marker.
+// fetch asks once and passes on the batches until the end marker.
 func (f *feed) fetch(ctx context.Context, r sequence.Request) error {
 	timeout := f.plane.config.ReplayTimeout
 	params := f.plane.socket(zmtp.DEALER)

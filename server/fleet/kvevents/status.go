@@ -11,7 +11,7 @@ import (
 // ForeignReplay begins the Foreign of a Status.
 const ForeignReplay = sequence.ForeignReplay
 
-// Status is what is known about one rank's feed.
+// Status is the state of one rank's feed.
 type Status struct {
 	Slot  replica.Slot
 	Label string
@@ -60,7 +60,7 @@ type Counts struct {
 	DecodeErrors, Unknown, Misfits uint64
 }
 
-// Trouble is what is wrong, or was.
+// Trouble is a present or past fault.
 type Trouble struct {
 	// Foreign is why the replay socket belongs to another engine than the event socket; empty while nothing shows that. The
 	// state is then degraded, and only live batches are followed.

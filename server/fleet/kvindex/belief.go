@@ -27,8 +27,8 @@ type believed struct {
 	warm   uint64 // as in holdings
 }
 
-// Predict makes Match count hashes as held by slot, beyond what the rank holds by its own
-// account, until the time given (zero: for Config.BeliefTTL from now), until End, or until an
+// Predict makes Match count hashes as held by slot, beyond the blocks that the rank holds by its own account,
+// until the time given (zero: for Config.BeliefTTL from now), until End, or until an
 // event announces the last one, whichever comes first. It returns nil when there is nothing to
 // believe; End accepts that.
 func (ix *Index) Predict(slot replica.Slot, hashes []blockhash.Hash, until time.Time) *Belief {
@@ -60,7 +60,7 @@ func (b *Belief) End() {
 	}
 }
 
-// expire ends what has had its time: beliefs, and a snapshot's ranks that were not added. Run
+// expire ends expired state: beliefs, and a snapshot's ranks that were not added. Run
 // calls it four times a second.
 func (ix *Index) expire(now time.Time) {
 	ix.parked.expire(now)
@@ -114,7 +114,7 @@ func (v *believed) end(b *Belief) {
 	b.hashes = nil
 }
 
-// inRuns calls f for each hash after what it will need of the belief tables was touched.
+// inRuns calls f for each hash after its entries of the belief tables were touched.
 func (v *believed) inRuns(hashes []blockhash.Hash, f func(blockhash.Hash)) {
 	for len(hashes) > 0 {
 		run := hashes[:min(runKeys, len(hashes))]

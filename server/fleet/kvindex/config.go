@@ -15,7 +15,7 @@ const BlockCost = 48
 // MaxRanks is the largest Config.MaxRanks.
 const MaxRanks = 4096
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// MaxBytes limits the index's memory, at 48 bytes per block. At the limit, new blocks of ranks that have used
 	// their share are not indexed until engines evict others, and the ranks' state says so.
@@ -27,7 +27,7 @@ type Config struct {
 	BeliefTTL time.Duration `yaml:"belief_ttl"`
 	// DefaultCapacity is the assumed number of blocks of a rank without events whose replica does not report a number.
 	DefaultCapacity int `yaml:"default_capacity"`
-	// Snapshot names a file that keeps what ranks with events hold across restarts of the router: it is read before
+	// Snapshot names a file that keeps the blocks of ranks with events across restarts of the router: it is read before
 	// their feeds begin, checked against the feeds, and written when the router stops. Empty: none.
 	Snapshot string `yaml:"snapshot"`
 	// SnapshotEvery is the time between writes of the file while the router runs, in case it crashes. Zero: it is

@@ -1,7 +1,7 @@
 // Package kvindex answers, for each rank, how many leading blocks of a prompt it holds.
 //
 // Index takes KV cache events (it is the sink of package kvevents), routed prompts of ranks
-// without events, and short-lived beliefs about what was just routed; Match is the question.
+// without events, and short-lived beliefs about prompts routed just now; Match is the question.
 // Blocks lie in flat hash tables of eight-byte slots without pointers, so the garbage
 // collector never walks them; routed prompts lie apart as extents, whose number does not depend on
 // the prompts' lengths. docs/kv-index.md describes the structures and their cost.

@@ -9,12 +9,11 @@ import (
 type Feeds interface {
 	// Still calls f while no event of the slot is applied. position is nil when no feed could continue there.
 	Still(slot replica.Slot, f func(position []byte))
-	// Continue makes the feed of slot continue at a position, after a call of fill. larger says that what fill brings is more than
-	// what the slot holds.
+	// Continue makes the feed of slot continue at a position, after a call of fill. larger says that fill brings more than the slot holds.
 	Continue(slot replica.Slot, position []byte, larger bool, fill func()) Continued
 }
 
-// Continued is what became of a position.
+// Continued is the fate of a position.
 type Continued uint8
 
 // The answers of Continue.
@@ -57,7 +56,7 @@ func (s *snapshots) continued(from *rank) (n Loaded) {
 	return n
 }
 
-// replace makes r hold what a loaded rank brings in place of what it holds.
+// replace replaces r's blocks by a loaded rank's.
 func (r *rank) replace(from *rank) Loaded {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +70,7 @@ func (r *rank) replace(from *rank) Loaded {
 	return r.take(from)
 }
 
-// Doubt makes guesses of all blocks that the rank holds: events were lost that may have removed some. Those that no event names
+// Doubt makes guesses of all blocks that the rank holds: events were lost that may have removed some. Blocks that no event names
 // are forgotten when the rank becomes exact.
 func (ix *Index) Doubt(slot replica.Slot) {
 	ix.locked(slot, func(r *rank) {

@@ -13,8 +13,8 @@ import (
 )
 
 // Restore loads the file that Config.Snapshot names, when there is one. It is called once, before
-// the feeds begin: a rank that has content of its own keeps that. A damaged file is logged, and what is
-// whole in it is taken; the index works without.
+// the feeds begin: a rank that has content of its own keeps that. A damaged file is logged, and its complete parts are taken;
+// the index works without.
 func (s *snapshots) Restore() {
 	name := s.ix.config.Snapshot
 	if name == "" {
@@ -75,8 +75,8 @@ func (s *snapshots) replace(name string) error {
 	return nil
 }
 
-// Began notes when a replica's engine process began. What an older snapshot brought and no event has
-// named is another process's: it is forgotten.
+// Began notes when a replica's engine process began. Blocks that an older snapshot brought and no event has named are another process's:
+// they are forgotten.
 func (s *snapshots) Began(id replica.ID, began time.Time) {
 	for _, r := range s.ix.all() {
 		if r == nil || r.info.Rank.Replica != id {

@@ -11,13 +11,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// guesses holds what ranks without events are taken to hold: the prompts that were routed to
+// guesses holds the assumed contents of ranks without events: the prompts that were routed to
 // them, per rank the least recently used blocks out.
 //
 // A block's hash names all blocks before it, so prompts form a forest, and its paths are cut into
 // extents: blocks that follow each other and have the same holders. An extent is found by its first
-// hash, which also continues the extent that ends before it. A prompt costs its extents, not its blocks: one for
-// what is new of it, one more where it leaves another prompt in the middle of an extent.
+// hash, which also continues the extent that ends before it. A prompt costs its extents, not its blocks: one for its new part,
+// one more where it leaves another prompt in the middle of an extent.
 //
 // Lookups take no lock. Extents do not change but for their holders; a split publishes the lower part before
 // the upper one takes the whole's place, so that a lookup finds either.
@@ -31,7 +31,7 @@ type guesses struct {
 	ranks []guessed // by slot; guarded by mu
 }
 
-// guessed is what one rank holds. A rank that holds an extent holds those before it on its path, and
+// guessed is one rank's part of the guesses. A rank that holds an extent holds the extents before it on its path, and
 // used them no earlier.
 type guessed struct {
 	order  lru // first hashes of its extents

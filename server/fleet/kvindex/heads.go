@@ -17,8 +17,8 @@ type heads struct {
 
 type headCount struct{ live, used int }
 
-// head is a place in a table: free with key 0, once used without an extent. What a reader finds under a key
-// counts only when its first hash is the one asked for: a place may change between the two reads.
+// head is a place in a table: free with key 0, once used without an extent. An entry that a reader finds under a key counts only
+// when its first hash is the one asked for: a place may change between the two reads.
 type head struct {
 	key atomic.Uint64
 	at  atomic.Pointer[extent]

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// holdings are the blocks that a rank holds: a part for each tier and attention group, and what the lookup tables have of them. The rank's mu
+// holdings are the blocks that a rank holds: a part for each tier and attention group, and their part in the lookup tables. The rank's mu
 // guards them.
 type holdings struct {
 	tiers   *[kvblock.Tiers]*plane // the index's
@@ -22,7 +22,7 @@ type holdings struct {
 	warm   uint64 // keeps loads that only warm caches from being optimised away
 }
 
-// role is what a part's blocks mean for matching.
+// role is the meaning of a part's blocks for matching.
 type role uint8
 
 const (
@@ -31,7 +31,7 @@ const (
 	roleLimit             // cuts the match
 )
 
-// part is what a rank holds in one tier for one attention group.
+// part has the blocks of a rank in one tier for one attention group.
 type part struct {
 	tier      kvblock.Tier
 	group     int
@@ -145,7 +145,7 @@ func (h *holdings) release(p *part, key blockhash.Hash) {
 	}
 }
 
-// settle counts what p gained or lost. Callers of publish and release MUST call it at the end.
+// settle counts p's gains and losses. Callers of publish and release MUST call it at the end.
 func (h *holdings) settle(p *part) {
 	if p.gained != 0 {
 		h.plane(p).held.Add(p.gained)
@@ -182,7 +182,7 @@ func (h *holdings) eachKey(p *part, f func(key blockhash.Hash)) {
 	flush()
 }
 
-// drop forgets what p holds.
+// drop forgets p's blocks.
 func (h *holdings) drop(p *part) {
 	h.eachKey(p, func(key blockhash.Hash) { h.release(p, key) })
 	h.settle(p)

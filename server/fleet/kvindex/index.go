@@ -12,7 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Params is what code passes to New.
+// Params has the arguments of New.
 type Params struct {
 	Log   *slog.Logger         // nil: none
 	Meter metric.MeterProvider // nil: none
@@ -31,7 +31,7 @@ type RankInfo struct {
 }
 
 // Index holds which rank holds which block. Its parts: the roster of ranks, the tables that lookups read, and snapshots. Its own methods
-// change what ranks hold.
+// change the ranks' blocks.
 type Index struct {
 	config Config
 	log    *slog.Logger
@@ -80,7 +80,7 @@ func (ix *Index) Run(ctx context.Context) error {
 }
 
 // AddRank makes slot known. A rank from a snapshot keeps its content; its
-// state is then what the feed reports next. It is an error when the slot is in use or above max_ranks.
+// state is then the feed's next report. It is an error when the slot is in use or above max_ranks.
 func (ix *Index) AddRank(slot replica.Slot, info RankInfo) error {
 	if int(slot) >= ix.config.MaxRanks {
 		return fmt.Errorf("kvindex: rank slot %d is above max_ranks (%d): its cache is not indexed", slot, ix.config.MaxRanks)
@@ -126,7 +126,7 @@ func (ix *Index) RemoveRank(slot replica.Slot) {
 	r.mu.Unlock()
 }
 
-// UpdateRank adds what is newly known about a rank. Zero fields change nothing.
+// UpdateRank adds new facts about a rank. Zero fields change nothing.
 func (ix *Index) UpdateRank(slot replica.Slot, info RankInfo) {
 	ix.locked(slot, func(r *rank) {
 		if info.BlockSize > 0 {
@@ -149,7 +149,7 @@ func (ix *Index) Remove(slot replica.Slot, ev *kvblock.Removed) {
 	ix.locked(slot, func(r *rank) { r.remove(ev) })
 }
 
-// Clear forgets what the rank holds in a tier, or in all of them.
+// Clear forgets the rank's blocks in a tier, or in all of them.
 func (ix *Index) Clear(slot replica.Slot, tier kvblock.Tier, all bool) {
 	ix.locked(slot, func(r *rank) {
 		for _, p := range r.parts {
@@ -166,8 +166,7 @@ func (ix *Index) Reset(slot replica.Slot) {
 }
 
 // SetState records how far the rank may be trusted. A rank that begins or ceases to publish
-// events loses what it held: guesses are not facts. When it becomes exact, what a snapshot
-// brought and no event has named is forgotten.
+// events loses its blocks: guesses are not facts. When it becomes exact, blocks that a snapshot brought and no event has named are forgotten.
 func (ix *Index) SetState(slot replica.Slot, s kvblock.FeedState) {
 	ix.locked(slot, func(r *rank) {
 		if s == kvblock.FeedNone && r.state != s {

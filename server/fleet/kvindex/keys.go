@@ -5,7 +5,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// keys are those of one event's blocks, zero where a block cannot be keyed. The memory is reused.
+// keys are the keys of one event's blocks, zero where a block cannot be keyed. The memory is reused.
 type keys struct {
 	list []blockhash.Hash
 	ids  []string // scratch

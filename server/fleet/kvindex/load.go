@@ -15,10 +15,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Loaded counts what Load has restored.
+// Loaded counts the ranks and blocks that Load has restored.
 type Loaded struct {
-	// Ranks is the number of ranks in the snapshot that were taken; Parked those among them that
-	// are not known yet and wait for AddRank; Skipped those left out because the rank holds facts
+	// Ranks is the number of ranks in the snapshot that were taken; Parked counts the ranks among them that
+	// are not known yet and wait for AddRank; Skipped the ranks left out because the rank holds facts
 	// of its own already.
 	Ranks, Parked, Skipped int
 	Blocks                 int64
@@ -31,7 +31,7 @@ type Loaded struct {
 // that no event has named are forgotten.
 //
 // A rank with its feed's position is a fact, not a guess: its feed continues there, unless that knows better, and
-// the content replaces what the rank holds. One without a feed is kept until Claim.
+// the content replaces the rank's blocks. One without a feed is kept until Claim.
 //
 // A truncated or damaged snapshot gives the ranks before the damage, and an error that wraps
 // ErrSnapshot.
@@ -215,8 +215,8 @@ func (r *rank) loadPart(body []byte) bool {
 }
 
 // build makes the draft's tables. Pairs come in the order of their places, so a table gets its
-// full size first: a growing one would crowd all of them into its beginning. What the budget
-// does not allow, and what cannot be an entry, is left out.
+// full size first: a growing one would crowd all of them into its beginning. Blocks beyond the budget, and blocks that cannot be an
+// entry, are left out.
 func (d *draft) build(to *snapshots) *rank {
 	r, budget := d.rank, &to.ix.budget
 	mark := uint64(refGuess)
@@ -279,7 +279,7 @@ func (s *snapshots) adopt(from *rank) Loaded {
 	return to.take(from)
 }
 
-// take makes r hold what a loaded rank brings; r.mu is held, and r holds nothing.
+// take makes r hold a loaded rank's blocks; r.mu is held, and r holds nothing.
 func (r *rank) take(from *rank) Loaded {
 	r.dropGuessed()
 	r.parts, r.chains, r.salts, r.taken = from.parts, from.chains, from.salts, from.taken

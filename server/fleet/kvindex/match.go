@@ -20,7 +20,7 @@ type Overlap struct {
 	CPU, Disk uint32
 }
 
-// tables are what lookups read without a lock and the ranks' writers fill.
+// tables are read by lookups without a lock and filled by the ranks' writers.
 type tables struct {
 	sets *setTable
 	// tiers are facts, one plane per tier; the GPU plane also has, under keys of their own, the
@@ -128,7 +128,7 @@ func (l *lookup) applyLimits(dst []Overlap, base int, hashes []blockhash.Hash) [
 	return kept
 }
 
-// extend adds to each overlap from base on what the plane continues it by, and appends the ranks
+// extend adds to each overlap from base on the blocks by which the plane continues it, and appends the ranks
 // that hold the beginning there only. In the GPU tier it counts beliefs.
 func (l *lookup) extend(dst []Overlap, base int, hashes []blockhash.Hash, p *plane, tier kvblock.Tier) []Overlap {
 	var room, more [MaxRanks / 64]uint64

@@ -8,14 +8,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// face is what every choice reads of a rank, without its lock. Those of an index lie side by side: a choice reads all of them.
+// face is the part of a rank that every choice reads, without its lock. The faces of an index lie side by side: a choice reads all of them.
 type face struct {
 	feed      atomic.Uint32 // state
 	blockSize atomic.Int32  // learned from events, 0 for unknown
 	reported  atomic.Int32  // info.BlockSize
 }
 
-// rank is what one rank holds. Its writers take mu; lookups read the atomics only.
+// rank has the blocks of one rank. Its writers take mu; lookups read the atomics only.
 type rank struct {
 	*face // of the rank's slot; its own until it has one
 	mu    sync.Mutex
@@ -67,7 +67,7 @@ func (r *rank) reset() {
 	r.loaded = false
 }
 
-// publishAll puts what a loaded rank holds into the planes and refreshes what lookups read.
+// publishAll puts a loaded rank's blocks into the planes and refreshes the lookups' fields.
 func (r *rank) publishAll() {
 	r.publishParts()
 	if c := r.chains[kvblock.TierGPU]; c != nil {

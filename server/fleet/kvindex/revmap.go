@@ -12,7 +12,7 @@ import (
 // of copies (zero: the entry is free), the mark of a guess, and the bucket's passed mark, as in
 // the lookup table.
 const (
-	refMask  = 0xFF // what is not the name
+	refMask  = 0xFF // all but the name
 	refCount = 0x3F
 	// refGuess marks an entry that a snapshot brought and no event has named since.
 	refGuess  = 0x40
@@ -60,7 +60,7 @@ func (m *revmap) after(b uint64) uint64 {
 
 func revClass(id uint64) uint64 { return id >> 8 % bucketSlots }
 
-// named reports whether the name word w is that of id.
+// named reports whether the name word w is the word of id.
 func named(w, id uint64) bool { return (w^id)&^refMask == 0 && w&refCount != 0 }
 
 // touch loads the cache lines where the search for id begins.

@@ -31,7 +31,7 @@ func (r *rank) routed(hashes []blockhash.Hash) {
 	r.entries.Add(int64(more))
 }
 
-// dropGuessed forgets what was only routed.
+// dropGuessed forgets guesses from routed prompts.
 func (r *rank) dropGuessed() {
 	if !r.guessed {
 		return

@@ -301,8 +301,8 @@ func (w *writer) with(t *setTable, from uint32) uint32 {
 }
 
 // without returns the set from less the writer's slot, and false when the slot is not in it. Where no id is free for that set, it
-// returns the first of the ranks that are left and calls lost for each of the others, while from still means what it did: to be taken for
-// one that holds nothing costs a rank a hit, to be taken for one that holds what it has not would be wrong.
+// returns the first of the ranks that are left and calls lost for each of the others, while from still has its meaning: to be taken for
+// one that holds nothing costs a rank a hit, to be taken for one that holds blocks which it has not would be wrong.
 func (w *writer) without(t *setTable, from uint32, lost func(replica.Slot)) (uint32, bool) {
 	if from == single(w.slot) {
 		return 0, true
@@ -335,7 +335,7 @@ func (w *writer) withoutOthers(t *setTable, from uint32, lost func(replica.Slot)
 	return to
 }
 
-// learn replaces the remembered pair by the one that starts at from.
+// learn replaces the remembered pair by the pair that starts at from.
 func (w *writer) learn(t *setTable, m *memo, from uint32, add bool) bool {
 
 	to := t.change(from, w.slot, add)

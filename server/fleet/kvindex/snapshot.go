@@ -19,7 +19,7 @@ import (
 // frames of each of its parts after a part frame, salts, and an end frame; the file ends with
 // a done frame. A position frame after a rank frame says where the rank's feed stood; formats before 02 have none. A reader
 // restores every rank up to the last end frame that it reached, so that a truncated or
-// damaged file gives what is whole. Unknown kinds are refused: they come with a new magic.
+// damaged file gives its complete ranks. Unknown kinds are refused: they come with a new magic.
 const (
 	snapshotMagic = "KVPIDX02"
 	olderMagic    = "KVPIDX01"
@@ -42,7 +42,7 @@ const (
 // format.
 var errSnapshot = errors.New("not a complete snapshot")
 
-// snapshots writes what ranks hold, and gives it back to the ranks of the same names. A loaded rank is a guess until events
+// snapshots writes the ranks' blocks, and restores them to the ranks of the same names. A loaded rank is a guess until events
 // name its blocks, unless its feed continues where the snapshot was taken.
 type snapshots struct {
 	ix     *Index
@@ -123,7 +123,7 @@ func (s *snapshotWriter) frame(kind byte, body []byte) {
 	}
 }
 
-// image is a copy of what a rank holds, taken under its lock and written without it.
+// image is a copy of a rank's blocks, taken under its lock and written without it.
 type image struct {
 	info     RankInfo
 	parts    []part

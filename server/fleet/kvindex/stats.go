@@ -8,10 +8,10 @@ import (
 // Stats is the index at one moment.
 type Stats struct {
 	Ranks []RankStats
-	// Held counts the (rank, block) pairs that can be matched, per tier; Believed those of beliefs.
+	// Held counts the (rank, block) pairs that can be matched, per tier; Believed the pairs of beliefs.
 	Held     [kvblock.Tiers]int64
 	Believed int64
-	// Blocks counts all blocks that ranks are known to hold, those without a key too; MaxBlocks
+	// Blocks counts all blocks that ranks are known to hold, blocks without a key too; MaxBlocks
 	// is the budget.
 	Blocks, MaxBlocks int64
 	// LookupBytes is the memory of the lookup tables and the rank sets, Bytes the whole index's.
@@ -34,8 +34,8 @@ type RankStats struct {
 	State     kvblock.FeedState
 	BlockSize int
 	Capacity  int
-	// Blocks counts the distinct blocks held per tier, all attention groups together; Unkeyed
-	// those among them that cannot be matched; Guessed those of a rank without events.
+	// Blocks counts the distinct blocks held per tier, all attention groups together; Unkeyed the blocks among them that cannot be matched;
+	// Guessed the blocks of a rank without events.
 	Blocks           [kvblock.Tiers]int
 	Unkeyed, Guessed int
 	Bytes            int64
@@ -44,12 +44,12 @@ type RankStats struct {
 	Totals
 }
 
-// Totals count since a rank was added; those of the index include ranks that are gone.
+// Totals count since a rank was added; the index's totals include ranks that are gone.
 type Totals struct {
 	// Stored and Removed count blocks named by events, UnknownRemoved removals of unknown blocks.
 	Stored, Removed, UnknownRemoved int64
-	// Orphans counts blocks that continue an unknown one, Ambiguous, Partial and Misshapen those
-	// that cannot be keyed for other reasons, Remote those in another rank's memory.
+	// Orphans counts blocks that continue an unknown one, Ambiguous, Partial and Misshapen the blocks that cannot be keyed for other
+	// reasons, Remote the blocks in another rank's memory.
 	Orphans, Ambiguous, Partial, Misshapen, Remote int64
 	// OddSize counts blocks of another size than their rank's.
 	OddSize int64

@@ -4,7 +4,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// store applies a stored event: count the copies, key what can be keyed, publish what is new.
+// store applies a stored event: count the copies, key the blocks that can be keyed, publish the new ones.
 func (r *rank) store(ev *kvblock.Stored) {
 	if ev.Remote {
 		r.totals.Remote += int64(len(ev.Hashes))
@@ -138,7 +138,7 @@ func (r *rank) nameAll(p *part, ev *kvblock.Stored) {
 // event of several blocks always shows the true size.
 //
 // Once a rank's size is settled, events of a larger one do not change it: the rank would seem empty. Only
-// when no others come any more has the engine really changed, and then what it held before is void.
+// when no others come any more has the engine really changed, and then its earlier blocks are void.
 func (r *rank) learnSize(p *part, ev *kvblock.Stored) bool {
 	chain := p.role == roleChain && p.tier == kvblock.TierGPU
 	switch {
@@ -202,7 +202,7 @@ func (r *rank) wholeSize(p *part, ev *kvblock.Stored) int {
 }
 
 // learnStride learns how many blocks a lower tier's chunks have. Chunks of 64 and more are
-// taken for single blocks: their ends are found, what lies between is not.
+// taken for single blocks: their ends are found, the blocks between them are not.
 func (r *rank) learnStride(p *part) {
 	unit := int(r.blockSize.Load())
 	if unit == 0 {

@@ -167,7 +167,7 @@ func (t *table) free(tag uint64) (slot *uint64, marks int) {
 	}
 }
 
-// added is what became of an addition.
+// added is the result of an addition.
 type added uint8
 
 const (
@@ -248,7 +248,7 @@ func (p *plane) reserve(more int64) {
 	}
 }
 
-// rebuild gives the shard a table with room for what lives in it and for more, and publishes that.
+// rebuild gives the shard a table with room for its live entries and for more, and publishes that.
 func (p *plane) rebuild(n uint64, old *table, s *shard, more int) *table {
 	want := uint64((s.live+more)*100/(freshLoad*bucketSlots)) + 1
 	t := &table{buckets: max(want, minBuckets)}

@@ -14,7 +14,7 @@ import (
 
 // Access is the credentials that the router shows to replicas, and the authorities that it trusts.
 type Access struct {
-	// APIKey is the bearer token for replicas, except for those that registered with a key of their own. At most
+	// APIKey is the bearer token for replicas, except for replicas that registered with a key of their own. At most
 	// one of api_key, api_key_file and api_key_env may be set.
 	APIKey secret.String `yaml:"api_key"`
 	// APIKeyFile names a file that holds the key instead.
@@ -25,7 +25,7 @@ type Access struct {
 	TLS tlspeer.Config `yaml:"tls"`
 }
 
-// or takes what is not set from d. A key is taken whole, whichever way it is written.
+// or takes unset fields from d. A key is taken whole, whichever way it is written.
 func (a Access) or(d Access) Access {
 	if a.APIKey.IsEmpty() && a.APIKeyFile == "" && a.APIKeyEnv == "" {
 		a.APIKey, a.APIKeyFile, a.APIKeyEnv = d.APIKey, d.APIKeyFile, d.APIKeyEnv
@@ -83,7 +83,7 @@ func newKeyring(c *Config, env Environment, former *keyring) *keyring {
 	return k
 }
 
-// check reads all that the settings name, and returns what cannot be read.
+// check reads all that the settings name, and returns an error for each part that cannot be read.
 func (k *keyring) check(c *Config) error {
 	var errs []error
 	try := func(name string, a Access) {
@@ -155,7 +155,7 @@ func (k *keyring) completeAll(list []Spec, defaults EventsSpec) ([]Spec, error) 
 	return specs, nil
 }
 
-// pool is the settings of the replica's pool: the pool that it names, else that of the first of its models that is a pool's name.
+// pool is the settings of the replica's pool: the pool that it names, else the pool of the first of its models that is a pool's name.
 func (k *keyring) pool(s Spec) (Access, error) {
 	if s.Pool != "" {
 		a, ok := k.pools[s.Pool]

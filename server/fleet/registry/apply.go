@@ -8,10 +8,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Registration is what a peer knows of a registered replica.
+// Registration is a peer's view of a registered replica.
 type Registration struct {
 	Spec Spec
-	// Left is what is left of the lease. Zero: the registration was withdrawn.
+	// Left is the rest of the lease. Zero: the registration was withdrawn.
 	Left time.Duration
 }
 
@@ -21,8 +21,8 @@ func (r *Registry) Present(id replica.ID) bool {
 	return ok
 }
 
-// ApplyDrain puts in force what drain returns for a replica, known or not; nil ends its drain. The function runs in the order of all other
-// changes, so that it sees those of this router's callers; it must not block.
+// ApplyDrain applies the result of drain to a replica, known or not; nil ends its drain. The function runs in the order of all other
+// changes, so that it sees the changes by this router's callers; it must not block.
 func (r *Registry) ApplyDrain(ctx context.Context, id replica.ID, drain func() *Drain) error {
 	return r.do(ctx, func(c *core) error {
 		if d := drain(); !sameDrain(d, c.drains[id]) {
@@ -32,7 +32,7 @@ func (r *Registry) ApplyDrain(ctx context.Context, id replica.ID, drain func() *
 	})
 }
 
-// ApplyRegistration puts in force what registration returns for a replica, as ApplyDrain does. A replica that is configured or
+// ApplyRegistration applies the result of registration to a replica, as ApplyDrain does. A replica that is configured or
 // discovered here stays as it is.
 func (r *Registry) ApplyRegistration(ctx context.Context, id replica.ID, registration func() Registration) error {
 	return r.do(ctx, func(c *core) error {

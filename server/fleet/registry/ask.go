@@ -26,7 +26,7 @@ type asker struct {
 	missed string // the model of the spec that the replica was seen not to list
 }
 
-// result is what one probe found. models and version are nil when they were not asked for.
+// result is the result of one probe. models and version are nil when they were not asked for.
 type result struct {
 	at      time.Time
 	err     error

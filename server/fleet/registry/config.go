@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// Replicas lists replicas.
 	Replicas []Spec `yaml:"replicas"`
@@ -32,7 +32,7 @@ type Config struct {
 	Aliases map[string]string `yaml:"aliases"`
 	// Access sets the credentials that the router shows to replicas and the authorities that it trusts, unless a replica or its pool has its own.
 	Access Access `yaml:"access"`
-	// Pools sets what access sets for groups of replicas, by the name in their field pool, or by the model that they serve.
+	// Pools has the settings of access for groups of replicas, by the name in their field pool, or by the model that they serve.
 	Pools map[string]Access `yaml:"pools"`
 	// Events is the default for replicas without events settings.
 	Events EventsSpec `yaml:"events"`
@@ -200,7 +200,7 @@ func (d DNSConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// Params is what the code passes in. Its zero value is valid.
+// Params has the arguments of the code. Its zero value is valid.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -221,7 +221,7 @@ type Environment interface {
 	Lookup(name string) (value string, ok bool)
 }
 
-// or fills in what is not set.
+// or fills in the unset fields.
 func (p Params) or() Params {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)

@@ -257,7 +257,7 @@ func (c *core) found(e *entry, list []replica.Events) {
 	e.report.sources = list
 }
 
-// learn adds what another part found out.
+// learn adds facts that another part found.
 func (c *core) learn(id replica.ID, l Learned) {
 	e := c.entries[id]
 	if e == nil {

@@ -11,13 +11,13 @@ import (
 // Drain is a drain in force. It is immutable.
 type Drain struct {
 	Since time.Time
-	// By is the caller that asked for it, Reason what it gave as a reason; both may be empty.
+	// By is the caller that asked for it, Reason the caller's reason; both may be empty.
 	By, Reason string
 	// Move says that requests under way move to other replicas, as far as no client notices.
 	Move bool
 }
 
-// DrainOptions are what a caller says with a drain.
+// DrainOptions are a caller's options of a drain.
 type DrainOptions struct {
 	By, Reason string
 	// Force allows a drain that leaves a model without a ready replica.
@@ -53,7 +53,7 @@ func (ds drains) set(id replica.ID, d *Drain, present func(replica.ID) bool) {
 	delete(ds, oldest)
 }
 
-// Drain stops new requests to a replica; those under way finish, or move. When it returns, the snapshot shows the drain. A drain outlives
+// Drain stops new requests to a replica; requests under way finish, or move. When it returns, the snapshot shows the drain. A drain outlives
 // the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one, and adds the move.
 // ErrLastReady: the replica is the last ready one of a model, and Force is not set.
 func (r *Registry) Drain(ctx context.Context, id replica.ID, o DrainOptions) error {
@@ -143,7 +143,7 @@ func (c *core) setDrain(id replica.ID, d *Drain) {
 
 func (c *core) present(id replica.ID) bool { return c.entries[id] != nil }
 
-// sameDrain reports whether two drains, which may be nil, are the same for those that see them.
+// sameDrain reports whether two drains, which may be nil, are the same for their readers.
 func sameDrain(a, b *Drain) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -29,7 +29,7 @@ const defaultMaxEndpoints = 4096
 // errAddress is the root of the errors of addresses that are not dialled.
 var errAddress = errors.New("is not an address of a replica")
 
-// checkAddress rejects addresses that no other machine's replica has: those of a link (cloud metadata), multicast, none and,
+// checkAddress rejects addresses that no other machine's replica has: addresses of a link (cloud metadata), multicast, none and,
 // unless near, of this machine. near is for API servers on this machine, as tests and kubectl proxy have them.
 func checkAddress(ip netip.Addr, near bool) error {
 	ip = ip.Unmap().WithZone("")

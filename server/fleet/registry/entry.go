@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// entry is one replica in the core: its listing, and what was learned of it. Only the core's goroutine touches it.
+// entry is one replica in the core: its listing, and the facts learned about it. Only the core's goroutine touches it.
 type entry struct {
 	listing
 	slots  []replica.Slot
@@ -51,7 +51,7 @@ func moment(nanos int64) time.Time {
 	return time.Unix(0, nanos)
 }
 
-// report is what a replica reported about itself, to probes and to other parts.
+// report has the facts that a replica reported about itself, to probes and to other parts.
 type report struct {
 	models  []replica.Model
 	sources []replica.Events // where its ranks publish
@@ -59,7 +59,7 @@ type report struct {
 	learned Learned
 }
 
-// adopt applies what a successful probe learned; nil fields were not asked for.
+// adopt applies the facts of a successful probe; nil fields were not asked for.
 func (r *report) adopt(res result) (changed bool) {
 	if res.models != nil && !slices.Equal(res.models, r.models) {
 		r.models, changed = res.models, true
@@ -101,8 +101,8 @@ func (l *life) renew() bool {
 	return true
 }
 
-// update applies what the sources list now. A replica that moved, or that publishes elsewhere, gets new ranks: what was known of the
-// old ones does not hold. reprobe reports that its prober is out of date.
+// update applies the present lists of the sources. A replica that moved, or that publishes elsewhere, gets new ranks: facts about the old
+// ones do not hold. reprobe reports that its prober is out of date.
 func (e *entry) update(want listing) (reslot, reprobe bool) {
 	old, shown := e.spec, e.access
 	if old.equal(want.spec) && e.source == want.source && shown == want.access {
@@ -185,7 +185,7 @@ func (e *entry) details() details {
 	}
 }
 
-// details are what a snapshot keeps; fields that change without a new snapshot are read through vitals.
+// details are the part that a snapshot keeps; fields that change without a new snapshot are read through vitals.
 type details struct {
 	Details
 	vitals *vitals

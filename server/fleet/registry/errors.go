@@ -2,7 +2,7 @@ package registry
 
 import "errors"
 
-// What the methods that change the registry may answer.
+// The errors that the methods which change the registry may return.
 var (
 	// ErrUnknownReplica: no replica has this id.
 	ErrUnknownReplica = errors.New("no such replica")

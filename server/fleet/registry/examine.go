@@ -10,10 +10,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Examination is what a replica answers to each question of a probe. An error is nil when the question was answered.
+// Examination has a replica's answers to each question of a probe. An error is nil when the question was answered.
 type Examination struct {
 	HealthError error
-	// Models are the served models, base models first, limited by what the operator has set.
+	// Models are the served models, base models first, limited to the operator's list.
 	Models      []replica.Model
 	ModelsError error
 	// Version is vLLM's, empty when the answer does not say.
@@ -64,15 +64,15 @@ func Refused(err error) int {
 	return 0
 }
 
-// CredentialsWhat is the What of a Kubernetes source whose credentials cannot be read. A registry does not start with such a one, or with
-// a file that cannot be read.
+// CredentialsWhat is the field What of a Kubernetes source whose credentials cannot be read. A registry does not start with such a one,
+// or with a file that cannot be read.
 const CredentialsWhat = "the API server's credentials"
 
-// SourceExamination is what one configured source of replicas lists now.
+// SourceExamination is the present list of one configured source of replicas.
 type SourceExamination struct {
 	// Setting is the source's place in the settings, for example "dns[0]".
 	Setting string
-	// What is what was looked at.
+	// What is the object that was examined.
 	What string
 	// Replicas is how many it lists.
 	Replicas int
@@ -96,7 +96,7 @@ func (r *Registry) ExamineSources(ctx context.Context) []SourceExamination {
 // shortWatch is how long a watch is tried.
 const shortWatch = time.Second
 
-// examine lists and watches what the source needs.
+// examine lists and watches the objects that the source needs.
 func (k *kubeSource) examine(ctx context.Context, setting string) []SourceExamination {
 	conf, client, err := k.conf.connect()
 	if err != nil {

@@ -117,7 +117,7 @@ func (f *fileSource) examine(_ context.Context, setting string) []SourceExaminat
 // errNoList is the error of a file that is being written.
 var errNoList = errors.New(`the list "replicas" is missing; write "replicas: []" for a fleet without replicas`)
 
-// fileError is the error of a text that is no list of replicas: line, column and what is wrong, without the text, which may hold keys.
+// fileError is the error of a text that is no list of replicas: line, column and the fault, without the text, which may hold keys.
 func fileError(err error) error {
 	text := yaml.FormatError(err, false, false)
 	if unknown, ok := errors.AsType[*yaml.UnknownFieldError](err); ok {

@@ -21,7 +21,7 @@ import (
 type InferencePoolConfig struct {
 	// Name is the InferencePool's name.
 	Name string `yaml:"name"`
-	// Namespace is the InferencePool's namespace. Empty: the one that kvpilot runs in.
+	// Namespace is the InferencePool's namespace. Empty: kvpilot's own namespace.
 	Namespace string `yaml:"namespace"`
 	// TLS makes the URLs https.
 	TLS bool `yaml:"tls"`
@@ -49,7 +49,7 @@ func (c InferencePoolConfig) validate() error {
 	return errors.Join(append(errs, shared.validate())...)
 }
 
-// access is what the source has in common with one of a Service.
+// access has the settings that the source has in common with one of a Service.
 func (c InferencePoolConfig) access() KubernetesConfig {
 	return KubernetesConfig{
 		Service: c.Name, Namespace: c.Namespace, TLS: c.TLS, PodLabels: c.PodLabels, Engines: c.Engines, Template: c.Template,
@@ -238,7 +238,7 @@ type poolOffering struct {
 }
 
 // add makes replicas of one pod's ports. A pod that was ready keeps them while it is not ready and until it is gone, without new requests:
-// what its engine holds in its cache is not forgotten.
+// the blocks in its engine's cache are not forgotten.
 func (o *poolOffering) add(ctx context.Context, name string, p *pod) {
 	at := p.Status.IP
 	known := o.pool.used[name] == at && at != ""

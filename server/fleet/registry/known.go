@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// modelsNamed bounds the models that an error names, modelsCompared the ones that a misspelt name is compared with.
+	// modelsNamed bounds the models that an error names, modelsCompared the models that a misspelt name is compared with.
 	modelsNamed    = 8
 	modelsCompared = 256
 	// nameShown bounds a name in an error.

@@ -26,7 +26,7 @@ type kubeStatus struct {
 	text string
 }
 
-// Error names the status and what the server says.
+// Error has the status and the server's text.
 func (e kubeStatus) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.text) }
 
 // forbidden reports whether the account lacks a right.
@@ -35,7 +35,7 @@ func forbidden(err error) bool {
 	return errors.As(err, &status) && status.code == http.StatusForbidden
 }
 
-// connect fills in what a pod knows of its cluster and makes a client of the API server.
+// connect fills in a pod's knowledge of its cluster and makes a client of the API server.
 func (k KubernetesConfig) connect() (KubernetesConfig, *http.Client, error) {
 	k.APIServer = cmp.Or(strings.TrimRight(k.APIServer, "/"), inClusterServer)
 	k.Credentials = cmp.Or(k.Credentials, inClusterCredentials)
@@ -103,6 +103,6 @@ func (a *kubeAPI) get(ctx context.Context, at string, query url.Values) (io.Read
 	if resp.StatusCode == http.StatusGone {
 		return nil, errTooOld
 	}
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxKubeError)) // what could be read is enough for a message
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxKubeError)) // the part that was read is enough for a message
 	return nil, kubeStatus{resp.StatusCode, strings.TrimSpace(string(text))}
 }

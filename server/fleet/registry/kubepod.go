@@ -50,7 +50,7 @@ func (p pod) isReady() bool {
 // isLeaving reports whether the pod is being deleted.
 func (p pod) isLeaving() bool { return p.Metadata.DeletionTimestamp != nil }
 
-// podFacts are what a pod says of the engine in it. Zero fields are not said.
+// podFacts are a pod's statements about its engine. Zero fields are not stated.
 type podFacts struct {
 	model, engine, role string
 	transfer            podTransfer
@@ -96,7 +96,7 @@ const (
 
 	maxNameLen  = 256
 	maxAdapters = 1024
-	// shownLen bounds what is logged of a value.
+	// shownLen bounds the logged part of a value.
 	shownLen = 64
 )
 
@@ -107,15 +107,15 @@ type complaint struct {
 	value string
 }
 
-// podNotes keep what was read of pods. One goroutine uses them.
+// podNotes keep the facts read of pods. One goroutine uses them.
 type podNotes struct {
 	in     *intake
 	source string
 	facts  map[replica.ID]podVersion
-	wrong  map[complaint]struct{} // what was logged about pods that exist
+	wrong  map[complaint]struct{} // complaints logged about pods that exist
 }
 
-// podVersion is what one version of a pod says.
+// podVersion is one version of a pod.
 type podVersion struct {
 	version string
 	facts   podFacts
@@ -125,7 +125,7 @@ func newPodNotes(in *intake, source string) *podNotes {
 	return &podNotes{in: in, source: source, facts: map[replica.ID]podVersion{}, wrong: map[complaint]struct{}{}}
 }
 
-// of reads a pod, once for each version of it. What cannot be used is logged once and counts as not said.
+// of reads a pod, once for each version of it. A statement that cannot be used is logged once and counts as not made.
 func (n *podNotes) of(id replica.ID, p *pod) podFacts {
 	if known, ok := n.facts[id]; ok && known.version == p.Metadata.ResourceVersion && known.version != "" {
 		return known.facts
@@ -145,7 +145,7 @@ func (n *podNotes) of(id replica.ID, p *pod) podFacts {
 	return facts
 }
 
-// forget removes what was noted about pods that are gone.
+// forget removes the notes about pods that are gone.
 func (n *podNotes) forget(pods map[string]*pod) {
 	for id := range n.facts {
 		if pods[string(id)] == nil {
@@ -262,7 +262,7 @@ func readEngine(text string) (string, error) {
 	return strings.ToLower(name), err
 }
 
-// podTransfer is what a pod says of the way in which its engine passes KV cache on; empty for what it does not say.
+// podTransfer is a pod's statement about how its engine passes on KV cache; a field is empty when the pod does not state it.
 type podTransfer struct{ connector, group, domain string }
 
 func readTransfer(r podReader) podTransfer {
@@ -331,7 +331,7 @@ func (r *adapterRule) equal(o *adapterRule) bool {
 	return r == o || r != nil && o != nil && slices.Equal(r.names, o.names)
 }
 
-// narrow keeps what the source says that the replica serves, among the models that it lists. A model that it does not
+// narrow keeps the models that the replica serves by the source's word, among the models that it lists. A model that it does not
 // list changes nothing: a wrong label must not take a replica out. missing is that model.
 func (s Spec) narrow(listed []replica.Model) (kept []replica.Model, missing string) {
 	model := s.pod.model

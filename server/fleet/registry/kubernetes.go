@@ -24,7 +24,7 @@ import (
 type KubernetesConfig struct {
 	// Service is the Service's name; the Service may be headless.
 	Service string `yaml:"service"`
-	// Namespace is the Service's namespace. Empty: the one that kvpilot runs in.
+	// Namespace is the Service's namespace. Empty: kvpilot's own namespace.
 	Namespace string `yaml:"namespace"`
 	// Port is the port's name or number. Empty: the Service's only port.
 	Port string `yaml:"port"`

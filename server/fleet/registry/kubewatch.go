@@ -19,7 +19,7 @@ const (
 	kubePage     = 50
 	maxKubePage  = 16 << 20
 	maxKubeEvent = 4 << 20 // an object has 1.5 MiB at most
-	// listedPerUsed bounds what is kept of a list, by what may be used of it.
+	// listedPerUsed bounds the kept part of a list, relative to its usable part.
 	listedPerUsed = 4
 
 	maxKubeError = 4 << 10
@@ -30,7 +30,7 @@ const (
 	kubeBackOff    = 125 * time.Millisecond
 	kubeSteady     = time.Second
 	kubeMaxBackOff = 30 * time.Second
-	// kubeForbiddenWait is the time between attempts to read what the account may not read.
+	// kubeForbiddenWait is the time between attempts to read objects that the account may not read.
 	kubeForbiddenWait = 5 * time.Minute
 	// kubeWatch is how long one watch lasts. The token is read again for the next one.
 	kubeWatch = 5 * time.Minute
@@ -48,7 +48,7 @@ type objectMeta struct {
 	DeletionTimestamp *string `json:"deletionTimestamp"`
 }
 
-// kubeObject is what a collection holds.
+// kubeObject is an object of a collection.
 type kubeObject interface {
 	meta() objectMeta
 	// weight is how much of the collection's bound it takes.
@@ -81,7 +81,7 @@ type collection[T kubeObject] struct {
 	tried   bool         // guarded by mu
 	live    bool         // guarded by mu
 	sum     int          // the weight of objects; guarded by mu
-	cut     int          // the weight of what was left out since the last list; guarded by mu
+	cut     int          // the weight of the objects left out since the last list; guarded by mu
 }
 
 // put enters an object unless there is no room for it; mu is held.
@@ -139,7 +139,7 @@ func (c *collection[T]) set(change func()) {
 }
 
 // read calls do with the objects, by name; do must not keep the map. tried reports that a list was attempted, live that
-// the objects are those of the server at this moment.
+// the objects are the server's at this moment.
 func (c *collection[T]) read(do func(objects map[string]T, tried, live bool)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +169,7 @@ func (c *collection[T]) follow(ctx context.Context) (worked bool, err error) {
 	}
 }
 
-// list replaces what is known by all objects of the list, and returns the version that a watch continues from.
+// list replaces the contents by all objects of the list, and returns the version that a watch continues from.
 func (c *collection[T]) list(ctx context.Context) (version string, err error) {
 	found, sum, cut := map[string]T{}, 0, 0
 	query := url.Values{"limit": {strconv.Itoa(kubePage)}}

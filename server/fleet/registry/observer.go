@@ -20,7 +20,7 @@ type Observer interface {
 	FleetChanged(*Snapshot)
 }
 
-// Reporter passes the changes by this router's callers to other routers. What the Apply methods do is not reported. The calls
+// Reporter passes the changes by this router's callers to other routers. Changes by the Apply methods are not reported. The calls
 // come in the order of the changes and must not block.
 type Reporter interface {
 	// Drained is called when a caller has drained a replica, or undrained it: drain is nil then.

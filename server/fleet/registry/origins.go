@@ -17,7 +17,7 @@ type origins struct {
 	changed bool                  // since the last join
 }
 
-// listing is what the sources, taken together, list of one replica.
+// listing is the joint entry of all sources for one replica.
 type listing struct {
 	spec   Spec
 	source string

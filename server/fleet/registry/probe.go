@@ -11,7 +11,7 @@ import (
 // minProbeGap is the time between probes that other parts request.
 const minProbeGap = 100 * time.Millisecond
 
-// probing is what the probers of a registry share.
+// probing is the common part of a registry's probers.
 type probing struct {
 	settings *settings
 	client   *http.Client
@@ -28,7 +28,7 @@ type prober struct {
 	pauses pauseProbe
 	cancel context.CancelFunc
 	kick   chan struct{}
-	renew  chan struct{} // forget what the old engine reported
+	renew  chan struct{} // forget the old engine's reports
 }
 
 func newProber(shared *probing, spec Spec, access credentials, pulse *pulse, cancel context.CancelFunc) *prober {

@@ -23,7 +23,7 @@ type pulse struct {
 }
 
 const (
-	// usualKeep is what is left of the longest answer time with each further answer.
+	// usualKeep is the factor by which each further answer shrinks the longest answer time.
 	usualKeep = 0.95
 	// patience is how many times longer than usual an answer may take.
 	patience = 4
@@ -31,7 +31,7 @@ const (
 	mostPatience = 10 * time.Second
 )
 
-// ask notes a probe. An unanswered earlier one stays the one that counts.
+// ask notes a probe. While an earlier one is unanswered, that one counts.
 func (p *pulse) ask(now time.Time) { p.asked.CompareAndSwap(0, now.UnixNano()) }
 
 // answer notes that something came back after so long.

@@ -24,7 +24,7 @@ type Registry struct {
 	done      chan struct{} // closed when Run has ended
 }
 
-// New returns a registry without replicas. Those of the configuration, which must be valid, appear when Run begins.
+// New returns a registry without replicas. The replicas of the configuration, which must be valid, appear when Run begins.
 func New(config Config, params Params) *Registry {
 	params = params.or()
 	r := &Registry{
@@ -43,7 +43,7 @@ func New(config Config, params Params) *Registry {
 	return r
 }
 
-// Snapshot returns what is known now. It is never nil.
+// Snapshot returns the present snapshot. It is never nil.
 func (r *Registry) Snapshot() *Snapshot { return r.published.now() }
 
 // Run discovers, probes and publishes until ctx ends. It may be called once.
@@ -66,7 +66,7 @@ func (r *Registry) Run(ctx context.Context) error {
 }
 
 // Update puts new settings in force: the fixed list, the aliases, how the router shows itself, how health is watched, and the
-// bounds of registration. What else is in next stays as it was. When it returns an error, nothing has changed.
+// bounds of registration. The other fields of next have no effect. When it returns an error, nothing has changed.
 func (r *Registry) Update(ctx context.Context, next Config) error {
 	config, keys, static, err := r.settings.prepare(next)
 	if err != nil {
@@ -113,15 +113,15 @@ func (r *Registry) ReportFailure(id replica.ID, err error) {
 	s.probers[id].wake()
 }
 
-// Learned is what other parts find out about an engine. Zero fields are not known.
+// Learned has the facts about an engine that other parts find. Zero fields are not known.
 type Learned struct {
 	BlockSize        int
 	Blocks           int
 	MaxBatchedTokens int
 }
 
-// Learn adds what another part found out about a replica. A block size that differs from the one
-// known before makes the replica's ranks new ones: what was cached under the old size is worthless.
+// Learn adds facts about a replica that another part found. A block size that differs from the one
+// known before makes the replica's ranks new ones: blocks cached under the old size are worthless.
 func (r *Registry) Learn(id replica.ID, l Learned) {
 	rep, ok := r.Snapshot().Replica(id)
 	if !ok || !l.newsFor(rep) {

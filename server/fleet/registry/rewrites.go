@@ -54,7 +54,7 @@ type Rewrites struct {
 	known []atomic.Pointer[rewriteRules] // by pool
 }
 
-// rewriteRules are those of one pool: by the model that they match, and the one for all others.
+// rewriteRules are the rules of one pool: by the model that they match, and the rule for all others.
 type rewriteRules struct {
 	exact map[string][]Target
 	rest  []Target
@@ -116,7 +116,7 @@ func (w *Rewrites) Run(ctx context.Context) error {
 	})
 }
 
-// readRewrites orders the rules: of two that match a model the one of the older object counts, and within an object the first. A rule for
+// readRewrites orders the rules: of two that match a model the rule of the older object counts, and within an object the first. A rule for
 // one model counts more than one for all.
 func readRewrites(pool string, objects map[string]rewriteObject) rewriteRules {
 	rules := rewriteRules{exact: map[string][]Target{}}

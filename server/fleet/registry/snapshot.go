@@ -47,7 +47,7 @@ type Pool struct {
 	Pairs bool
 }
 
-// Details is what operators may want to know of a replica in addition to its view.
+// Details has facts about a replica for operators in addition to its view.
 type Details struct {
 	// Source is where the replica comes from: static, file, dns:NAME,
 	// kubernetes:NAMESPACE/SERVICE or registered.
@@ -109,7 +109,7 @@ func (s *Snapshot) Replica(id replica.ID) (*replica.Replica, bool) {
 	return r, ok
 }
 
-// Details returns what operators may want to know of a replica, as it is now.
+// Details returns the present facts about a replica for operators.
 func (s *Snapshot) Details(id replica.ID) Details { return s.details[id].read() }
 
 // Superseded returns a channel that is closed once there is a later snapshot.

@@ -61,8 +61,7 @@ func readSources(body []byte, base string) ([]replica.Events, error) {
 	list := make([]replica.Events, 0, len(names))
 	var errs []error
 	published := false
-	// A replica of a fleet whose ranks have addresses of their own names only its own one: what counts
-	// behind this address is the place in the list.
+	// A replica of a fleet whose ranks have addresses of their own names only its own one: behind this address the place in the list counts.
 	for place, rank := range slices.Sorted(maps.Keys(names)) {
 		s := answer[names[rank]]
 		events := replica.Events{Rank: place, Topic: deref(s.Topic)}

@@ -47,7 +47,7 @@ type Spec struct {
 	Blocks int `yaml:"blocks"`
 	// MaxBatchedTokens is the engine's token budget per step, when known.
 	MaxBatchedTokens int `yaml:"max_batched_tokens"`
-	// MetricsPort is the port of the replica's /metrics. Zero: that of the URL.
+	// MetricsPort is the port of the replica's /metrics. Zero: the port of the URL.
 	MetricsPort int `yaml:"metrics_port"`
 	// Labels is a map of free key-value pairs (zone, tier, ...). Some have a meaning: see kv_connector, role, kv_group and kv_domain
 	// in docs/disaggregation.md.
@@ -60,13 +60,13 @@ type Spec struct {
 	pod                 podSaid
 }
 
-// podSaid is what a Kubernetes source knows of a replica by its pod.
+// podSaid has the facts about a replica that a Kubernetes source reads from its pod.
 type podSaid struct {
 	// model, when set, is the one base model to serve, if the replica lists it; it counts more than Models. adapters,
 	// when set, limits the adapters that are served.
 	model    string
 	adapters *adapterRule
-	// unready is set while the cluster sends nothing to the pod: it gets no new requests, and keeps those that it has.
+	// unready is set while the cluster sends nothing to the pod: it gets no new requests, and keeps its own.
 	unready bool
 }
 
@@ -112,7 +112,7 @@ func (e EventsSpec) or(d EventsSpec) EventsSpec {
 	return e
 }
 
-// complete checks the spec and fills in what follows from the rest.
+// complete checks the spec and fills in the fields that follow from the rest.
 func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 	var errs []error
 	base, err := url.Parse(s.URL)
@@ -270,7 +270,7 @@ func tcpAddress(rest, host string, rank int, numbered, dialled bool) (string, er
 	return "tcp://" + net.JoinHostPort(at, strconv.Itoa(port)), nil
 }
 
-// only picks the operator's names, with what the replica reports about them.
+// only picks the operator's names, with the replica's reports about them.
 func (s Spec) only(listed []replica.Model) []replica.Model {
 	models := make([]replica.Model, len(s.Models))
 	for i, name := range s.Models {

@@ -56,7 +56,7 @@ func (w unansweredWatch) run(ctx context.Context) {
 // unanswered are the replicas whose probes fail.
 type unanswered struct {
 	down, total int
-	fresh       int    // those of down that have never answered and are new
+	fresh       int    // replicas of down that have never answered and are new
 	which       string // describes the first of them
 }
 

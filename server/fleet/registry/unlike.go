@@ -9,11 +9,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Unlike is how a rank's addresses of KV events in the settings differ from the ones that its replica reports. Ports that are mapped
+// Unlike is how a rank's addresses of KV events in the settings differ from the addresses that its replica reports. Ports that are mapped
 // between the two are such a difference and no fault.
 type Unlike struct{ Endpoint, Replay, Topic bool }
 
-// Compare compares the addresses of a rank as they are set with the ones that its replica reports. What is not set, or is found
+// Compare compares the addresses of a rank as they are set with its replica's report. An address that is not set, or is found
 // in another way, does not differ.
 func Compare(set, reported replica.Events) (u Unlike) {
 	if set.Endpoint == "" || strings.HasPrefix(set.Endpoint, "grpc") || reported.Endpoint == "" {
@@ -25,7 +25,7 @@ func Compare(set, reported replica.Events) (u Unlike) {
 	return u
 }
 
-// sameSocket reports whether two addresses may be those of one socket. A machine has several names and addresses, so that only hosts of
+// sameSocket reports whether two addresses may name one socket. A machine has several names and addresses, so that only hosts of
 // one kind are compared.
 func sameSocket(a, b string) bool {
 	u, err := url.Parse(a)
@@ -53,7 +53,7 @@ func mayBeOneHost(a, b string) bool {
 	return a == b || a == local || b == local || strings.HasPrefix(a, b+".") || strings.HasPrefix(b, a+".")
 }
 
-// warnUnlike reports once what the settings say otherwise than the replica.
+// warnUnlike reports once where the settings differ from the replica.
 func warnUnlike(log *slog.Logger, id replica.ID, set, reported []replica.Events) {
 	for rank := range min(len(set), len(reported)) {
 		if u := Compare(set[rank], reported[rank]); u != (Unlike{}) {

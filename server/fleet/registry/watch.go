@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// ChangeKind is what happened to a replica.
+// ChangeKind is the kind of a replica's change.
 type ChangeKind uint8
 
 // The kinds of change.
@@ -55,7 +55,7 @@ func (r *Registry) Watch(ctx context.Context) iter.Seq[Change] {
 	}
 }
 
-// diff yields what changed from seen to s and brings seen up to date.
+// diff yields the changes from seen to s and brings seen up to date.
 func diff(seen map[replica.ID]*replica.Replica, s *Snapshot, yield func(Change) bool) bool {
 	for id, old := range seen {
 		if _, stays := s.byID[id]; !stays {

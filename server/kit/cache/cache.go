@@ -10,7 +10,7 @@ type Key struct{ Hi, Lo uint64 }
 
 const shards = 16
 
-// nodeBytes is what a value costs beyond its own bytes: key, links and the map's share.
+// nodeBytes is the cost of a value beyond its own bytes: key, links and the map's share.
 const nodeBytes = 224
 
 // Cache keeps values of type V.
@@ -65,7 +65,7 @@ func (c *Cache[V]) Get(k Key) *V {
 	return n.value
 }
 
-// Put keeps v, which costs bytes, under k and forgets what was there. It reports whether there
+// Put keeps v, which costs bytes, under k and forgets the earlier value. It reports whether there
 // was room.
 func (c *Cache[V]) Put(k Key, v *V, bytes int) bool {
 	s := c.shard(k)
@@ -142,7 +142,7 @@ func (s *shard[V]) unlink(n *node[V]) {
 	s.bytes -= n.bytes
 }
 
-// Stats is what the cache holds and did.
+// Stats has the cache's contents and counts.
 type Stats struct {
 	Items     int   `json:"items"`
 	Bytes     int64 `json:"bytes"`

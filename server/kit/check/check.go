@@ -1,4 +1,4 @@
-// Package check words the errors of settings in one way: the setting, what it must be, what it is. Each function returns nil
+// Package check words the errors of settings in one way: the setting, the rule, the value. Each function returns nil
 // for a valid value, so that a Validate is one errors.Join of them.
 package check
 

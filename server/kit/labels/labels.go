@@ -2,7 +2,7 @@
 // copies none of them.
 //
 // A Sets belongs to one instrument (or to several with the same labels) and is safe for concurrent
-// use. Its zero value is ready. It keeps a bounded number of sets; those beyond are made each time.
+// use. Its zero value is ready. It keeps a bounded number of sets; further ones are made each time.
 package labels
 
 import (

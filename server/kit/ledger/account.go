@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// party is a tenant or an address, with what it holds of each pot.
+// party is a tenant or an address, with its part of each pot.
 type party struct{ held [pots]atomic.Int64 }
 
 // Sender says for whom an Account is.
@@ -43,7 +43,7 @@ const (
 	shareMost   = 6
 )
 
-// Account counts what one request, call or connection holds. The zero Account, and a nil one, counts nothing; Open makes it count.
+// Account counts the holdings of one request, call or connection. The zero Account, and a nil one, counts nothing; Open makes it count.
 type Account struct {
 	ledger *Ledger
 	of     [2]member
@@ -147,7 +147,7 @@ func (a *Account) take(k Kind, n int64) error {
 	l, p := a.ledger, k.pot()
 	limit := l.limit(p)
 	free := limit - l.pots[p].Add(n)
-	if p == bytesPot { // frames that no account has must not take all from those that have one
+	if p == bytesPot { // frames that no account has must not take all from frames that have one
 		free += max(0, l.frames.Load()-limit/2)
 	}
 	if free < 0 {
@@ -192,7 +192,7 @@ func (a *Account) Give(k Kind, n int64) {
 	l.wake()
 }
 
-// Held is what the account holds of a kind.
+// Held returns the account's holdings of a kind.
 func (a *Account) Held(k Kind) int64 { return a.held[k].Load() }
 
 // Close releases all that the account holds. It may be called again.
@@ -204,7 +204,7 @@ func (a *Account) Close() {
 	}
 }
 
-// Limit lowers what the account holds of a kind to at most n.
+// Limit lowers the account's holdings of a kind to at most n.
 func (a *Account) Limit(k Kind, n int64) {
 	if held := a.held[k].Load(); held > n {
 		a.Give(k, held-n)

@@ -85,7 +85,7 @@ func (c *Conn) Begin() {
 	}
 }
 
-// End notes the end of what Begin began.
+// End notes the end of a request that Begin noted.
 func (c *Conn) End() {
 	if c == nil || c.busy.Add(-1) > 0 {
 		return
@@ -195,15 +195,15 @@ func Unwrap(c net.Conn) *Conn {
 type ListenerConfig struct {
 	// Max bounds them.
 	Max int
-	// Cost is what one holds of the pot of places.
+	// Cost is one's part of the pot of places.
 	Cost int64
 	// Lasting: a connection whose peer has shown who it is stays, though no request is under way.
 	Lasting bool
 }
 
-// Listener counts the connections of a listener. When they, those of all listeners, or the address's share of places are at
-// their bound, it closes the idle ones of the largest holder first: those that have sent no request yet, the oldest first, then those whose
-// last request is longest ago. While all are busy, new ones wait.
+// Listener counts the connections of a listener. When they, the connections of all listeners, or the address's share of places are at
+// their bound, it closes the idle ones of the largest holder first: connections without a request yet, the oldest first, then connections
+// whose last request is longest ago. While all are busy, new ones wait.
 type Listener struct {
 	net.Listener
 	ledger *Ledger

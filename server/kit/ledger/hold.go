@@ -17,7 +17,7 @@ type Hold struct {
 	kind    Kind
 	began   time.Time
 	moved   atomic.Int64
-	conn    *Conn // counts what moved where the mover cannot; nil elsewhere
+	conn    *Conn // counts the moved bytes where the mover cannot; nil elsewhere
 	before  int64 // of conn, when the Hold began
 	end     func()
 
@@ -38,7 +38,7 @@ func (a *Account) Watch(h *Hold, k Kind, end func()) {
 	h.prev.next, h.next.prev = h, h
 }
 
-// WatchOn is Watch for what a connection sends: what it has sent since then has moved.
+// WatchOn is Watch for the bytes that a connection sends: bytes sent since then have moved.
 func (a *Account) WatchOn(c *Conn, h *Hold, k Kind, end func()) {
 	if c != nil {
 		h.conn, h.before = c, c.Sent()
@@ -90,7 +90,7 @@ func (h *Hold) slow(now time.Time) bool {
 	return float64(moved) < age.Seconds()*leastRate
 }
 
-// evict ends the slow Hold that has the most room of those that share what was refused. It reports whether there was one.
+// evict ends the slow Hold that has the most room among the holders of the refused pot. It reports whether there was one.
 func (l *Ledger) evict(asking *Account, refused error) bool {
 	full := asFull(refused)
 	if full == nil {

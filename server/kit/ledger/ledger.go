@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Kind is what is held.
+// Kind is a kind of holding.
 type Kind uint8
 
 // The kinds. Body and Answer share the pot of bytes, Stream and Connection the pot of places.
@@ -56,7 +56,7 @@ type Config struct {
 	Files int
 }
 
-// Ledger counts what is held. Make one with New.
+// Ledger counts holdings. Make one with New.
 type Ledger struct {
 	config  Config
 	pots    [pots]atomic.Int64
@@ -132,7 +132,7 @@ func (f *Full) Error() string {
 	return fmt.Sprintf("no room for another %s: the share of the %s is used up", f.Kind, f.By)
 }
 
-// wake lets those that wait for room try again.
+// wake lets waiters for room try again.
 func (l *Ledger) wake() {
 	if l.waiters.Load() == 0 {
 		return
@@ -149,7 +149,7 @@ func (l *Ledger) awaitRoom() <-chan struct{} {
 	return l.room
 }
 
-// patience is how long TakeSoon waits for what it has ended to be released.
+// patience is how long TakeSoon waits for ended holdings to be released.
 const patience = 2 * time.Second
 
 // TakeSoon is Take that ends slow holds when the charge is refused, and waits a moment for their room.

@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// Config is what an operator may set.
+// Config has the settings of an operator.
 type Config struct {
 	// MaxBytes is the memory that the router may take, at least 256 MiB. Zero: the limit of its control group (the
 	// memory limit of a container), or without one three quarters of the machine's memory. The Go runtime collects garbage
@@ -34,7 +34,7 @@ func (c Config) Validate() error {
 	return check.That(c.MaxBytes == 0 || c.MaxBytes >= least, "max_bytes", "must be 0 or at least %v, not %v", quantity.Bytes(least), c.MaxBytes)
 }
 
-// Limit is what the process may take. The zero Limit is none.
+// Limit is the memory that the process may take. The zero Limit is none.
 type Limit struct {
 	Bytes int64
 	// From is where the limit comes from: setting, control group or machine.

@@ -33,7 +33,7 @@ type Part[C any] interface {
 
 // Checker is a Part that checks settings before any part applies them.
 type Checker[C any] interface {
-	// Check returns what is wrong with next, and changes nothing.
+	// Check returns the faults of next, and changes nothing.
 	Check(now, next C) error
 }
 
@@ -52,7 +52,7 @@ type Source[C any] interface {
 	Load() (Loaded[C], error)
 	// Files are the digests of the files that settings name, as they are now.
 	Files(c C) map[string]string
-	// Diff lists the differences, with those that need a restart.
+	// Diff lists the differences, and which of them need a restart.
 	Diff(now, next C) []Change
 	// Merge puts the settings of next that need no restart over now.
 	Merge(now, next C) C
@@ -60,7 +60,7 @@ type Source[C any] interface {
 	Hash(c C) string
 }
 
-// Params are what a Manager works with. Source and Sections are required.
+// Params are the parts that a Manager works with. Source and Sections are required.
 type Params[C any] struct {
 	Source Source[C]
 	// Sections are applied in this order.
@@ -116,7 +116,7 @@ func (m *Manager[C]) Config() C {
 	return m.now.Config
 }
 
-// Versions lists what is remembered, latest first.
+// Versions lists the remembered versions, latest first.
 func (m *Manager[C]) Versions() []Version {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +127,7 @@ func (m *Manager[C]) Versions() []Version {
 	return list
 }
 
-// Close makes every later reload fail, and waits for the one under way.
+// Close makes every later reload fail, and waits for the running one.
 func (m *Manager[C]) Close() {
 	m.mu.Lock()
 	m.closed = true
@@ -291,7 +291,7 @@ func (s *Section[C]) touched(changes []Change) bool {
 	})
 }
 
-// Below reports whether a setting is the one that path names, or part of it.
+// Below reports whether a setting is the setting at path, or part of it.
 func Below(path, setting string) bool {
 	rest, ok := strings.CutPrefix(setting, path)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
@@ -308,7 +308,7 @@ func changedFiles(now, next map[string]string) []Change {
 	return list
 }
 
-// note logs and counts what became of a reload.
+// note logs and counts the result of a reload.
 func (m *Manager[C]) note(ctx context.Context, ask Request, r Result, err error) {
 	var refused *Refused
 	log := m.log.With("origin", ask.Origin, "who", ask.Who, "dry_run", ask.DryRun)

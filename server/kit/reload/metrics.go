@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// What a reload may come to, as the metric says it.
+// The results of a reload, in the metric's words.
 const (
 	resultApplied   = "applied"
 	resultUnchanged = "unchanged"
@@ -22,7 +22,7 @@ const (
 
 type metrics struct{ reloads metric.Int64Counter }
 
-// gauges are what is shown of the settings in force.
+// gauges are the figures about the current settings.
 type gauges struct {
 	version uint64
 	hash    string

@@ -74,9 +74,9 @@ type Request struct {
 
 // Result says what a reload did.
 type Result struct {
-	// Version is the one in force afterwards.
+	// Version is the version in force afterwards.
 	Version Version
-	// Changes are what differs from what was in force before.
+	// Changes are the differences from the settings before.
 	Changes []Change
 	// Unchanged: nothing was applied.
 	Unchanged bool

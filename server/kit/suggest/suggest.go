@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// mostEdits bounds the letters in which a name differs from the one that it stands for.
+	// mostEdits bounds the letters in which a name differs from the name that it stands for.
 	mostEdits = 3
 	// lettersPerEdit is the length of a name that allows for one more of them; five letters allow for two, which have changed places.
 	lettersPerEdit = 3

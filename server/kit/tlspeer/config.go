@@ -8,9 +8,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// Config is what an operator may set.
+// Config has the settings of an operator.
 type Config struct {
-	// CAFile names a PEM file with the certificates that sign those of replicas; empty trusts the system's. It is read again when
+	// CAFile names a PEM file with the certificates that sign replicas' certificates; empty trusts the system's. It is read again when
 	// it changes.
 	CAFile string `yaml:"ca_file"`
 	// CertFile names a PEM file with the certificate that the router shows to replicas that ask for one. It is read again when
@@ -43,7 +43,7 @@ func (c Config) version() (uint16, error) {
 	return 0, fmt.Errorf("min_version: must be 1.2 or 1.3, not %q", c.MinVersion)
 }
 
-// Or takes what is not set from d; certificate and key belong together.
+// Or takes unset fields from d; certificate and key belong together.
 func (c Config) Or(d Config) Config {
 	if c.CAFile == "" {
 		c.CAFile = d.CAFile

@@ -90,7 +90,7 @@ func names(c *x509.Certificate) string {
 	return strings.Join(list, ", ")
 }
 
-// refusal is what a replica's alert means. Package tls gives it as text alone.
+// refusal is the meaning of a replica's alert. Package tls gives it as text alone.
 func refusal(text string) string {
 	_, alert, ok := strings.Cut(text, "remote error: tls: ")
 	if !ok {

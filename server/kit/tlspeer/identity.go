@@ -15,7 +15,7 @@ import (
 // recheck is how often files are looked at, at most.
 const recheck = 10 * time.Second
 
-// Identity is a Config at work: how the router shows itself, and what it trusts. It never changes but for the contents of
+// Identity is a Config at work: how the router shows itself, and which certificates it trusts. It never changes but for the contents of
 // its files, so two that are the same pointer are the same peer to a replica. A nil Identity trusts the system's
 // certificates and shows none. It is safe for concurrent use.
 type Identity struct {
@@ -23,7 +23,7 @@ type Identity struct {
 
 	mu     sync.Mutex
 	made   *tls.Config // guarded by mu; never changed once made
-	files  [3][]byte   // guarded by mu: what made was made of
+	files  [3][]byte   // guarded by mu: the contents from which made was made
 	looked time.Time   // guarded by mu
 }
 
@@ -77,7 +77,7 @@ func (i *Identity) read(now time.Time) error {
 
 func fileSetting(n int) string { return [...]string{"ca_file", "cert_file", "key_file"}[n] }
 
-// forHost is the TLS settings of a connection to host. Files that cannot be read leave those that were read last.
+// forHost is the TLS settings of a connection to host. Files that cannot be read leave the contents that were read last.
 func (i *Identity) forHost(host string) *tls.Config {
 	if i == nil {
 		return &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}

@@ -12,7 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/journal"
 )
 
-// Kind is what happened.
+// Kind is the kind of an event.
 type Kind string
 
 // The kinds.
@@ -27,7 +27,7 @@ const (
 	Settings Kind = "settings"
 	// Refused is a request whose credentials were wrong, or whose role did not allow it.
 	Refused Kind = "refused"
-	// Read is a read of what belongs to other tenants.
+	// Read is a read of other tenants' data.
 	Read Kind = "read"
 )
 
@@ -49,7 +49,7 @@ type Event struct {
 	// Address is the client's, without a port; RequestID the request's.
 	Address   string `json:"address,omitempty"`
 	RequestID string `json:"request_id,omitempty"`
-	// Target is what it was done to: a replica, a decision, a setting. Method is the RPC or the path.
+	// Target is the object of the action: a replica, a decision, a setting. Method is the RPC or the path.
 	Target string `json:"target,omitempty"`
 	Method string `json:"method,omitempty"`
 	Detail string `json:"detail,omitempty"`
@@ -65,7 +65,7 @@ func (e Event) From(who *caller.Caller) Event {
 	return e
 }
 
-// OK is the outcome of what succeeded.
+// OK is the outcome of an action that succeeded.
 const OK = "ok"
 
 const (
@@ -73,11 +73,11 @@ const (
 	refusedRate, refusedBurst = 10, 100
 	// readEvery is how often the same reads of the same caller are written, maxReaders how many callers are distinguished.
 	readEvery, maxReaders = time.Minute, 1024
-	// longest bounds what comes from a request, in bytes.
+	// longest bounds a value from a request, in bytes.
 	longest = 256
 )
 
-// Params are what a Log works with. All may be missing.
+// Params are the parts that a Log works with. All may be missing.
 type Params struct {
 	// Stderr takes the lines where the file is "stderr".
 	Stderr io.Writer
@@ -96,7 +96,7 @@ type Log struct {
 	read        map[reader]*reading // guarded by mu
 }
 
-// reader is what makes two reads the same.
+// reader is the identity of a read: equal ones are the same read.
 type reader struct{ tenant, caller, address, method string }
 
 type reading struct {

@@ -21,7 +21,7 @@ type Entry struct {
 	Outcome *decision.Outcome
 }
 
-// Params is what the process passes in addition to the Config.
+// Params has the arguments of the process in addition to the Config.
 type Params struct {
 	Scope scope.Scope
 	// Lines are required with a file.
@@ -77,7 +77,7 @@ func New(c Config, p Params) *Log {
 	return l
 }
 
-// Run writes the file until ctx ends, and what is queued then. A Log without a file needs no Run,
+// Run writes the file until ctx ends, and the entries queued then. A Log without a file needs no Run,
 // and Run returns when ctx ends.
 func (l *Log) Run(ctx context.Context) error {
 	if l.file == nil {
@@ -226,7 +226,7 @@ type Place struct {
 // placeOf returns a decision's place.
 func placeOf(d *decision.Decision) Place { return Place{d.At, d.ID, d.Attempt} }
 
-// Behind reports whether p comes later in a list than q, which is what the older of two does.
+// Behind reports whether p comes later in a list than q, as the older of two does.
 func (p Place) Behind(q Place) bool {
 	return cmp.Or(p.At.Compare(q.At), cmp.Compare(p.ID, q.ID), cmp.Compare(p.Attempt, q.Attempt)) < 0
 }

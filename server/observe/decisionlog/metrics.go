@@ -14,7 +14,7 @@ import (
 
 const ns = "kvpilot.decisionlog."
 
-// metrics counts decisions by how they fell and ended, and what was predicted against what came.
+// metrics counts decisions by how they fell and ended, and predictions against outcomes.
 type metrics struct {
 	decisions metric.Int64Counter
 	endings   metric.Int64Counter
@@ -27,7 +27,7 @@ type metrics struct {
 	ends    labels.Sets[decision.End]
 }
 
-// reasonLabels are those of a decision.
+// reasonLabels are the labels of a decision.
 type reasonLabels struct {
 	policy, reason string
 	dryRun         bool

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// subscriptionQueue bounds what a slow subscriber may owe.
+// subscriptionQueue bounds the entries that a slow subscriber may owe.
 const subscriptionQueue = 256
 
 // Subscription receives decisions as they are made and again when they end.

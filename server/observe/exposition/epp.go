@@ -24,9 +24,9 @@ type alias struct {
 	mean  bool                     // of the series that become one; otherwise their sum
 }
 
-// aliases are the names that mean the same: names and labels are those of
-// kubernetes-sigs/gateway-api-inference-extension (pkg/epp/metrics) and llm-d/llm-d-router (pkg/epp/metrics) in 2026. Not
-// among them is what kvpilot measures otherwise: normalized_time_per_output_token_seconds divides the whole time by the
+// aliases are the names that mean the same: names and labels come from kubernetes-sigs/gateway-api-inference-extension
+// (pkg/epp/metrics) and llm-d/llm-d-router (pkg/epp/metrics) in 2026. Not among them are metrics that kvpilot measures otherwise:
+// normalized_time_per_output_token_seconds divides the whole time by the
 // tokens, running_requests is by model, and sizes are in bytes.
 func aliases() []alias {
 	const llmd = "llm_d_router_epp_"
@@ -68,7 +68,7 @@ func Table() string {
 	return b.String()
 }
 
-// EPP returns what of gathers and, in addition, what the endpoint picker of Gateway API's inference extension measures
+// EPP returns the metrics of the gatherer and, in addition, the ones that the endpoint picker of Gateway API's inference extension has
 // too, under its names. pool is the name of the inference pool that the replicas stand for.
 func EPP(of prometheus.Gatherer, pool string) prometheus.Gatherer {
 	all := aliases()
@@ -146,7 +146,7 @@ func pair(name, value string) *dto.LabelPair {
 	return &dto.LabelPair{Name: proto.String(name), Value: proto.String(value)}
 }
 
-// byModel keeps the model of the label named model. The picker distinguishes a model from the one that it was rewritten to;
+// byModel keeps the model of the label named model. The picker distinguishes a model from the model that it was rewritten to;
 // kvpilot's metrics have the served one only.
 func byModel(model string) func(string, *dto.Metric) []*dto.LabelPair {
 	return func(_ string, m *dto.Metric) []*dto.LabelPair {

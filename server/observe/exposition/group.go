@@ -33,7 +33,7 @@ func (g *group) add(m *dto.Metric) {
 	}
 }
 
-// addHistogram adds the classic buckets of h, whose bounds are those of into: both are of one instrument. Native buckets
+// addHistogram adds the classic buckets of h, whose bounds are the same as in into: both are of one instrument. Native buckets
 // stay kvpilot's own.
 func addHistogram(into, h *dto.Histogram) {
 	*into.SampleCount += h.GetSampleCount()
@@ -49,7 +49,7 @@ func addHistogram(into, h *dto.Histogram) {
 	}
 }
 
-// end returns the sum or the mean of what was added.
+// end returns the sum or the mean of the added metrics.
 func (g *group) end(mean bool) *dto.Metric {
 	if mean && g.metric.Gauge != nil {
 		*g.metric.Gauge.Value /= float64(g.series)

@@ -8,12 +8,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Native returns what classic gathers, its histograms extended by the native ones that native gathers of the same
-// instruments. It is for scrapers that ask for protobuf: text has no place for native buckets.
+// Native returns the metrics of classic, its histograms extended by the native ones of native for the same instruments.
+// It is for scrapers that ask for protobuf: text has no place for native buckets.
 //
 // Both are read one after the other while requests run, so each set of buckets has a count of its own. Prometheus
-// demands that SampleCount and SampleSum agree with the native buckets: they are those of the later reading, native.
-// The count of the classic buckets stands in the one without a bound, which scrapers else make of SampleCount: a rate
+// demands that SampleCount and SampleSum agree with the native buckets: they come from the later reading, native.
+// The count of the classic buckets stands in the bucket without a bound, which scrapers else make of SampleCount: a rate
 // of buckets from two readings would fall from one bound to the next.
 func Native(classic, native prometheus.Gatherer) prometheus.Gatherer {
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {

@@ -18,7 +18,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 )
 
-// Metrics records ended requests. It is safe for concurrent use. Label sets are kept, so a record allocates only what the SDK copies of its options.
+// Metrics records ended requests. It is safe for concurrent use. Label sets are kept, so a record allocates only the SDK's copies of its
+// options.
 type Metrics struct {
 	duration metric.Float64Histogram
 	ttft     metric.Float64Histogram
@@ -30,7 +31,7 @@ type Metrics struct {
 	usage    labels.Sets[usageLabels]
 }
 
-// mostModels bounds the models with series of their own, because each takes about ninety; the others share those of labels.Other.
+// mostModels bounds the models with series of their own, because each takes about ninety; the others share the series of labels.Other.
 const mostModels = 64
 
 // Request is an ended request, whether it reached a replica or not.

@@ -1,4 +1,4 @@
-// Package history is what a router remembers of its recent past: outcomes by time, and the last traces.
+// Package history is a router's memory of its recent past: outcomes by time, and the last traces.
 //
 // History counts outcomes as they come, five minutes by the second and an hour in coarse steps; Traces keeps the spans of
 // the last requests. Both take constant memory and are safe for concurrent use.

@@ -8,14 +8,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// What the history remembers: five minutes by the second and an hour in steps of fifteen.
+// The spans of the history: five minutes by the second and an hour in steps of fifteen.
 const (
 	historySeconds = 300
 	hourStep       = 15 // seconds
 	hourSteps      = 3600 / hourStep
 )
 
-// Step is what was counted in some seconds.
+// Step has the counts of some seconds.
 type Step struct {
 	// T is where the step begins, in seconds since 1970, Seconds how long it is: less for a router that is younger.
 	T       int64
@@ -72,7 +72,7 @@ func (r *ring) at(now int64) *second {
 	return s
 }
 
-// known calls do with each step up to the one that now lies in, oldest first; steps in which
+// known calls do with each step up to the step of now, oldest first; steps in which
 // nothing was counted are left out.
 func (r *ring) known(now int64, do func(*second)) {
 	last := now - now%r.step
@@ -122,7 +122,7 @@ func (h *History) Retried() {
 	h.count(time.Now(), func(s *second) { s.Retries++ })
 }
 
-// Outcome counts an ended attempt. The request of an external caller ends with it, unless the caller tries another replica; those that
+// Outcome counts an ended attempt. The request of an external caller ends with it, unless the caller tries another replica; requests that
 // this router sends are counted by Served and Retried. Attempts of another router's requests are left to that router.
 func (h *History) Outcome(o decision.Outcome) {
 	if o.End == decision.EndHandedOver {
@@ -160,7 +160,7 @@ func (h *History) Outcome(o decision.Outcome) {
 	})
 }
 
-// Decision counts how long a request was held, and what the shadow policy would have done.
+// Decision counts how long a request was held, and the shadow policy's choice.
 func (h *History) Decision(d *decision.Decision) {
 	held := d.Held > 0 && !d.DryRun
 	if d.Shadow == nil && !held {
@@ -222,7 +222,7 @@ func (h *History) Minute() Step {
 	return sum.done()
 }
 
-// add counts what o counted.
+// add adds the counts of o.
 func (s *second) add(o *second) {
 	s.Requests += o.Requests
 	s.Failed += o.Failed

@@ -47,7 +47,7 @@ func (q *quantiles) both() (p50, p99 float64) {
 			return middle(median), middle(i)
 		}
 	}
-	return 0, 0 // what was seen lies in a bucket
+	return 0, 0 // all values lie in a bucket
 }
 
 // bucket i holds times up to 1 ms times 2^(i/octave).

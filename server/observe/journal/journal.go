@@ -19,13 +19,13 @@ const (
 	flushEvery = time.Second
 	// flushAt is how many bytes are collected before they are written sooner.
 	flushAt = 64 << 10
-	// unwritten bounds what is kept for a disk that takes nothing: it is full, or gone.
+	// unwritten bounds the bytes kept for a disk that takes nothing: it is full, or gone.
 	unwritten = 1 << 20
 )
 
 // Params say where a Writer writes.
 type Params struct {
-	// Name is what the file is called in the log ("decision log").
+	// Name is the file's name in the log ("decision log").
 	Name string
 	// Path is the file. It is opened for append by Run, and again when it was moved away.
 	Path string
@@ -43,7 +43,7 @@ type Losses interface {
 	Lost(n int64)
 }
 
-// Writer appends values as JSON lines, from the goroutine of Run. What the disk does not take is kept for a while and tried
+// Writer appends values as JSON lines, from the goroutine of Run. Lines that the disk does not take are kept for a while and written
 // again every second; a line is never left half written. Make one with New.
 type Writer struct {
 	Params
@@ -80,7 +80,7 @@ func (w *Writer) Offer(v any) {
 	}
 }
 
-// Run writes what is offered until ctx ends, and what is queued then. It returns an error when the file cannot be opened at
+// Run writes offered values until ctx ends, and the values queued then. It returns an error when the file cannot be opened at
 // its start.
 func (w *Writer) Run(ctx context.Context) error {
 	if err := w.open(); err != nil {
@@ -119,7 +119,7 @@ func (w *Writer) open() error {
 		return fmt.Errorf("open %s: %w", w.Name, err)
 	}
 	if w.file != nil {
-		_ = w.file.Close() // all of it was written; the new file is what counts
+		_ = w.file.Close() // all of it was written; only the new file counts
 	}
 	w.file = file
 	return nil
@@ -149,7 +149,7 @@ func (w *Writer) add(v any) {
 	}
 }
 
-// tend writes what waits, moves a file away that is too large and follows one that was moved.
+// tend writes the waiting lines, moves a file away that is too large and follows one that was moved.
 func (w *Writer) tend() error {
 	err := w.flush()
 	if w.To != nil {
@@ -188,7 +188,7 @@ func (w *Writer) flush() error {
 	return nil
 }
 
-// drop gives up what could not be written.
+// drop gives up lines that could not be written.
 func (w *Writer) drop() {
 	if w.lines > 0 {
 		w.count(w.lines)

@@ -10,7 +10,7 @@ import (
 )
 
 // plan is the context in which the SDK begins a span: it carries the ids that the span gets, which may have
-// been announced to a replica long before, and what was decided about its trace.
+// been announced to a replica long before, and the decision about its trace.
 type plan struct {
 	context.Context //nolint:containedctx // it is a context itself
 	trace           trace.TraceID

@@ -25,7 +25,7 @@ type record struct {
 	fate    fate        // guarded by mu
 }
 
-// fate is what became of a trace when its first span ended.
+// fate is the result of a trace when its first span ended.
 type fate uint8
 
 const (
@@ -51,10 +51,10 @@ func (r *record) admit() bool {
 	return true
 }
 
-// moment is a time as the trace's spans have it. Differences are those of the monotonic clock.
+// moment is a time as the trace's spans have it. Differences come from the monotonic clock.
 func (r *record) moment(at time.Time) time.Time { return r.began.Add(at.Sub(r.began)) }
 
-// end ends a span; with the first one the trace is over, and what becomes of it is decided. A span that
+// end ends a span; with the first one the trace is over, and its fate is decided. A span that
 // ends after its trace makes a Trace of its own, or nothing when the trace was not kept.
 func (r *record) end(s *Span, at time.Time) {
 	r.mu.Lock()
@@ -155,7 +155,7 @@ func (t *Trace) Lose() int {
 	return lost
 }
 
-// usualSpans is how many spans are drawn from a story, about, and usualSize what one takes in bytes.
+// usualSpans is how many spans are drawn from a story, about, and usualSize is the size of one in bytes.
 const (
 	usualSpans = 6
 	usualSize  = 512

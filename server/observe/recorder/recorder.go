@@ -12,31 +12,31 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// Bounds of what is held of traces that are not over.
+// Bounds of the memory of traces that are not over.
 const (
 	maxOpenTraces    = 1 << 14
 	maxSpansPerTrace = 256
 	maxText          = 1024 // of an attribute, unless OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT or OTEL_SPAN_… says otherwise
 )
 
-// Params are what a Recorder works with. Sampler and To are required.
+// Params are the parts that a Recorder works with. Sampler and To are required.
 type Params struct {
-	// Resource is what the spans are about.
+	// Resource is the subject of the spans.
 	Resource *resource.Resource
 	// Sampler chooses traces.
 	Sampler sdktrace.Sampler
 	// Slow is the time in nanoseconds from which any trace is kept. Nil or zero: no such rule.
 	Slow *atomic.Int64
-	// To receives what is recorded.
+	// To receives the recorded spans.
 	To Sink
 	// Display shows some traces when they are over, at most twenty a second, kept or not; nil shows none.
 	Display Display
-	// OnlyShown says that kept traces go nowhere: those that were not chosen are recorded only if
+	// OnlyShown says that kept traces go nowhere: traces that were not chosen are recorded only if
 	// they are going to be shown.
 	OnlyShown bool
 }
 
-// Sink takes what a Recorder records.
+// Sink takes the spans of a Recorder.
 type Sink interface {
 	// Keep receives a trace that is kept and owns it. It MUST NOT block.
 	Keep(*Trace)
@@ -138,7 +138,7 @@ func (t *Tracer) BeginAt(ctx context.Context, name string, kind trace.SpanKind, 
 	return t.start(ctx, current, above, beginning{name, kind, at, []trace.SpanStartOption{trace.WithSpanKind(kind)}})
 }
 
-// beginning is what a span begins with.
+// beginning has the arguments with which a span begins.
 type beginning struct {
 	name    string
 	kind    trace.SpanKind

@@ -76,7 +76,7 @@ func (s *Span) AddLink(l trace.Link) {
 	}
 }
 
-// RecordError implements trace.Span. An error's text can quote what was said, so only its type is
+// RecordError implements trace.Span. An error's text can quote prompts and outputs, so only its type is
 // kept.
 func (s *Span) RecordError(err error, options ...trace.EventOption) {
 	if err != nil {

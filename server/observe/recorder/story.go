@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Story is what a part of kvpilot knows of its work on a request when that is over. Its spans are
+// Story is the account of a part of kvpilot about its work on a request when that is over. Its spans are
 // drawn later, and only when the trace is kept: many stories are drawn one after the other, when
 // the code and the words that this takes are in the processor's caches, which on a request's own way
 // they never are.
@@ -68,7 +68,7 @@ type Part struct {
 	ID trace.SpanID
 	// Above is the id of the drawn span that it is a part of; without one, that is the Canvas's.
 	Above trace.SpanID
-	// Failed is the public description of what went wrong; empty when nothing did.
+	// Failed is the public description of the fault; empty for none.
 	Failed string
 	// Events are moments in it.
 	Events []Event
@@ -101,7 +101,7 @@ func (c *Canvas) Set(list ...attribute.KeyValue) {
 	}
 }
 
-// flush hands what was set on the span to the SDK, all at once: its list grows only once then.
+// flush hands the attributes set on the span to the SDK, all at once: its list grows only once then.
 func (c *Canvas) flush() {
 	if len(c.sets) > 0 {
 		c.span.ReadWriteSpan.SetAttributes(c.sets...)

@@ -12,13 +12,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
-// What follows draws on the spans of kvpilot's own recorder; on others, and where nothing is recorded, it
-// does nothing and costs nothing. Lists of attributes stay on the stack, and no options are made.
+// The functions below draw on the spans of kvpilot's own recorder; on others, and where nothing is recorded, it
+// do nothing and cost nothing. Lists of attributes stay on the stack, and no options are made.
 
 // KeyValue is one attribute.
 type KeyValue = attribute.KeyValue
 
-// A Story draws on a Canvas, in Parts with Events, what was done for a request.
+// A Story draws on a Canvas, in Parts with Events, the work for a request.
 type (
 	Story  = recorder.Story
 	Canvas = recorder.Canvas
@@ -62,7 +62,7 @@ func Leave(s trace.Span, st Story, failed bool) {
 	st.Free()
 }
 
-// Planned makes the id of a child of above that is going to be drawn, for what must name it before.
+// Planned makes the id of a child of above that is going to be drawn, for a caller that must name it before.
 // It is not valid when the child is not recorded.
 func Planned(above trace.Span) trace.SpanID {
 	if own, ok := above.(*recorder.Span); ok && own.IsRecording() {

@@ -133,7 +133,7 @@ func IDs(above trace.Span, planned trace.SpanID) (traceID, spanID string) {
 	return both[:2*len(trace)], both[2*len(trace):]
 }
 
-// Link ties s to a span that IDs named. What names no span is left out.
+// Link ties s to a span that IDs named. Ids that name no span are left out.
 func Link(s trace.Span, traceID, spanID string) {
 	t, err := trace.TraceIDFromHex(traceID)
 	if err != nil {

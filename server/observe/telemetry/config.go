@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/check"
 )
 
-// Config is what an operator may set.
+// Config has the settings of an operator.
 type Config struct {
 	// ServiceName is the service.name of spans and metrics. While it is "kvpilot", OTEL_SERVICE_NAME overrides it.
 	ServiceName string `yaml:"service_name"`

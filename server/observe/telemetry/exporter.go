@@ -20,20 +20,20 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
-// Bounds of what waits for the exporters. Fewer and larger calls cost less; collectors take up to four
+// Bounds of the spans that wait for the exporters. Fewer and larger calls cost less; collectors take up to four
 // megabytes.
 const (
 	drawQueue     = 16 << 20  // bytes of traces that are not drawn yet
 	drawBatch     = 256 << 10 // bytes that are drawn at once: some sixty requests
 	drawEvery     = time.Second
 	exportQueue   = 4096 // spans
-	exportBatch   = 2048 // spans per call: those of some 170 requests
+	exportBatch   = 2048 // spans per call: the spans of some 170 requests
 	exportEvery   = time.Second
 	exportTimeout = 10 * time.Second
 	writeBuffer   = 256 << 10
 )
 
-// exporters makes what the settings and OTEL_* say spans go to. Exporters dial when there is something to
+// exporters makes the exporters of spans by the settings and OTEL_*. Exporters dial when there is something to
 // send.
 func exporters(ctx context.Context, c Traces, p Params) ([]sdktrace.SpanExporter, error) {
 	list := slices.Clone(p.Exporters)
@@ -55,7 +55,7 @@ func exporters(ctx context.Context, c Traces, p Params) ([]sdktrace.SpanExporter
 	return append(list, one), nil
 }
 
-// otlpExporter is what the settings say. What they leave open, OTEL_EXPORTER_OTLP_* say.
+// otlpExporter makes the exporter of the settings. Options that they leave open come from OTEL_EXPORTER_OTLP_*.
 func otlpExporter(ctx context.Context, c Traces) (sdktrace.SpanExporter, error) {
 	headers := map[string]string{"authorization": "Bearer " + c.Token.Reveal()}
 	if c.Protocol == "http" {
@@ -106,7 +106,7 @@ func (e counting) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 }
 
 // batching is the SDK's batch processor, with bounds that OTEL_BSP_* may change. It blocks its caller when
-// the exporter is behind: the drawer alone waits then, and counts what it cannot take.
+// the exporter is behind: the drawer alone waits then, and counts the spans that it cannot take.
 func batching(e sdktrace.SpanExporter, env []string) sdktrace.SpanProcessor {
 	options := []sdktrace.BatchSpanProcessorOption{sdktrace.WithBlocking()}
 	if !isSet(env, "OTEL_BSP_SCHEDULE_DELAY") {
@@ -122,8 +122,7 @@ func batching(e sdktrace.SpanExporter, env []string) sdktrace.SpanProcessor {
 }
 
 // drawer has kept traces drawn and hands their spans to the processors, in one goroutine, which sleeps until
-// there are some sixty requests to draw or a second has passed. Handing traces over never blocks: what
-// does not fit is dropped and counted.
+// there are some sixty requests to draw or a second has passed. Handing traces over never blocks: further traces are dropped and counted.
 type drawer struct {
 	drops
 	processors []sdktrace.SpanProcessor
@@ -202,7 +201,7 @@ func (d *drawer) next() *recorder.Trace {
 	return t
 }
 
-// close sends what waits and stops the exporters, at most until ctx ends.
+// close sends the waiting spans and stops the exporters, at most until ctx ends.
 func (d *drawer) close(ctx context.Context) (err error) {
 	d.once.Do(func() { close(d.stop) })
 	select {
@@ -216,7 +215,7 @@ func (d *drawer) close(ctx context.Context) (err error) {
 	return err
 }
 
-// sampled is a span of a trace that is kept. The SDK's processors pass by what the sampler did not choose,
+// sampled is a span of a trace that is kept. The SDK's processors skip traces that the sampler did not choose,
 // and some traces are kept for how they ended.
 type sampled struct{ sdktrace.ReadOnlySpan }
 

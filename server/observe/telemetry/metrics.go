@@ -17,7 +17,7 @@ type shown struct {
 	text, protobuf prometheus.Gatherer
 }
 
-// each returns what f makes of both forms.
+// each returns the results of f for both forms.
 func (s shown) each(f func(prometheus.Gatherer) prometheus.Gatherer) shown {
 	return shown{f(s.text), f(s.protobuf)}
 }
@@ -31,7 +31,7 @@ func (s shown) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	promhttp.HandlerFor(from, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
 }
 
-// metricReaders makes what reads the parts' instruments, and what /metrics shows of them and of the process.
+// metricReaders makes the readers of the parts' instruments, and the form of /metrics for them and for the process.
 func metricReaders(c Metrics, version string) ([]sdkmetric.Option, shown, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(process(version)...)

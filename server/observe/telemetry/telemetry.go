@@ -24,7 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
-// Params is what the process passes in addition to the Config.
+// Params has the arguments of the process in addition to the Config.
 type Params struct {
 	// LogTo receives the log.
 	LogTo io.Writer
@@ -41,7 +41,7 @@ type Params struct {
 	Env []string
 }
 
-// Telemetry holds what the parts are handed. Its methods are safe for concurrent use.
+// Telemetry holds the objects for the parts. Its methods are safe for concurrent use.
 type Telemetry struct {
 	log      *slog.Logger
 	level    slog.LevelVar
@@ -55,7 +55,7 @@ type Telemetry struct {
 	given metric.MeterProvider // set by Of, instead of meters
 }
 
-// New builds the providers. Exporters dial in the background; Close ends what New started.
+// New builds the providers. Exporters dial in the background; Close ends the providers.
 func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	res, err := about(ctx, c, p)
 	if err != nil {
@@ -74,8 +74,8 @@ func New(ctx context.Context, c Config, p Params) (*Telemetry, error) {
 	return t, t.startTracing(ctx, c.Traces, res, p)
 }
 
-// about is what spans and metrics are about: this process, with what OTEL_RESOURCE_ATTRIBUTES and
-// OTEL_SERVICE_NAME say of it. A name in the settings counts more.
+// about is the subject of spans and metrics: this process, with the values of OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME.
+// A name in the settings counts more.
 func about(ctx context.Context, c Config, p Params) (*resource.Resource, error) {
 	name := semconv.ServiceName(c.ServiceName)
 	options := []resource.Option{
@@ -93,8 +93,7 @@ func about(ctx context.Context, c Config, p Params) (*resource.Resource, error) 
 	return res, nil
 }
 
-// startTracing makes the tracer. With nowhere to send spans to, none are recorded but those that are
-// shown.
+// startTracing makes the tracer. With nowhere to send spans to, none are recorded but the shown ones.
 func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Resource, p Params) error {
 	if c.Ratio == 0 || slices.Contains(p.Env, "OTEL_SDK_DISABLED=true") {
 		t.tracers = off{}
@@ -173,7 +172,7 @@ func newLogger(c Config, to io.Writer, level *slog.LevelVar) *slog.Logger {
 	return slog.New(slog.NewTextHandler(to, options))
 }
 
-// Scope is what parts report with.
+// Scope returns the scope with which parts report.
 func (t *Telemetry) Scope() scope.Scope { return scope.New(t.log, t.Meters(), t.tracers) }
 
 // Log is the process's logger.
@@ -202,7 +201,7 @@ func (t *Telemetry) MetricsHandler() http.Handler {
 	return t.shown
 }
 
-// Close flushes what is buffered and stops the exporters, at most until ctx ends.
+// Close flushes the buffers and stops the exporters, at most until ctx ends.
 func (t *Telemetry) Close(ctx context.Context) error {
 	if t.given != nil {
 		return nil

@@ -7,8 +7,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// Update puts another log level in force, and other rules for which traces are kept, for those that begin from now on.
-// What else is in next stays as it was; with a ratio of zero at the beginning nothing is recorded, and that stays too.
+// Update puts another log level in force, and other rules for which traces are kept, for traces that begin from now on.
+// The other fields of next have no effect; with a ratio of zero at the beginning nothing is recorded, and that stays too.
 func (t *Telemetry) Update(next Config) error {
 	if err := next.Validate(); err != nil {
 		return err

@@ -127,7 +127,7 @@ func (b *booking) Ended(end *chooser.End) {
 // maxList is how many bookings one message has at most.
 const maxList = 256
 
-// sendBookings reports to a peer the bookings; mu is held. all: it forgets those that are not among them.
+// sendBookings reports to a peer the bookings; mu is held. all: it forgets the others.
 func (f *Frontend) sendBookings(to ID, all bool, list []*booking) {
 	now := f.params.Clock.Now()
 	for first := true; first || len(list) > 0; first = false {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What peers say is bounded by what can be true: their numbers are this router's load, their words its labels.
+// Peers' statements are bounded to possible values: their numbers are this router's load, their words its labels.
 const (
 	// maxTokens bounds the tokens of a prompt or an answer: no context is that long.
 	maxTokens = 16 << 20
@@ -31,7 +31,7 @@ const (
 
 func tokensOf(n uint32) int { return int(min(n, maxTokens)) }
 
-// amount is a number from 0 to maxSeconds; 0 for what is none.
+// amount is a number from 0 to maxSeconds; 0 for any other value.
 func amount(v float64) float64 {
 	if !(v > 0) {
 		return 0
@@ -39,7 +39,7 @@ func amount(v float64) float64 {
 	return min(v, maxSeconds)
 }
 
-// finite is a number; 0 for what is none.
+// finite is a number; 0 for any other value.
 func finite(v float64) float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0

@@ -2,7 +2,7 @@ package decide
 
 import "time"
 
-// Config bounds what a frontend bears. Package members has the settings, and checks them.
+// Config bounds a frontend's waits. Package members has the settings, and checks them.
 type Config struct {
 	// Patience is how long a decider may leave a question without any answer. Then the router decides alone. A decider that says
 	// nothing at all for five times as long counts as silent, and another one is asked.

@@ -63,8 +63,8 @@ func NewDecider(cfg Config, params Params) *Decider {
 	return d
 }
 
-// Up notes that a peer's frontend is connected: its events arrive, in order, beginning with a list of its bookings. Those that it
-// had before remain until then.
+// Up notes that a peer's frontend is connected: its events arrive, in order, beginning with a list of its bookings. Its earlier bookings
+// remain until then.
 func (d *Decider) Up(id ID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -92,7 +92,7 @@ func (d *Decider) Down(id ID) {
 	}
 }
 
-// leave drops all questions and returns those that wait in the queue; the Decider's mu is held.
+// leave drops all questions and returns the waiting ones of the queue; the Decider's mu is held.
 func (c *client) leave() (waiting []*chooser.Waiting) {
 	for n, q := range c.asks {
 		q.dropped = true
@@ -106,7 +106,7 @@ func (c *client) leave() (waiting []*chooser.Waiting) {
 	return waiting
 }
 
-// Event takes what a peer's Frontend says.
+// Event handles an event of a peer's Frontend.
 func (d *Decider) Event(from ID, ev *peerv1.FrontendEvent) {
 	d.mu.Lock()
 	c := d.clients[from]
@@ -213,7 +213,7 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 	d.mu.Unlock()
 }
 
-// name notes the number of a reservation's question or booking, and returns the one that it replaces, 0 for none. It returns false
+// name notes the number of a reservation's question or booking, and returns the number that it replaces, 0 for none. It returns false
 // when the number is known or void; the Decider's mu is held.
 func (c *client) name(id string, number uint64) (older uint64, ok bool) {
 	if older = c.numbers[id]; older >= number {
@@ -323,7 +323,7 @@ func (d *Decider) ping(c *client, in *peerv1.Ping) {
 	}
 }
 
-// Tick releases what belongs to frontends that stayed away, and informs the others that this router's ability has changed.
+// Tick releases the bookings of frontends that stayed away, and informs the others that this router's ability has changed.
 func (d *Decider) Tick() {
 	now := d.params.Clock.Now()
 	var released []*chooser.Choice

@@ -18,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
-// Params are what a Frontend and a Decider of one router work with.
+// Params are the parts that a Frontend and a Decider of one router work with.
 type Params struct {
 	// Self is this router.
 	Self ID
@@ -37,7 +37,7 @@ type Params struct {
 type Replicas interface {
 	// Pool names the pool that a model's requests go to. Models that share replicas are one pool, by the same name at every router.
 	Pool(model string) string
-	// Serving lists the replicas that serve a model, by the name that clients use or by the one that engines know.
+	// Serving lists the replicas that serve a model, by the name that clients use or by the engines' name.
 	Serving(model, served string) []*replica.Replica
 	// RankOf names the rank of a slot.
 	RankOf(slot replica.Slot) (replica.Rank, bool)
@@ -141,7 +141,7 @@ type Waiting struct {
 
 	// Guarded by the frontend's mu.
 	done   bool
-	turn   int              // of asking: what earlier turns bring is void
+	turn   int              // of asking: answers of earlier turns are void
 	asked  time.Time        // the time of the present turn's question
 	at     ID               // the router asked, this one for its own chooser
 	number uint64           // of the question

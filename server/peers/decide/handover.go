@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// bookings takes requests in flight that a frontend reports. After a list of all, those that are not on it are released.
+// bookings takes requests in flight that a frontend reports. After a list of all, all others are released.
 func (d *Decider) bookings(c *client, in *peerv1.Bookings) {
 	d.mu.Lock()
 	if in.GetAll() && c.listed == nil {
@@ -30,7 +30,7 @@ func (d *Decider) bookings(c *client, in *peerv1.Bookings) {
 	var gone []*chooser.Choice
 	if in.GetAll() && !in.GetMore() {
 		for n, b := range c.booked {
-			if !c.listed[n] && b.begun { // what has not begun may be on its way to the frontend
+			if !c.listed[n] && b.begun { // a request that has not begun may be on its way to the frontend
 				if choice := c.remove(n); choice != nil {
 					gone = append(gone, choice)
 				}

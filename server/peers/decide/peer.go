@@ -21,7 +21,7 @@ type peer struct {
 	roundTrip    time.Duration
 	nextPing     time.Time
 
-	bookings uint32 // those of this frontend that it knows, and the sum of their mixed numbers
+	bookings uint32 // this frontend's bookings that it knows, and the sum of their mixed numbers
 	sum      uint64
 }
 
@@ -134,7 +134,7 @@ func (w *Waiting) again(alone string) {
 	w.route(turn, alone)
 }
 
-// Reply takes what a peer's Decider says.
+// Reply handles a reply of a peer's Decider.
 func (f *Frontend) Reply(from ID, reply *peerv1.DeciderReply) {
 	f.heard(from)
 	switch r := reply.GetReply().(type) {
@@ -239,7 +239,7 @@ func (w *Waiting) take(b *booking, c *chooser.Choice, from ID) {
 	w.deliver(c, nil)
 }
 
-// refused takes a peer's refusal. What a peer cannot serve this router may be able to: it looks itself.
+// refused takes a peer's refusal. This router may be able to serve a request that a peer cannot: it looks itself.
 func (f *Frontend) refused(from ID, in *peerv1.Refused) {
 	f.mu.Lock()
 	w := f.asks[in.GetNumber()]

@@ -28,7 +28,7 @@ func rank(a peerv1.Ability) int {
 	}
 }
 
-// place is the decider of a pool: of the fittest members the one with the highest rendezvous hash, so that a member that joins or
+// place is the decider of a pool: of the fittest members the member with the highest rendezvous hash, so that a member that joins or
 // leaves moves its own pools only. Routers that see the same members agree.
 func place(pool string, members []member) ID {
 	return slices.MaxFunc(members, func(a, b member) int {

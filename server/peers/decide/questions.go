@@ -5,7 +5,7 @@ import "time"
 // questions are this frontend's to deciders, while they have no answer. The frontend's mu guards them.
 type questions struct {
 	asks  map[uint64]*Waiting
-	fresh []unanswered // those without any reply yet, the oldest first
+	fresh []unanswered // questions without any reply yet, the oldest first
 }
 
 // unanswered is a question in the order of asking.
@@ -14,7 +14,7 @@ type unanswered struct {
 	asked  time.Time
 }
 
-// late takes the questions off fresh that had a reply, and returns those that had none for the patience.
+// late takes the questions off fresh that had a reply, and returns the questions that had none for the patience.
 func (q *questions) late(now time.Time, patience time.Duration) (list []*Waiting) {
 	done := 0
 	for _, u := range q.fresh {

@@ -11,7 +11,7 @@ import (
 type routers struct {
 	self    ID
 	ability peerv1.Ability // this router's own, as Tick found it last
-	peers   map[ID]*peer   // those that were up once and did not leave
+	peers   map[ID]*peer   // peers that were up once and did not leave
 	placed  map[string]ID  // the decider of each pool, as long as nothing changes
 }
 
@@ -35,7 +35,7 @@ func (r *routers) decider(pool string) ID {
 const maxLag = 5 * time.Millisecond
 
 // lag is how long to keep back a choice of the own chooser for a request that was held. The hold queue releases requests of
-// several routers in one visit, in an order in which one counts on the blocks of another. Those of peers learn of it half a round trip
+// several routers in one visit, in an order in which one counts on the blocks of another. Peers' requests learn of it half a round trip
 // later; if this router's own left at once, they would reach the engine first.
 func (r *routers) lag(c *chooser.Choice) (late time.Duration) {
 	if c == nil || c.Decision.Held <= 0 || c.Decision.Alone != "" {

@@ -87,7 +87,7 @@ func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.R
 	return req
 }
 
-// promptOf reads what is known of the prompt of a question.
+// promptOf reads the known facts about the prompt of a question.
 func promptOf(ask *peerv1.Ask, replicas []*replica.Replica) chooser.Prompt {
 	p := chooser.Prompt{
 		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
@@ -147,7 +147,7 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 	return &both.d
 }
 
-// overlapOf reads what the chosen rank holds of a prompt.
+// overlapOf reads the chosen rank's part of a prompt.
 func overlapOf(in *peerv1.Chosen, prompt uint32) decision.Overlap {
 	return decision.Overlap{
 		Feed: feedOf(in.GetFeed()), BlockSize: in.GetBlockSize(),

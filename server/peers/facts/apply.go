@@ -66,7 +66,7 @@ func (s *Store) applyOne(ctx context.Context, r ref) {
 	s.log.Warn("a fact of a peer cannot be put in force", "kind", r.kind.String(), "replica", r.key, "error", err)
 }
 
-// registrationOf is what is known of a registration now.
+// registrationOf is the present state of a registration.
 func (s *Store) registrationOf(key string) registry.Registration {
 	s.mu.Lock()
 	e := s.regs.facts[key]
@@ -78,7 +78,7 @@ func (s *Store) registrationOf(key string) registry.Registration {
 	return registry.Registration{Spec: specOf(replica.ID(key), e.value.spec), Left: left}
 }
 
-// importRates passes on what other deciders have learned. It is repeated, because a rank may be found after its rate.
+// importRates passes on other deciders' learned speeds. It is repeated, because a rank may be found after its rate.
 func (s *Store) importRates() {
 	if s.params.Rates == nil {
 		return

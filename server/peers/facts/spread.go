@@ -19,7 +19,7 @@ type Peer struct {
 }
 
 const (
-	// compareEvery is the time between comparisons with a peer at random, rateEvery that between looks at what was learned.
+	// compareEvery is the time between comparisons with a peer at random, rateEvery the time between looks at learned speeds.
 	compareEvery = 5 * time.Second
 	rateEvery    = 3 * time.Second
 	lookEvery    = time.Second
@@ -27,7 +27,7 @@ const (
 	shareTimeout = 2 * time.Second
 	// pauseMin and pauseMax bound the time between attempts after a failed call.
 	pauseMin, pauseMax = 500 * time.Millisecond, 5 * time.Second
-	// maxPending bounds what waits for one peer; beyond it, all facts are compared instead.
+	// maxPending bounds the facts that wait for one peer; beyond it, all facts are compared instead.
 	maxPending = 4096
 )
 
@@ -55,7 +55,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Run shares facts and puts those of peers in force until ctx ends.
+// Run shares facts and applies the facts of peers until ctx ends.
 func (s *Store) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -160,7 +160,7 @@ func (n *sender) compareSoon() {
 	signal(n.wake)
 }
 
-// take empties what waits.
+// take takes out all that waits.
 func (n *sender) take() (refs []ref, pins []*peerv1.PinFact, compare bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -219,7 +219,7 @@ func (n *sender) push(ctx context.Context, refs []ref, pins []*peerv1.PinFact) e
 	return nil
 }
 
-// exchange takes what the peer has and, where that is not all that this router knows, sends the peer everything.
+// exchange takes the peer's facts and, where these are not all that this router knows, sends the peer everything.
 func (n *sender) exchange(ctx context.Context) error {
 	resp, err := n.call(ctx, &peerv1.ShareFactsRequest{All: true, Digest: n.store.digest()})
 	if err != nil {

@@ -28,9 +28,9 @@ type Registry interface {
 
 // Rates is where the speed of ranks is learned.
 type Rates interface {
-	// ExportModels lists what this router has learned itself.
+	// ExportModels lists the speeds that this router has learned itself.
 	ExportModels() map[replica.Rank]speed.Model
-	// ImportModels takes what deciders have learned.
+	// ImportModels takes the speeds that deciders have learned.
 	ImportModels(models map[replica.Rank]speed.Model)
 }
 
@@ -45,11 +45,11 @@ type Pins interface {
 type Fleet interface {
 	// FactPeers lists the peers that there is a connection to.
 	FactPeers() []Peer
-	// Decides reports whether this router decides for a replica, so that it publishes what it learns about it.
+	// Decides reports whether this router decides for a replica, so that it publishes its learned speeds.
 	Decides(id replica.ID) bool
 }
 
-// Params is what code passes to New. Self and Fleet are needed; parts that are nil take no part.
+// Params has the arguments of New. Self and Fleet are needed; parts that are nil take no part.
 type Params struct {
 	// Self is the id of this router.
 	Self     string
@@ -78,7 +78,7 @@ type registration struct {
 	until time.Time
 }
 
-// rate is what was learned about one rank.
+// rate is the learned speed of one rank.
 type rate struct {
 	rank  replica.Rank
 	model speed.Model
@@ -170,7 +170,7 @@ func (s *Store) Deregistered(id replica.ID) {
 	}
 }
 
-// publishRates makes facts of what this router has learned about the ranks for which it decides.
+// publishRates makes facts of this router's learned speeds of the ranks for which it decides.
 func (s *Store) publishRates() {
 	if s.params.Rates == nil {
 		return

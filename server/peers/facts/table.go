@@ -38,7 +38,7 @@ type entry[V any] struct {
 const (
 	// keepStrange is how long a fact about a subject that is not known here waits for it: discovery takes seconds.
 	keepStrange = time.Minute
-	// maxStrange bounds such facts, and the versions of those that were dropped.
+	// maxStrange bounds such facts, and the versions of dropped ones.
 	maxStrange = 1024
 )
 
@@ -53,7 +53,7 @@ type table[V any] struct {
 	bytes           int
 	digest          uint64
 	// registry knows the subjects of keys; nil: each is known. strange counts the facts about others, and
-	// dropped has the versions of those that waited in vain, so that peers do not bring them again.
+	// dropped has the versions of facts that waited in vain, so that peers do not bring them again.
 	registry Registry
 	strange  int
 	dropped  map[string]version
@@ -123,7 +123,7 @@ func (t *table[V]) over(e *entry[V], now time.Time) bool {
 	return limit > 0 && e.version.age(now) > limit
 }
 
-// expire drops the facts whose time is over, and returns those whose subject did not come.
+// expire drops the facts whose time is over, and returns the ones whose subject did not come.
 func (t *table[V]) expire(now time.Time) (strangers []string) {
 	for key, e := range t.facts {
 		switch {
@@ -151,8 +151,8 @@ func (t *table[V]) drop(key string) {
 	}
 }
 
-// oldest is the key of the earliest version. What is dropped so is older than every fact that is kept, so that no peer can
-// bring back what it replaced.
+// oldest is the key of the earliest version. A fact that is dropped so is older than every fact that is kept, so that no peer can
+// bring back the fact that it replaced.
 func (t *table[V]) oldest() (key string) {
 	var first version
 	for k, e := range t.facts {

@@ -18,7 +18,7 @@ type abilities struct {
 // Leave announces that this router is about to stop, so that others decide for its pools from now on.
 func (a *abilities) Leave() { a.leaving.Store(true) }
 
-// Ability is how fit this router is to decide: a new one leaves that to those with an index, until it has pulled theirs.
+// Ability is how fit this router is to decide: a new one leaves that to routers with an index, until it has pulled theirs.
 func (a *abilities) Ability() pb.Ability {
 	switch {
 	case a.leaving.Load():

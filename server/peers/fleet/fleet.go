@@ -30,7 +30,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 )
 
-// Params are this router's own parts, which the fleet joins with those of the others. All are required.
+// Params are this router's own parts, which the fleet joins with the others' parts. All are required.
 type Params struct {
 	Registry *registry.Registry
 	Breaker  *breaker.Breaker
@@ -105,7 +105,7 @@ func (f *Fleet) ID() string { return f.id }
 // Frontend chooses for this router's requests.
 func (f *Fleet) Frontend() *decide.Frontend { return f.frontend }
 
-// Facts are what all routers must know.
+// Facts returns the facts that all routers must know.
 func (f *Fleet) Facts() *facts.Store { return f.facts }
 
 // Limits grants the limits of tenants over all routers.
@@ -134,7 +134,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return running.Wait()
 }
 
-// Up and Down follow the links to other routers, Reply takes what their deciders answer.
+// Up and Down follow the links to other routers, Reply takes their deciders' answers.
 func (f *Fleet) Up(id string, ability pb.Ability) {
 	f.announced(id, ability)
 	f.frontend.Up(id, ability)
@@ -233,7 +233,7 @@ func (f *Fleet) Fitness(id string) grants.Fitness {
 	}
 }
 
-// IndexPeers are the connections over which an index may be pulled: of peers that have one, those that stay first.
+// IndexPeers are the connections over which an index may be pulled: of peers that have one, staying ones first.
 func (f *Fleet) IndexPeers() []warm.Peer {
 	var list, leaving []warm.Peer
 	for _, id := range f.links.Peers() {

@@ -17,7 +17,7 @@ type sockets struct {
 }
 
 // Open opens the gossip's addresses and the routers', unless given has them already, and returns the listener of the latter, which
-// Serve is to get back. It closes what it opened when it fails.
+// Serve is to get back. It closes the opened ones when it fails.
 func (s *sockets) Open(ctx context.Context, c members.Config, given members.Sockets, rpc net.Listener) (_ net.Listener, err error) {
 	s.gossip, s.rpc = given, rpc
 	listen := new(net.ListenConfig)
@@ -56,7 +56,7 @@ func samePort(address string, as net.Addr) string {
 	return net.JoinHostPort(host, strconv.Itoa(tcp.Port))
 }
 
-// close closes what Open has opened, when the router does not start.
+// close closes the listeners of Open, when the router does not start.
 func (s *sockets) close() error {
 	var errs []error
 	if s.gossip.TCP != nil {

@@ -131,7 +131,7 @@ func (f *Fleet) Decider(model string) string {
 	return f.routers.Decider(model)
 }
 
-// Others are the living routers that can be asked, and the names of the living ones that cannot, those of another wire version included.
+// Others are the living routers that can be asked, and the names of the living ones that cannot, routers of another wire version included.
 func (f *Fleet) Others() (list []*Peer, silent []string) {
 	if f == nil {
 		return nil, nil
@@ -152,7 +152,7 @@ func (f *Fleet) Others() (list []*Peer, silent []string) {
 // Patience is how long a question to other routers may take.
 const Patience = 500 * time.Millisecond
 
-// Answer is what one router said.
+// Answer is one router's answer.
 type Answer[T any] struct {
 	From *Peer
 	Says T

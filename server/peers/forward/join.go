@@ -9,14 +9,14 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
-// attempt names one record among those of all routers.
+// attempt names one record among the records of all routers.
 type attempt struct {
 	id     string
 	number uint32
 }
 
-// Join makes one record of those that several routers have of an attempt, and sorts them by request and attempt, or newest first.
-// The router that decided has all candidates; the one that asked it knows the trace, the outcome, and how long the request waited.
+// Join makes one record of the records that several routers have of an attempt, and sorts them by request and attempt, or newest first.
+// The router that decided has all candidates; the router that asked it knows the trace, the outcome, and how long the request waited.
 func Join(newestFirst bool, lists ...[]*kvpilotv1.Decision) []*kvpilotv1.Decision {
 	var out []*kvpilotv1.Decision
 	at := map[attempt]int{}
@@ -50,7 +50,7 @@ func joined(a, b *kvpilotv1.Decision) *kvpilotv1.Decision {
 		asker, decider = b, a
 	}
 	if len(decider.GetCandidates()) < len(asker.GetCandidates()) || decider.GetReplicaId() != asker.GetReplicaId() || decider.GetRank() != asker.GetRank() {
-		decider = asker // of another choice: the asker's is the one that counted
+		decider = asker // of another choice: the asker's counted
 	}
 	out, _ := proto.Clone(decider).(*kvpilotv1.Decision)
 	out.Time, out.RequestId, out.Tenant = asker.GetTime(), asker.GetRequestId(), asker.GetTenant()
@@ -63,5 +63,5 @@ func joined(a, b *kvpilotv1.Decision) *kvpilotv1.Decision {
 	return out
 }
 
-// isOwn reports whether a record is that of the router which made the decision's id.
+// isOwn reports whether a record comes from the router which made the decision's id.
 func isOwn(d *kvpilotv1.Decision) bool { return d.GetAskedBy() == "" }

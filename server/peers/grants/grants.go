@@ -15,12 +15,12 @@ func (a Amounts) Minus(b Amounts) Amounts {
 	return Amounts{a.Requests - b.Requests, a.Tokens - b.Tokens}
 }
 
-// Over returns a without what is below zero.
+// Over returns a with its negative fields set to zero.
 func (a Amounts) Over() Amounts {
 	return Amounts{max(0, a.Requests), max(0, a.Tokens)}
 }
 
-// Holding is what a router has of the limits that are freed when requests end.
+// Holding is a router's part of the limits that are freed when requests end.
 type Holding struct{ InFlight, Reserved int }
 
 // Plus returns the sum.
@@ -28,16 +28,16 @@ func (h Holding) Plus(o Holding) Holding {
 	return Holding{h.InFlight + o.InFlight, h.Reserved + o.Reserved}
 }
 
-// Report is what the holder of a lease says to the owner.
+// Report is the report of a lease's holder to the owner.
 type Report struct {
 	Tenant string
 	// Epoch names the relation between both, Sequence numbers its reports from 1.
 	Epoch, Sequence uint64
-	// Returned is the sum of what was returned unused, less what was taken beyond the lease.
+	// Returned is the sum of the amounts returned unused, less the amounts taken beyond the lease.
 	Returned Amounts
-	// Holding is what the holder keeps.
+	// Holding is the part that the holder keeps.
 	Holding Holding
-	// Need is what the first waiting request lacks, Waiting what the others lack, More what is expected soon.
+	// Need is the lack of the first waiting request, Waiting the lack of the others, More the need expected soon.
 	Need, Waiting, More Amounts
 	// NeedHolding and MoreHolding are the same of the second kind.
 	NeedHolding, MoreHolding Holding
@@ -68,7 +68,7 @@ type Grant struct {
 	Refusal         Refusal
 	// Granted is the sum since the epoch began.
 	Granted Amounts
-	// Holding is what the holder may have.
+	// Holding is the part that the holder may have.
 	Holding Holding
 	Account Account
 }
@@ -96,7 +96,7 @@ type Accounts interface {
 	Active() bool
 	// SetView says which routers share the limits from now on.
 	SetView(*View)
-	// Reports returns the reports that are due to an owner: those of the given tenants, of all when there are none. Each one must be
+	// Reports returns the reports that are due to an owner: the reports of the given tenants, of all when there are none. Each one must be
 	// followed by Granted with its answer or by Failed.
 	Reports(owner string, tenants []string) []Report
 	Granted(owner, tenant string, g Grant)

@@ -23,9 +23,9 @@ type metrics struct {
 	outcomes map[string]metric.MeasurementOption
 }
 
-// counts is what Accounts has for metrics.
+// counts has the counts of Accounts for metrics.
 type counts interface {
-	// Shown counts the accounts that this router owns, those of which it has a lease, and how often accounts got another owner.
+	// Shown counts the accounts that this router owns, the accounts of which it has a lease, and how often accounts got another owner.
 	Shown() (owned, leased int, moved int64)
 }
 

@@ -38,9 +38,9 @@ type Peer struct {
 
 // Fleet is which routers there are.
 type Fleet struct {
-	// Peers are those with a connection.
+	// Peers are the peers with a connection.
 	Peers []Peer
-	// Seen counts the routers that were seen lately, this one among them; Strangers those of them with another wire version.
+	// Seen counts the routers that were seen lately, this one among them; Strangers the routers among them with another wire version.
 	Seen, Strangers int
 }
 
@@ -52,7 +52,7 @@ type Routers interface {
 	Fitness(id string) Fitness
 }
 
-// Params is what code passes to New.
+// Params has the arguments of New.
 type Params struct {
 	// Self is this router's id.
 	Self     string
@@ -175,7 +175,7 @@ type absent struct {
 	growing time.Time // since when there are more than n; zero: there are not
 }
 
-// count takes the number at a time and returns the one that has lasted.
+// count takes the number at a time and returns the number that has lasted.
 func (a *absent) count(n int, now time.Time) int {
 	n = max(0, n)
 	switch {

@@ -24,7 +24,7 @@ type sender struct {
 
 	mu     sync.Mutex
 	urgent map[string]struct{} // tenants whose reports hurry; the empty name is all; guarded by mu
-	copies map[string]Account  // what the peer has not received; guarded by mu
+	copies map[string]Account  // accounts that the peer has not received; guarded by mu
 	silent time.Time           // since when it does not answer; zero: it does; guarded by mu
 	called time.Time           // when it last called this router, or the sender was made; guarded by mu
 }
@@ -43,7 +43,7 @@ func (s *sender) hurry(tenant string) {
 	}
 }
 
-// copy adds accounts to those that the peer gets.
+// copy adds accounts to the peer's.
 func (s *sender) copy(list []Account) {
 	if len(list) == 0 {
 		return

@@ -27,19 +27,19 @@ type Member struct {
 type View struct {
 	self    string
 	members []Member // sorted by id, with self
-	// seen counts the routers that were seen lately, those that are not reached among them. missed are not reached for a while.
+	// seen counts the routers that were seen lately, also the routers that are not reached. missed are not reached for a while.
 	seen, missed int
 }
 
-// NewView returns the view of the router self. members are those that it reaches, itself among them, seen
-// counts those that were seen lately, missed those of them that are not reached for a while.
+// NewView returns the view of the router self. members are the routers that it reaches, itself among them, seen
+// counts the routers that were seen lately, missed the routers among them that are not reached for a while.
 func NewView(self string, members []Member, seen, missed int) *View {
 	v := &View{self: self, members: slices.Clone(members), seen: max(seen, len(members)), missed: missed}
 	slices.SortFunc(v.members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
 	return v
 }
 
-// Owner is the router that owns a tenant's account: of the fittest, the one with the highest hash.
+// Owner is the router that owns a tenant's account: of the fittest, the member with the highest hash.
 func (v *View) Owner(tenant string) string {
 	best, at := Member{}, uint64(0)
 	for i, m := range v.members {
@@ -54,13 +54,13 @@ func (v *View) Owner(tenant string) string {
 // Self is the router whose view it is.
 func (v *View) Self() string { return v.self }
 
-// Reaches reports whether a router is one of those that share the limits.
+// Reaches reports whether a router shares the limits.
 func (v *View) Reaches(id string) bool {
 	_, found := slices.BinarySearchFunc(v.members, id, func(m Member, id string) int { return cmp.Compare(m.ID, id) })
 	return found
 }
 
-// Members counts the routers that share the limits, Seen those that were seen lately.
+// Members counts the routers that share the limits, Seen the routers that were seen lately.
 func (v *View) Members() int { return len(v.members) }
 
 // Seen counts the routers that were seen lately.
@@ -71,7 +71,7 @@ func (v *View) Share() float64 {
 	return float64(len(v.members)) / float64(len(v.members)+v.missed)
 }
 
-// ShareNow is the part of the limits of what is in flight, which is divided at once.
+// ShareNow is the part of the limits of requests and tokens in flight, which is divided at once.
 func (v *View) ShareNow() float64 { return float64(len(v.members)) / float64(v.seen) }
 
 // Equal reports whether both views say the same.

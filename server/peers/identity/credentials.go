@@ -78,7 +78,7 @@ func (w *watched) Clone() credentials.TransportCredentials {
 	return &watched{w.TransportCredentials.Clone(), w.to, w.expect}
 }
 
-// record says what is wrong with the other end. A connection that ends, as that of a health check does, is no refusal.
+// record says what is wrong with the other end. A connection that ends, as a health check's does, is no refusal.
 func (w *watched) record(remote net.Addr, err error) {
 	host, _, splitErr := net.SplitHostPort(remote.String())
 	if splitErr != nil {

@@ -3,7 +3,7 @@
 //
 // All members derive the same authority from the key, so no certificate is distributed. Each process makes itself a certificate
 // for its id, keeps it in memory and renews it; it accepts certificates of that authority only. A router that has the key
-// may take any id: the key is what the fleet trusts.
+// may take any id: the fleet trusts the key.
 //
 // Clocks matter little: a certificate is valid from an hour before it was made. An Identity is safe for concurrent use.
 package identity

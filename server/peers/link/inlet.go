@@ -23,8 +23,8 @@ type inlet struct {
 	down    chan struct{} // closed when Decider.Down has returned
 }
 
-// Decide implements pb.DecideServiceServer. The calling goroutine writes; the one that it starts reads, and outlives it for as long as grpc-go
-// needs to end a stream.
+// Decide implements pb.DecideServiceServer. The calling goroutine writes; the goroutine that it starts reads, and outlives it for as long
+// as grpc-go needs to end a stream.
 func (l *Links) Decide(stream grpc.BidiStreamingServer[pb.DecideRequest, pb.DecideResponse]) error {
 	i := &inlet{links: l, id: identity.PeerID(stream.Context()), stream: stream, waiting: newQueue(sizeOfReply), down: make(chan struct{})}
 	introduced := make(chan error, 1)
@@ -42,7 +42,7 @@ func (l *Links) Decide(stream grpc.BidiStreamingServer[pb.DecideRequest, pb.Deci
 	return i.write()
 }
 
-// read takes the peer's introduction and then what it says.
+// read takes the peer's introduction and then its messages.
 func (i *inlet) read(introduced chan<- error) {
 	l := i.links
 	first, err := i.stream.Recv()
@@ -129,7 +129,7 @@ func (l *Links) enter(i *inlet) bool {
 	}
 }
 
-// write sends what waits until the stream breaks or the queue is closed.
+// write sends waiting messages until the stream breaks or the queue is closed.
 func (i *inlet) write() error {
 	out := &pb.DecideResponse{}
 	for {

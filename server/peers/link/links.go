@@ -24,7 +24,7 @@ const (
 	// maxMessage bounds a message of the contract, maxStreams the calls of one connection.
 	maxMessage = 16 << 20
 	maxStreams = 256
-	// window is how much a peer may send ahead of what is read.
+	// window is how much a peer may send ahead of the reader.
 	window = 1 << 20
 
 	// A server pings a silent connection after serverPing and closes it after answerPing more. A client, which grpc-go lets ping
@@ -54,7 +54,7 @@ type Decider interface {
 // Able is how fit this router is to decide now.
 type Able interface{ Ability() pb.Ability }
 
-// Params is what code passes to New.
+// Params has the arguments of New.
 type Params struct {
 	// ID and Name are this router's. Name may change until Run.
 	ID, Name string
@@ -78,7 +78,7 @@ type Links struct {
 	params  Params
 	metrics *metrics
 	rules   protovalidate.Validator
-	// services are what Offer was given.
+	// services are the arguments of Offer.
 	services Services
 	running  sync.WaitGroup // the goroutines of outlets and inlets
 
@@ -158,8 +158,8 @@ func (l *Links) SetMembers(list []members.Member) {
 	l.reconcileLocked()
 }
 
-// reconcileLocked dials members that are alive and hangs up on those that are not listed any more. A member that is listed as dead keeps the
-// link that it has: it may be the gossip that fails.
+// reconcileLocked dials members that are alive and hangs up on members that are not listed any more. A member that is listed as dead
+// keeps the link that it has: it may be the gossip that fails.
 func (l *Links) reconcileLocked() {
 	if l.begin == nil {
 		return
@@ -189,7 +189,7 @@ func (l *Links) reconcileLocked() {
 	}
 }
 
-// SendEvent sends what this frontend says to a peer's decider, unless their link is down. event must not be changed any more.
+// SendEvent sends an event of this frontend to a peer's decider, unless their link is down. event must not be changed any more.
 func (l *Links) SendEvent(to string, event *pb.FrontendEvent) {
 	l.mu.Lock()
 	var q *queue[*pb.FrontendEvent]
@@ -202,7 +202,7 @@ func (l *Links) SendEvent(to string, event *pb.FrontendEvent) {
 	}
 }
 
-// SendReply sends what this decider says to a peer's frontend, unless their link is down. reply must not be changed any more.
+// SendReply sends a reply of this decider to a peer's frontend, unless their link is down. reply must not be changed any more.
 func (l *Links) SendReply(to string, reply *pb.DeciderReply) {
 	l.mu.Lock()
 	i := l.inlets[to]

@@ -192,7 +192,7 @@ func (o *outlet) read(stream grpc.BidiStreamingClient[pb.DecideRequest, pb.Decid
 	}
 }
 
-// write sends what waits until the stream breaks or the queue is closed.
+// write sends waiting messages until the stream breaks or the queue is closed.
 func (o *outlet) write(stream grpc.BidiStreamingClient[pb.DecideRequest, pb.DecideResponse], waiting *queue[*pb.FrontendEvent]) {
 	out := &pb.DecideRequest{}
 	for {

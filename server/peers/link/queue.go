@@ -5,12 +5,12 @@ import "sync"
 const (
 	// maxWaiting bounds the bytes that may wait for a peer; a link that exceeds it is closed.
 	maxWaiting = 32 << 20
-	// maxBatch and maxItems bound what one message takes of them, unless one item alone is larger.
+	// maxBatch and maxItems bound the part of them in one message, unless one item alone is larger.
 	maxBatch = 1 << 20
 	maxItems = 4096
 )
 
-// queue holds what waits to be sent to a peer. Producers never block.
+// queue holds the messages that wait to be sent to a peer. Producers never block.
 type queue[T any] struct {
 	size func(T) int
 	wake chan struct{} // holds a token when there is something to do
@@ -56,7 +56,7 @@ func (q *queue[T]) signal() {
 	}
 }
 
-// take returns what waits, at most a batch, and whether the queue is open. used is the batch before, which the caller does not need
+// take returns the waiting items, at most a batch, and whether the queue is open. used is the batch before, which the caller does not need
 // any more.
 func (q *queue[T]) take(used []T) (batch []T, open bool) {
 	clear(used)
@@ -97,7 +97,7 @@ func (q *queue[T]) isOver() bool {
 	return q.shut
 }
 
-// close drops what waits and what is still to come.
+// close drops waiting and later items.
 func (q *queue[T]) close() {
 	q.mu.Lock()
 	q.shut, q.items = true, nil

@@ -31,7 +31,7 @@ type Services interface {
 	RegisterForPeers(to grpc.ServiceRegistrar)
 }
 
-// register adds the services of the contract, and those of Offer, to a server.
+// register adds the services of the contract, and the services of Offer, to a server.
 func (l *Links) register(to grpc.ServiceRegistrar) {
 	pb.RegisterDecideServiceServer(to, l)
 	if l.params.Index != nil {

@@ -2,7 +2,7 @@ package link
 
 import pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 
-// What a message takes, roughly: small ones have no more than this.
+// The size of a message, roughly: small ones have no more than this.
 const (
 	smallBytes   = 64
 	askBytes     = 512
@@ -10,7 +10,7 @@ const (
 	keyBytes     = 8
 )
 
-// sizeOfEvent estimates the bytes of an event. It is called for each and looks only at what may be large.
+// sizeOfEvent estimates the bytes of an event. It is called for each and looks only at fields that may be large.
 func sizeOfEvent(e *pb.FrontendEvent) int {
 	switch e := e.GetEvent().(type) {
 	case *pb.FrontendEvent_Ask:

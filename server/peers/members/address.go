@@ -8,8 +8,8 @@ import (
 	"net/netip"
 )
 
-// advertised is the gossip address that the other members use: the configured one, or the one that is listened on, or that of
-// the interface towards the default route.
+// advertised is the gossip address that the other members use: the configured one, or the listener's, or the address of the interface
+// towards the default route.
 func (m *Members) advertised(ctx context.Context, listening net.Addr) (netip.AddrPort, error) {
 	own, err := netip.ParseAddrPort(listening.String())
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 )
 
-// Config is what an operator may set about the fleet of routers.
+// Config has an operator's settings of the fleet of routers.
 type Config struct {
 	// Name is the router's name for operators; host name if empty.
 	Name string `yaml:"name"`
@@ -25,7 +25,7 @@ type Config struct {
 	// after its port.
 	RPCListen string `yaml:"rpc_listen"`
 	// Join lists members, host:port each; a name stands for all its addresses, so the name of a headless Service is enough. The
-	// router itself may be among them. Those that do not answer are tried again for ever.
+	// router itself may be among them. Members that do not answer are tried again for ever.
 	Join []string `yaml:"join"`
 	// Key is the fleet's key, of at least 16 bytes: routers with the same key trust each other. Make one with
 	// "openssl rand -base64 32".
@@ -33,7 +33,7 @@ type Config struct {
 	// KeyFile names a file with the key, instead of key. Spaces around it are ignored.
 	KeyFile string `yaml:"key_file"`
 	// Advertise is the address that other routers use for this one, host or host:port, where it differs from listen. It must be
-	// this router's alone, not that of a Service or load balancer.
+	// this router's alone, not the address of a Service or load balancer.
 	Advertise string `yaml:"advertise"`
 	// Patience is how long the router that decides for a pool may leave a question without any answer; then this router
 	// decides alone. A request waits as long, and a second at most, for the router that owns its tenant's limits.
@@ -138,7 +138,7 @@ func splitAddress(address string) (host string, port int, err error) {
 	return host, int(n), err
 }
 
-// splitAdvertised takes apart what is host:port or a host alone; then the port is 0.
+// splitAdvertised takes apart host:port or a host alone; then the port is 0.
 func splitAdvertised(address string) (host string, port int, err error) {
 	if _, _, err := net.SplitHostPort(address); err == nil {
 		return splitAddress(address)

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
 
-// delegate is what memberlist calls, with locks of its own held: nothing here calls it back.
+// delegate is called by memberlist, with locks of its own held: nothing here calls it back.
 type delegate struct {
 	members *Members
 	meta    []byte

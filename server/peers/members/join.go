@@ -23,7 +23,7 @@ const (
 	lookupTimeout = 5 * time.Second
 )
 
-// join tries the configured addresses, and those of members that died, again and again until ctx ends.
+// join tries the configured addresses, and the addresses of members that died, again and again until ctx ends.
 func (m *Members) join(ctx context.Context, list *memberlist.Memberlist, isOwn func(netip.AddrPort) bool) {
 	wait := joinFirst
 	for {
@@ -81,7 +81,7 @@ func (m *Members) joinOne(list *memberlist.Memberlist, at netip.AddrPort) {
 	}
 }
 
-// targets are the addresses to join: what the settings name, and members that died.
+// targets are the addresses to join: the settings' addresses, and members that died.
 func (m *Members) targets(ctx context.Context) map[netip.AddrPort]bool {
 	all := map[netip.AddrPort]bool{}
 	for _, address := range m.config.Join {

@@ -12,7 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
 
-// logWriter takes memberlist's log lines: at debug and warn, a few per second, and those about another key as refusals.
+// logWriter takes memberlist's log lines: at debug and warn, a few per second, and lines about another key as refusals.
 type logWriter struct {
 	log     *slog.Logger
 	refused *refusals.Log
@@ -55,7 +55,7 @@ func (w *logWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// levelOf takes the level off a line. What memberlist calls an error is one packet's or connection's.
+// levelOf takes the level off a line. An error of memberlist is one packet's or connection's.
 func levelOf(line string) (slog.Level, string) {
 	level, text := slog.LevelWarn, line
 	if head, rest, found := strings.Cut(line, "] "); found && strings.HasPrefix(head, "[") {

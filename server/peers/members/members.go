@@ -43,7 +43,7 @@ type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// Params is what code passes to New.
+// Params has the arguments of New.
 type Params struct {
 	// ID is this router's, from identity.NewID.
 	ID string
@@ -65,7 +65,7 @@ type Params struct {
 // Run waiting for long.
 type Watcher interface{ SetMembers(list []Member) }
 
-// Sockets are what Run works on. Run closes the gossip's.
+// Sockets are the sockets of Run. Run closes the gossip's.
 type Sockets struct {
 	TCP net.Listener
 	UDP net.PacketConn
@@ -78,7 +78,7 @@ type Members struct {
 	config  Config
 	params  Params
 	started time.Time
-	changed chan struct{} // holds a token when the list differs from what the watcher has
+	changed chan struct{} // holds a token when the list differs from the watcher's
 	lost    chan struct{} // holds a token when a member has disappeared
 
 	mu     sync.Mutex
@@ -106,7 +106,7 @@ func (m *Members) Self() Member {
 	return m.self
 }
 
-// Others lists the other members by id, those that died in the last minutes included.
+// Others lists the other members by id, members that died in the last minutes included.
 func (m *Members) Others() []Member {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +127,7 @@ func (m *Members) Others() []Member {
 	return list
 }
 
-// Seen counts the routers that were alive within d, this one among them, whatever wire version they speak. Those that have left do not
+// Seen counts the routers that were alive within d, this one among them, whatever wire version they speak. Routers that have left do not
 // count.
 func (m *Members) Seen(d time.Duration) int {
 	m.mu.Lock()
@@ -224,7 +224,7 @@ func (m *Members) report(ctx context.Context) {
 	}
 }
 
-// note stores what has changed about a member and wakes report.
+// note stores a change of a member and wakes report.
 func (m *Members) note(change func(others map[string]Member)) {
 	m.mu.Lock()
 	change(m.others)

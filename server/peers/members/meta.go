@@ -77,14 +77,14 @@ func (m Member) encode() ([]byte, error) {
 	return meta, err
 }
 
-// errors of what a member announces
+// errors of a member's announcement
 var (
 	errMeta    = errors.New("its metadata is not of the contract")
 	errID      = errors.New("its id and the name of its gossip differ")
 	errAddress = errors.New("its address is not one that can be reached")
 )
 
-// decode reads what a node announces.
+// decode reads a node's announcement.
 func decode(n *memberlist.Node) (Member, error) {
 	var meta pb.Membership
 	if err := proto.Unmarshal(n.Meta, &meta); err != nil {

@@ -16,15 +16,15 @@ import (
 const (
 	// maxPacket is the largest packet of UDP.
 	maxPacket = 64 << 10
-	// packetQueue is how many packets may wait; the system drops what comes in addition.
+	// packetQueue is how many packets may wait; the system drops further ones.
 	packetQueue = 256
-	// maxStreams and maxStream bound what strangers may hold: connections, and bytes received by each. A full exchange of a
+	// maxStreams and maxStream bound the resources of strangers: connections, and bytes received by each. A full exchange of a
 	// thousand members has about half of that.
 	maxStreams = 64
 	maxStream  = 1 << 20
 )
 
-// transport carries memberlist's messages over sockets that its owner has opened. What comes in waits in the system's queues until
+// transport carries memberlist's messages over sockets that its owner has opened. Incoming packets wait in the system's queues until
 // receive is called. It ends when memberlist shuts down.
 type transport struct {
 	tcp       net.Listener

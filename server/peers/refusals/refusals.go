@@ -1,4 +1,4 @@
-// Package refusals records what this router refused of other routers: in one counter by reason, and in the log, where each
+// Package refusals records this router's refusals of other routers: in one counter by reason, and in the log, where each
 // source and reason has at most one line per minute.
 //
 // A Log is safe for concurrent use. It remembers a bounded number of sources; beyond that it counts only.
@@ -32,13 +32,13 @@ const (
 	Name Reason = "name"
 	// Address: an announced address leads to another router, as a Service's does.
 	Address Reason = "address"
-	// Join: an address to join is that of no member, as a Service's is.
+	// Join: an address to join belongs to no member, as a Service's.
 	Join Reason = "join"
 	// Clock: a certificate is not valid at this router's time.
 	Clock Reason = "clock"
 	// Handshake: the other end rejected this router's certificate.
 	Handshake Reason = "handshake"
-	// Malformed: what was received is not of the contract.
+	// Malformed: a received message is not of the contract.
 	Malformed Reason = "malformed"
 	// Limit: a bound was exceeded.
 	Limit Reason = "limit"

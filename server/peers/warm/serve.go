@@ -77,7 +77,7 @@ func (p *pieces) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// flush sends what was written since.
+// flush sends the bytes written since.
 func (p *pieces) flush() error {
 	if len(p.next) == 0 {
 		return nil

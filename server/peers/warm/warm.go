@@ -33,19 +33,19 @@ type Fleet interface {
 	Missing() []replica.ID
 }
 
-// Feeds are the event feeds. DelayFirstReplays has those of which nothing is known wait until the given time for an index; the zero
+// Feeds are the event feeds. DelayFirstReplays has unknown ones wait until the given time for an index; the zero
 // time ends it.
 type Feeds interface{ DelayFirstReplays(until time.Time) }
 
-// Params are what a Warm works with. Index and Fleet are needed.
+// Params are the parts that a Warm works with. Index and Fleet are needed.
 type Params struct {
 	Index *kvindex.Index
 	Fleet Fleet
 	// Feeds wait for an index; nil: they do not.
 	Feeds Feeds
-	// AgainEvery is the time between looks for what is missing, after the first pull; zero: two seconds.
+	// AgainEvery is the time between looks for missing ranks, after the first pull; zero: two seconds.
 	AgainEvery time.Duration
-	// MaxBytes is the memory that the index may take; it bounds what a peer may send.
+	// MaxBytes is the memory that the index may take; it bounds a peer's bytes.
 	MaxBytes int64
 	Scope    scope.Scope
 }
@@ -59,7 +59,7 @@ const (
 	stallFor   = 3 * time.Second
 	// delaySearch is how long feeds wait for a peer to be found, delayPull how long for the next data, and delayMost for all.
 	delaySearch, delayPull, delayMost = time.Second, 500 * time.Millisecond, 5 * time.Second
-	// againEvery is the time between looks for what is missing; where peers do not have it either, it doubles up to againMost.
+	// againEvery is the time between looks for missing ranks; where peers do not have them either, it doubles up to againMost.
 	againEvery, againMost = 2 * time.Second, time.Minute
 )
 
@@ -87,7 +87,7 @@ func New(p Params) *Warm {
 // Settled reports whether no more is to come from peers: an index was pulled, or there is none to pull.
 func (w *Warm) Settled() bool { return w.settled.Load() }
 
-// Run pulls the index of a peer, and then what is missing, until ctx ends.
+// Run pulls the index of a peer, and then missing ranks, until ctx ends.
 func (w *Warm) Run(ctx context.Context) error {
 	w.began = time.Now()
 	w.delay(delaySearch)
@@ -101,8 +101,8 @@ func (w *Warm) Run(ctx context.Context) error {
 }
 
 // pullMissing pulls, again and again, ranks that this router does not know exactly from peers that do: one that started when no peer
-// was able, or has lost events that its engine no longer has, would else wait until the engine's whole cache has turned over. What
-// was missing at the look before is pulled, so that an engine's own replay comes first.
+// was able, or has lost events that its engine no longer has, would else wait until the engine's whole cache has turned over. Ranks that
+// were missing at the look before are pulled, so that an engine's own replay comes first.
 func (w *Warm) pullMissing(ctx context.Context) {
 	every := cmp.Or(w.params.AgainEvery, againEvery)
 	var before, asked []replica.ID
@@ -228,7 +228,7 @@ func (w *Warm) load(ctx context.Context, p Peer, in *peerv1.PullIndexRequest, qu
 	return got, r.bytes, err
 }
 
-// mostBytes bounds a snapshot: sixteen bytes for each block that the index may hold, twice, and what comes with each rank.
+// mostBytes bounds a snapshot: sixteen bytes for each block that the index may hold, twice, and the frames of each rank.
 func (w *Warm) mostBytes() int64 { return w.params.MaxBytes/kvindex.BlockCost*16*2 + 64<<20 }
 
 // reader is a stream of pieces as bytes.

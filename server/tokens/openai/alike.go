@@ -12,7 +12,7 @@ import (
 // processor's cache. The zero value is ready. It belongs to one goroutine.
 type Chunks struct {
 	seed maphash.Seed
-	// before, between and after are what surrounds the text and the ids in the last event that has both; before is empty until there is one.
+	// before, between and after are the parts around the text and the ids in the last event that has both; before is empty until there is one.
 	before, between, after sum
 	// head is the length of Head, index the choice's.
 	head, index int
@@ -26,12 +26,12 @@ type sum struct {
 
 func (s *Chunks) sum(b []byte) sum { return sum{len(b), maphash.Bytes(s.seed, b)} }
 
-// has reports whether b is what the sum stands for.
+// has reports whether b has the sum it.
 func (s *Chunks) has(b []byte, it sum) bool {
 	return len(b) == it.size && maphash.Bytes(s.seed, b) == it.hash
 }
 
-// Piece is what an event has of its own that is otherwise like the one before. Its slices share memory with the event.
+// Piece is the difference of an event that is otherwise like the one before. Its slices share memory with the event.
 type Piece struct {
 	// Text is a raw JSON string, IDs a raw list of token ids, which begins at From in the event.
 	Text, IDs []byte
@@ -55,7 +55,7 @@ func (s *Chunks) Read(data []byte, c *Chunk) bool {
 	return true
 }
 
-// remember takes c as what further events may be like.
+// remember takes c as the pattern of further events.
 func (s *Chunks) remember(c *Chunk) {
 	if s.before.size == 0 {
 		s.seed = maphash.MakeSeed()

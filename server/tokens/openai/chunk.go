@@ -2,7 +2,7 @@ package openai
 
 import "github.com/kvpilot/kvpilot/server/tokens/rawjson"
 
-// Chunk is what one event of a chat or completion stream says. Its slices are raw JSON and share
+// Chunk is one event of a chat or completion stream. Its slices are raw JSON and share
 // memory with the event; nil is null or absent.
 type Chunk struct {
 	// Head is the object up to its choices: the brace, id, object, created and model, each with its comma.
@@ -30,7 +30,7 @@ type Chunk struct {
 // place is where a value is in the event; to is 0 when there is none.
 type place struct{ from, to int }
 
-// readChunk reads the JSON of one event. It is false for what is no such object.
+// readChunk reads the JSON of one event. It is false for any other text.
 func readChunk(data []byte, c *Chunk) bool {
 	*c = Chunk{data: data, Plain: true}
 	r := chunkReader{s: rawjson.Scanner{Data: data}, c: c}
@@ -141,7 +141,7 @@ func (r *chunkReader) choice(at int) bool {
 	})
 }
 
-// delta reads what chat adds.
+// delta reads the members that chat adds.
 func (r *chunkReader) delta() bool {
 	if r.s.Space() != '{' {
 		r.c.Plain = false
@@ -212,7 +212,7 @@ func (c *Chunk) Without(dst []byte) []byte {
 	return append(dst, c.data[at:]...)
 }
 
-// AppendText appends what a raw JSON string says; nothing for anything else.
+// AppendText appends the text of a raw JSON string; nothing for anything else.
 func AppendText(dst, text []byte) []byte {
 	if len(text) < 2 || text[0] != '"' {
 		return dst
@@ -247,7 +247,7 @@ func EachID(raw []byte, visit func(id uint32) bool) bool {
 	return true
 }
 
-// cachedTokens is what Usage says of the prompt's cached part, -1 when it does not.
+// cachedTokens is the prompt's cached part by Usage, -1 when it has none.
 func (c *Chunk) cachedTokens() int {
 	details := memberOf(c.Usage, "prompt_tokens_details")
 	return count(memberOf(details, "cached_tokens"))

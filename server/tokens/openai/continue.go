@@ -158,7 +158,7 @@ func ResponseIDEdit(id string) Edit {
 }
 
 // ByText reports whether the rest of the streamed answer, asked for as a completion with the beginning as part of
-// the prompt, is what it would have been.
+// the prompt, is the same as it would have been.
 func (c Continuation) ByText() bool { return c.continues(c.without) }
 
 // continues reports whether each member is known to a continuation, or has no part in it. Members that are not known are not.
@@ -220,21 +220,21 @@ const defaultAnswer = 16
 // IDsEdit asks an engine for the token ids of prompt and answer.
 func IDsEdit() Edit { return Edit{Name: "return_token_ids", Value: []byte("true")} }
 
-// Rest is what an engine is asked for that continues an answer.
+// Rest is the request to an engine that continues an answer.
 type Rest struct {
 	// Model is its name at the engine.
 	Model string
-	// IDs are those of the prompt and of the answer so far.
+	// IDs are the ids of the prompt and of the answer so far.
 	IDs []uint32
 	// Answer is how many of them are of the answer.
 	Answer int
 	// Limit is how many tokens may follow, Least how many must.
 	Limit, Least int
-	// WithIDs asks for the ids of what follows.
+	// WithIDs asks for the ids of the rest.
 	WithIDs bool
 }
 
-// Body is that of a completion that continues the answer as the request asked for it. Only an answer that continues ByText has one.
+// Body is the body of a completion that continues the answer as the request asked for it. Only an answer that continues ByText has one.
 func (c Continuation) Body(rest Rest) []byte {
 	r := c.req
 	body := make([]byte, 0, 7*len(rest.IDs)+256)
@@ -265,7 +265,7 @@ func (c Continuation) Body(rest Rest) []byte {
 
 // Continued is a piece of an answer that another engine writes on, in the words of the client's stream.
 type Continued struct {
-	// API is the client's, Head what its events begin with (Chunk.Head).
+	// API is the client's, Head the beginning of its events (Chunk.Head).
 	API  prompt.API
 	Head []byte
 	// PromptTokens and OutputTokens are the whole request's so far.
@@ -282,7 +282,7 @@ func (d *Continued) ids(c *Chunk) []byte {
 	return c.IDs
 }
 
-// Event appends the JSON of the event that says for the client what c says.
+// Event appends the JSON of the event that repeats c in the client's form.
 func (d *Continued) Event(dst []byte, c *Chunk) []byte {
 	dst = append(dst, d.Head...)
 	if c.Choices == 0 {

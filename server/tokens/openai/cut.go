@@ -2,8 +2,8 @@ package openai
 
 import "github.com/kvpilot/kvpilot/server/tokens/rawjson"
 
-// cutMessage makes a whole message of the raw beginning of one that the end of the body cut off: what is there
-// of its content, and the other members that are complete. It is nil when there is no content.
+// cutMessage makes a whole message of the raw beginning of one that the end of the body cut off: the beginning of its content,
+// and the other members that are complete. It is nil when there is no content.
 func cutMessage(raw []byte) []byte {
 	out, names := closeObject(raw, func(name string, value []byte) []byte {
 		if name != "content" {

@@ -13,7 +13,7 @@ import (
 type Parsed struct {
 	// Prompt and Answer are token ids.
 	Prompt, Answer []uint32
-	// Portions are those of several ids, in order; all others have one.
+	// Portions are the portions of several ids, in order; all others have one.
 	Portions []Portion
 	// Calls are the ids of the tool calls so far, as raw JSON strings.
 	Calls [][]byte
@@ -22,7 +22,7 @@ type Parsed struct {
 // Portion is some ids of an answer that came at once.
 type Portion struct{ From, Count int }
 
-// Derender is the body for a derender route: it has an engine parse the tokens of p without an answer, and then those of ids.
+// Derender is the body for a derender route: it has an engine parse the tokens of p without an answer, and then the tokens ids.
 // Chat is the request that the engine would get for the whole answer.
 func (p *Parsed) Derender(model string, chat []byte, ids []uint32, finish, stop []byte) []byte {
 	b := make([]byte, 0, 7*(len(p.Prompt)+len(p.Answer)+len(ids))+2*len(p.Answer)+len(chat)+512)
@@ -62,7 +62,7 @@ func (p *Parsed) appendLengths(b []byte) []byte {
 	return append(b, ']')
 }
 
-// Until returns what the parser was given before the answer's token at n, which begins a portion.
+// Until returns the parser's input before the answer's token at n, which begins a portion.
 func (p *Parsed) Until(n int) *Parsed {
 	q := *p
 	q.Answer = p.Answer[:n]
@@ -72,7 +72,7 @@ func (p *Parsed) Until(n int) *Parsed {
 	return &q
 }
 
-// Derendered is what an engine's parser made of some tokens.
+// Derendered is an engine's parse of some tokens.
 type Derendered struct {
 	// Delta is the delta for the client, in the form of Tidy.
 	Delta []byte
@@ -125,7 +125,7 @@ func deltaOf(chunk []byte) []byte {
 }
 
 // Tidy appends a delta as engines write it into streams, in one form for equal ones: without the role, members that are null, and empty lists.
-// It returns nil for what is no object.
+// It returns nil for any other value.
 func Tidy(dst, delta []byte) []byte {
 	s := rawjson.Scanner{Data: delta}
 	if len(delta) == 0 || s.Space() != '{' {

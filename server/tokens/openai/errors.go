@@ -8,7 +8,7 @@ import (
 
 // BadRequest says why a body was refused. Its text is safe to show to the client.
 type BadRequest struct {
-	// Message is for people: what is wrong, and where.
+	// Message is for people: the fault and its place.
 	Message string
 	// Param is the field at fault ("messages[2].content"), empty when it is the body as a whole.
 	Param string

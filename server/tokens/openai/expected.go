@@ -5,7 +5,7 @@ import "net/http"
 // maxExpected bounds the hint of how many tokens an answer will have.
 const maxExpected = 1 << 20
 
-// The headers with that hint, in the spelling of net/http: kvpilot's own, and that of NVIDIA's NeMo Agent Toolkit.
+// The headers with that hint, in the spelling of net/http: kvpilot's own, and the header of NVIDIA's NeMo Agent Toolkit.
 const (
 	headerExpected      = "X-Kvpilot-Expected-Output-Tokens"
 	headerAgentExpected = "X-Nat-Expected-Output-Tokens"

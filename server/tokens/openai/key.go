@@ -8,7 +8,7 @@ import (
 )
 
 // PromptText is the prompt as plain text, the key of prefix-affinity: the prompt itself, the strings of
-// a list of prompts, or what the messages say, one after the other. Roles, tools and media are left out.
+// a list of prompts, or the text of the messages, one after the other. Roles, tools and media are left out.
 // It is empty where there is no text. It may share memory with the body.
 func (r *Request) PromptText() string {
 	p := &r.Prompt

@@ -43,7 +43,7 @@ func isUnset(value []byte) bool {
 }
 
 // Legs makes the two bodies of a split request. Both name the model and the prompt in the same way: an engine does not check that a
-// cache is that of its prompt.
+// cache belongs to its prompt.
 type Legs struct {
 	Request *Request
 	// Model is its name at the engines.
@@ -92,7 +92,7 @@ func (l *Legs) Prefill() []byte {
 	return l.Request.Edit(edits...)
 }
 
-// Decode is the body for the engine that writes the answer: the client's, with what the other one passed on.
+// Decode is the body for the engine that writes the answer: the client's, with the parameters that the other one passed on.
 func (l *Legs) Decode(params []byte, more ...Edit) []byte {
 	edits := append(append(l.common(), l.transfer(params)), more...)
 	if l.Request.Present("request_id") { // it would name two requests of one engine
@@ -101,7 +101,7 @@ func (l *Legs) Decode(params []byte, more ...Edit) []byte {
 	return l.Request.Edit(edits...)
 }
 
-// Prefilled is what an engine says of a prompt that it computed for another one.
+// Prefilled is an engine's report of a prompt that it computed for another one.
 type Prefilled struct {
 	// Params are its kv_transfer_params, raw; nil when there are none to decode with.
 	Params []byte

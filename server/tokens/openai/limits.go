@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// Limits bound what is remembered of a body besides its bytes. Zero is no bound.
+// Limits bound the memory of a body besides its bytes. Zero is no bound.
 type Limits struct {
 	// Members bounds the members of the body itself.
 	Members int

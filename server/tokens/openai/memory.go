@@ -21,10 +21,10 @@ const (
 	outlineBytes   = 16
 )
 
-// Memory remembers what Read found in large bodies, so that an identical body, byte for byte,
+// Memory remembers the results of Read for large bodies, so that an identical body, byte for byte,
 // is only hashed. One that is new costs a look at a few of its bytes, its outline. A body is hashed when its outline is seen for
-// the second time, and remembered when its hash is: what a program fills a form with, a number in a long text, has one outline for all.
-// It keeps offsets and what had to be decoded, not the bodies.
+// the second time, and remembered when its hash is: forms that a program fills in, with a number in a long text, have one outline for all.
+// It keeps offsets and decoded values, not the bodies.
 //
 // A nil Memory remembers nothing. Its methods are safe for concurrent use.
 type Memory struct {
@@ -85,7 +85,7 @@ type spot struct{ from, to uint32 }
 
 func (s spot) in(body []byte) []byte { return body[s.from:s.to:s.to] }
 
-// remembered is a Request without its body: what pointed into the body is a spot.
+// remembered is a Request without its body: a pointer into the body is a spot.
 type remembered struct {
 	size     int
 	request  Request

@@ -15,10 +15,10 @@ import (
 // maxFormValue bounds a form value that routing reads.
 const maxFormValue = 4 << 10
 
-// Form is what was read of a multipart form (audio routes) up to its model.
+// Form is the part read of a multipart form (audio routes) up to its model.
 type Form struct {
 	*Request
-	// Head is what was read, byte for byte; the rest of the body follows it.
+	// Head is the part that was read, byte for byte; the rest of the body follows it.
 	Head []byte
 	// Whole says that there is no rest.
 	Whole bool
@@ -26,7 +26,7 @@ type Form struct {
 	boundary string
 }
 
-// ReadForm reads a multipart form up to its model, without what comes after it. head bounds the
+// ReadForm reads a multipart form up to its model, without the parts after it. head bounds the
 // bytes that are held: a form with its model after a longer file is rejected with 413. An error
 // of body itself is returned as it is; every other one is a *BadRequest.
 func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, error) {
@@ -53,7 +53,7 @@ func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, er
 		Status: http.StatusBadRequest, Offset: held.bytes.Len()}
 }
 
-// holder keeps what is read through it.
+// holder keeps the bytes read through it.
 type holder struct {
 	from  io.Reader
 	left  int
@@ -110,7 +110,7 @@ func (f *Form) HeadFor(model string) []byte {
 	if model == f.Model || f.Model == "" {
 		return f.Head
 	}
-	// The model is the last part that was read: what follows it in Head was only buffered, and may
+	// The model is the last part that was read: bytes behind it in Head were only buffered, and may
 	// hold its name again.
 	delimiter := []byte("--" + f.boundary)
 	for at := 0; ; {

@@ -16,7 +16,7 @@ type Place struct {
 // Member is a member of a choice that grows while the answer is written.
 type Member byte
 
-// The members. Those of tool calls are CallName and CallArguments; Probabilities counts tokens.
+// The members. The members of tool calls are CallName and CallArguments; Probabilities counts tokens.
 const (
 	Content Member = iota
 	Reasoning
@@ -31,7 +31,7 @@ const (
 // memberNames are the names in JSON.
 var memberNames = [...]string{Content: "content", Reasoning: "reasoning", ReasoningContent: "reasoning_content", Refusal: "refusal", CompletionText: "text"}
 
-// Part is what an event adds to a place: a raw JSON string, or of Probabilities the raw list of tokens.
+// Part is an event's addition to a place: a raw JSON string, or of Probabilities the raw list of tokens.
 type Part struct {
 	Place
 	Text []byte
@@ -45,7 +45,7 @@ type End struct {
 	Finish, Stop []byte
 }
 
-// Parts is what one event of a chat or completion stream adds to an answer. Its slices share memory with the event.
+// Parts is the addition of one event of a chat or completion stream to an answer. Its slices share memory with the event.
 type Parts struct {
 	// Head is the object up to its choices.
 	Head []byte
@@ -63,7 +63,7 @@ type Parts struct {
 	begun int // the choice's first part
 }
 
-// Read reads the JSON of one event; false for what is no such object.
+// Read reads the JSON of one event; false for any other text.
 func (p *Parts) Read(data []byte) bool {
 	p.Head, p.List, p.Ends, p.Odd, p.Choices, p.Fault = nil, p.List[:0], p.Ends[:0], false, 0, 0
 	p.s = rawjson.Scanner{Data: data}
@@ -150,7 +150,7 @@ func (p *Parts) ofChoice(name []byte, _ int) bool {
 		v, ok := p.raw()
 		list := memberOf(v, "content")
 		if v != nil && list == nil {
-			p.Odd = p.Odd || !idle(v) // those of a completion
+			p.Odd = p.Odd || !idle(v) // the members of a completion
 		} else if list != nil && string(list) != "null" {
 			p.List = append(p.List, Part{Place: Place{Choice: p.at.Choice, Member: Probabilities}, Text: list})
 		}
@@ -259,8 +259,8 @@ func AppendEnd(dst, head []byte, of *End, text bool) []byte {
 	return append(orNull(append(dst, `,"stop_reason":`...), of.Stop), `}]}`...)
 }
 
-// AppendRest appends the JSON of an event under head that adds what is left of one part. Its Text is the text itself, or of Probabilities the raw list;
-// with an ID the tool call begins.
+// AppendRest appends the JSON of an event under head that adds the rest of one part. Its Text is the text itself, or of Probabilities the
+// raw list; with an ID the tool call begins.
 func AppendRest(dst, head []byte, of *Part) []byte {
 	left := of.Text
 	dst = append(append(dst, head...), `"choices":[{"index":`...)

@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// found is what a prompt, messages or input member held. Its zero value is a value without a
+// found is the value of a prompt, messages or input member. Its zero value is a value without a
 // prompt in it: absent, null, empty or of a wrong type.
 type found struct {
 	kind  prompt.Kind

@@ -67,7 +67,7 @@ func ReadRendered(body []byte) (*Rendered, error) {
 	return r, r.sampling(params)
 }
 
-// sampling takes the sampling parameters. Those that are not known must have a value that asks for nothing.
+// sampling takes the sampling parameters. Unknown ones must have a value that asks for nothing.
 func (r *Rendered) sampling(params []byte) error {
 	s := rawjson.Scanner{Data: params}
 	if len(params) == 0 || s.Space() != '{' {

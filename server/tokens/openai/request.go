@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// Params are what Read reads.
+// Params are the input of Read.
 type Params struct {
 	Route Route
 	// Header holds the client's headers (or gRPC metadata); names match without case.
@@ -18,15 +18,13 @@ type Params struct {
 	SessionHeaders []string
 	// Body is the request body; it must not change as long as the Request is in use.
 	Body []byte
-	// Limits bound what is remembered of the body.
+	// Limits bound the memory of the body.
 	Limits Limits
-	// Truncated says that Body may be a prefix of the client's body: what can be read is read.
-	// Truncated says that Body may be a prefix of the client's body: what can be read is read, and nothing in
-	// it is refused.
+	// Truncated says that Body may be a prefix of the client's body: the readable part is read, and nothing in it is refused.
 	Truncated bool
 }
 
-// Request is what routing needs of a body. Numbers that are absent, or that no engine would
+// Request has the fields of a body that routing needs. Numbers that are absent, or that no engine would
 // accept, are zero.
 type Request struct {
 	// Route is Params.Route; for RouteAny, the route that the body's shape stands for.
@@ -59,7 +57,7 @@ type Request struct {
 	PreviousResponse string
 	// KVTransfer is set when kv_transfer_params is present and not null.
 	KVTransfer bool
-	// Truncated is set when Body may be a prefix and was not read to its end; what came before that was read.
+	// Truncated is set when Body may be a prefix and was not read to its end; the part before that was read.
 	Truncated bool
 	// Body is the body as the client sent it.
 	Body []byte
@@ -71,7 +69,7 @@ type Request struct {
 	imposed  []Edit
 }
 
-// own is what the body itself says where a header may say something else.
+// own has the body's own values where a header may say something else.
 type own struct {
 	session, xargs, cacheKey string
 	priority                 int
@@ -94,7 +92,7 @@ func Read(p Params) (*Request, error) {
 		if !p.Truncated {
 			return nil, err
 		}
-		r.req.Truncated = true // what was read before the fault is what there is
+		r.req.Truncated = true // only the part before the fault is there
 	}
 	r.finish()
 	r.req.applyHeaders(p)
@@ -128,7 +126,7 @@ type reader struct {
 	req *Request
 	// field is the top-level member being read, for errors.
 	field string
-	// what was found under each of the three keys that can hold a prompt
+	// the values found under each of the three keys that can hold a prompt
 	messages, prompt, input found
 	maxCompletionTokens     int
 	maxTokens               int
@@ -281,7 +279,7 @@ func (r *reader) model() bool {
 	return false // with no syntax error recorded: refused
 }
 
-// finish settles what depends on several members.
+// finish settles the fields that depend on several members.
 func (r *reader) finish() {
 	q := r.req
 	if q.Truncated {
@@ -307,7 +305,7 @@ func (r *reader) finish() {
 	}
 }
 
-// applyHeaders sets what headers may decide.
+// applyHeaders sets the fields that headers may decide.
 func (r *Request) applyHeaders(p Params) {
 	r.Session, r.SessionSource, r.Priority = "", "", r.own.priority
 	header, name := SessionFrom(p.Header, p.SessionHeaders)

@@ -29,7 +29,7 @@ const (
 	RouteOther
 )
 
-// routeInfo is what is fixed about a route.
+// routeInfo has the fixed facts about a route.
 type routeInfo struct {
 	name string
 	path string

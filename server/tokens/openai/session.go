@@ -9,7 +9,7 @@ import (
 // maxSession bounds a session's name in bytes; a longer one is no session.
 const maxSession = 512
 
-// The header of Claude Code that names its session, and the one that names the agent within it.
+// The header of Claude Code that names its session, and the header that names the agent within it.
 const (
 	headerClaudeSession = "x-claude-code-session-id"
 	headerClaudeAgent   = "x-claude-code-agent-id"

@@ -95,7 +95,7 @@ func (r *Request) WithoutSteering() ([]byte, Steering) {
 		return r.Body, 0
 	}
 	c := cutter{body: r.Body}
-	ids := -1 // the member whose token ids stay: the one that counts
+	ids := -1 // the member whose token ids stay: the last one, which counts
 	if r.Route == RouteChat || r.Route == RouteMessages || r.Route == RouteAny {
 		ids = r.lastMember(nameKV)
 	}
@@ -127,7 +127,7 @@ func (r *Request) maySteer() bool {
 // maxCarriers bounds how deep carriers are in each other: engines merge sampling_params.extra_args and no deeper ones.
 const maxCarriers = 3
 
-// cutter collects what is cut out of a body.
+// cutter collects the parts cut out of a body.
 type cutter struct {
 	body    []byte
 	splices []splice

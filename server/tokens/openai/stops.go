@@ -19,7 +19,7 @@ type Stops struct {
 }
 
 const (
-	// maxStops and maxStop bound what the router looks for: strings, and characters of one.
+	// maxStops and maxStop bound the router's search: strings, and characters of one.
 	maxStops, maxStop = 32, 1024
 )
 

@@ -11,7 +11,7 @@ import (
 // limits are 128 (Rust) and about 1,000 (Python).
 const maxDepth = 256
 
-// Scanner walks over JSON text. Each method starts at the first byte of what it names and
+// Scanner walks over JSON text. Each method starts at the first byte of the part that it names and
 // leaves Pos behind its last one; a false result means that What says why.
 type Scanner struct {
 	Data []byte
@@ -27,7 +27,7 @@ type Scanner struct {
 	lax bool
 }
 
-// Fail records what is wrong at offset.
+// Fail records a fault at offset.
 func (s *Scanner) Fail(offset int, what string) bool {
 	if s.What == "" {
 		s.What, s.Pos = what, offset

@@ -71,7 +71,7 @@ func unescape(raw []byte) []byte {
 	}
 }
 
-// unescapeRune decodes what follows `\u`, a surrogate pair included. It is -1 when raw ends too early.
+// unescapeRune decodes the digits behind `\u`, a surrogate pair included. It is -1 when raw ends too early.
 func unescapeRune(raw []byte) (rune, []byte) {
 	r := hexRune(raw)
 	if r < 0 {

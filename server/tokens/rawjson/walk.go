@@ -28,7 +28,7 @@ func (s *Scanner) Err() error {
 }
 
 // Members calls visit with each member of the object in b, in order, and stops when visit returns false. The key
-// is decoded, the value is raw and shares memory with b. What follows the object is ignored. The bytes of strings in
+// is decoded, the value is raw and shares memory with b. Text behind the object is ignored. The bytes of strings in
 // values are not checked.
 func Members(b []byte, visit func(key string, value []byte) bool) error {
 	s := Scanner{Data: b, lax: true}
@@ -41,8 +41,8 @@ func Members(b []byte, visit func(key string, value []byte) bool) error {
 	}))
 }
 
-// Elements calls visit with each raw element of the list in b and stops when visit returns false. What follows
-// the list is ignored. The bytes of strings are not checked.
+// Elements calls visit with each raw element of the list in b and stops when visit returns false. Text behind the list is ignored.
+// The bytes of strings are not checked.
 func Elements(b []byte, visit func(value []byte) bool) error {
 	s := Scanner{Data: b, lax: true}
 	if s.Space() != '[' {

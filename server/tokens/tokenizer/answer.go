@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Answer is what is known of the answer that a prompt continues with, when its beginning is the prompt of the turn before: the
+// Answer has the known facts about the answer that a prompt continues with, when its beginning is the prompt of the turn before: the
 // rank that gave it has computed its tokens, though which ids they are is not known until the whole prompt is.
 type Answer struct {
 	// Slot is the rank that gave the answer.
@@ -38,7 +38,7 @@ func (a *answers) observe(repeated bool) {
 	}
 }
 
-// answer is what is known of the answer to k, when the prompt is one turn further.
+// answer has the known facts about the answer to k, when the prompt is one turn further.
 func (k *known) answer(m *model) Answer {
 	packed := k.entry.answered.Load()
 	if packed == 0 || len(k.steps) != 1 || k.entry.root {

@@ -9,11 +9,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 )
 
-// approximateSeed keeps the names of text chunks apart from those of KV blocks.
+// approximateSeed keeps the names of text chunks apart from the names of KV blocks.
 const approximateSeed = 0x9e3779b97f4a7c15
 
-// bytesPerToken is how much raw text stands for one token in a chunk: what most tokenizers
-// make of English and code, escapes included.
+// bytesPerToken is how much raw text stands for one token in a chunk: the usual ratio for English and code,
+// escapes included.
 const bytesPerToken = 4
 
 // ApproximateHashes appends to dst names for the chunks of the prompt's text, one chunk of raw

@@ -41,7 +41,7 @@ func (a *asker) ask(ctx context.Context, req Request, j *remote.Job) (*remote.An
 	return answer, nil
 }
 
-// noteFailure puts the kind of err on the span of a call. The span fails only for what is not the client's doing: a failed span has
+// noteFailure puts the kind of err on the span of a call. The span fails only for faults that are not the client's: a failed span has
 // its whole trace kept.
 func noteFailure(sp trace.Span, err error) {
 	kind := string(remote.KindOf(err))

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 )
 
-// backgroundQueue bounds what waits for its turn in the background, per running one.
+// backgroundQueue bounds the calls that wait for their turn in the background, per running one.
 const backgroundQueue = 64
 
 // background is the work behind early answers: a few pieces at once, and a bounded number that wait.

@@ -79,7 +79,7 @@ func (c *completer) complete(ctx context.Context, req Request, m *model, ks keys
 	return e, source, nil
 }
 
-// learn compares a full answer with what was known of its beginning.
+// learn compares a full answer with the known ids of its beginning.
 func (c *completer) learn(ctx context.Context, req Request, m *model, k *known, e *entry) {
 	broke, position := m.learned.observe(k, e.ids)
 	if !broke {

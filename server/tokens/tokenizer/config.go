@@ -9,7 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
-// Config is what an operator may set.
+// Config has the settings of an operator.
 type Config struct {
 	// Enabled turns tokenization on; without it, requests are routed by approximate keys and load.
 	Enabled bool `yaml:"enabled"`
@@ -32,7 +32,7 @@ type Config struct {
 	Models map[string]ModelConfig `yaml:"models"`
 }
 
-// ModelConfig is what an operator may set for one model.
+// ModelConfig has an operator's settings for one model.
 type ModelConfig struct {
 	// Handoff overrides tokenizer.handoff. Empty: no override.
 	Handoff string `yaml:"handoff"`

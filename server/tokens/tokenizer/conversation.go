@@ -14,7 +14,7 @@ const (
 	// trustAfter observations without exception make a class of steps known.
 	trustAfter = 3
 	// lossLimit is the largest loss, in tokens, that a class may have: a generation prompt and
-	// similar. What loses more does not keep what was rendered before.
+	// similar. A class that loses more does not keep the earlier rendering.
 	lossLimit = 64
 	// margin is given away at each boundary beyond the largest loss seen: tokens that might merge
 	// with text behind them.
@@ -25,13 +25,13 @@ const (
 	checkEvery = 16
 	// badFor is how long a class that broke its rule is not used.
 	badFor = 10 * time.Minute
-	// maxClasses bounds what is learned per model.
+	// maxClasses bounds the classes learned per model.
 	maxClasses = 4096
 	// maxProbes bounds the search for the longest known beginning.
 	maxProbes = 256
 )
 
-// class is what was learned about steps of one structure.
+// class is the knowledge about steps of one structure.
 type class struct {
 	seen int
 	// sizes are the longest messages that older ids ended with when the class held: a template
@@ -171,7 +171,7 @@ func (l *learned) compared(k *known, equal bool) {
 	}
 }
 
-// disproved notes that ids joined by the steps were not those of the engine.
+// disproved notes that ids joined by the steps were not the engine's.
 func (l *learned) disproved(steps []step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

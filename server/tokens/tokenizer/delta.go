@@ -14,7 +14,7 @@ import (
 var errNoDelta = errors.New("the prompt cannot be joined from its beginning and a delta")
 
 // Stand-ins take the place of the known messages in a delta: they have the structure of the
-// last ones, so that the template treats what follows in the same way, and next to no text.
+// last ones, so that the template treats the rest in the same way, and next to no text.
 const (
 	standInUser   = `{"role":"user","content":"x"}`
 	standInCaller = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_0","type":"function","function":{"name":"f","arguments":"{}"}}]}`

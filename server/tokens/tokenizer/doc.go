@@ -9,7 +9,7 @@
 //
 // Where to read what: encode and encoding are the way of a prompt and its result, question and flight the calls to
 // replicas, key, entry and truncate the exact cache; conversation, structure, root, delta, complete and answer are
-// known beginnings and what is learned of a model's template; guard and handoff are about giving ids to engines.
+// known beginnings and the knowledge about a model's template; guard and handoff are about giving ids to engines.
 // Below it: remote asks replicas, convert makes chat requests of other formats, parity compares ids with the engines'.
 //
 // A Pool is safe for concurrent use; Run gives it its background work. Ids, hashes and media

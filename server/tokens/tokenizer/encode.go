@@ -16,9 +16,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
-// Encode returns the ids of the prompt, or what is known of them; its caller calls Release when the request has ended. The error is nil, or a *ClientFault with
-// which a tokenizer route refused the prompt; the route that generates may take it all the same, so there is
-// an Encoding along with the error. All else is an Encoding with SourceNone and a Reason.
+// Encode returns the ids of the prompt, or the known ones; its caller calls Release when the request has ended. The error is nil, or a
+// *ClientFault with which a tokenizer route refused the prompt; the route that generates may take it all the same, so there is an
+// Encoding along with the error. All else is an Encoding with SourceNone and a Reason.
 func (p *Pool) Encode(ctx context.Context, req Request) (*Encoding, error) {
 	start := time.Now()
 	enc, err := p.encode(ctx, req)
@@ -73,8 +73,8 @@ func (p *Pool) encode(ctx context.Context, req Request) (*Encoding, error) {
 // cutTries is how many of the messages at the end of a cut conversation may be left out.
 const cutTries = 3
 
-// cut encodes what is there of a prompt that is cut. A template may refuse a conversation that ends where the
-// cut left it: what is in front of that is tried then. No refusal of a cut prompt is the client's fault.
+// cut encodes the beginning that is there of a prompt that is cut. A template may refuse a conversation that ends where the
+// cut left it: the part in front of the cut message is tried then. No refusal of a cut prompt is the client's fault.
 func (p *Pool) cut(ctx context.Context, req Request, m *model) (*Encoding, error) {
 	whole := req.Prompt
 	for range cutTries {
@@ -94,9 +94,9 @@ func (p *Pool) cut(ctx context.Context, req Request, m *model) (*Encoding, error
 	return none(whole, ReasonRefused, m.estimate(textSize(whole))), nil
 }
 
-// firm reports whether the route that generates can be expected to refuse what a tokenizer route refused.
+// firm reports whether the route that generates can be expected to refuse a prompt that a tokenizer route refused.
 // It cannot where the question was not the client's own body, where that body is not read by those routes
-// as by the one that generates, or where the fault is the route's or the model's name.
+// as by the route that generates, or where the fault is the route's or the model's name.
 func firm(pr *prompt.Prompt, f *ClientFault) bool {
 	if f.Status != http.StatusBadRequest && f.Status != http.StatusUnprocessableEntity || pr.Body == nil || pr.Partial {
 		return false
@@ -114,7 +114,7 @@ func prepared(pr *prompt.Prompt) (*prompt.Prompt, bool) {
 	if !ok || !pr.Partial && pr.API != prompt.APIOther {
 		return pr, ok
 	}
-	// The body is cut, or is that of another route: what was read of it stands for itself.
+	// The body is cut, or belongs to another route: the part that was read stands for itself.
 	alone := *pr
 	alone.Body, alone.Digest = nil, prompt.Digest{}
 	if pr.Partial && pr.Kind == prompt.KindChat {
@@ -162,7 +162,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	}
 	mine := keys{base: ks.base, exact: ks.exact}
 	if len(ks.upTo) > 0 {
-		mine.upTo = []cache.Key{ks.upTo[0]} // what work behind the answer needs; the rest is reused
+		mine.upTo = []cache.Key{ks.upTo[0]} // the part that work behind the answer needs; the rest is reused
 	}
 	all := func(ctx context.Context) (*entry, Source, error) { return p.completer.complete(ctx, req, m, mine, k) }
 	if k != nil && !req.NeedFull {

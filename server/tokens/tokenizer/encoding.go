@@ -22,7 +22,7 @@ const (
 	SourceConversation Source = "conversation"
 	SourceRender       Source = "render"
 	SourceTokenize     Source = "tokenize"
-	// SourceNone: there are no ids; Reason says why, ApproximateHashes is what is left.
+	// SourceNone: there are no ids; Reason says why, only ApproximateHashes are left.
 	SourceNone Source = "none"
 )
 
@@ -46,7 +46,7 @@ type ClientFault = remote.ClientFault
 // MediaItem is an image, clip or video among the ids.
 type MediaItem = remote.Media
 
-// Request is what Encode works on.
+// Request is the input of Encode.
 type Request struct {
 	Prompt *prompt.Prompt
 	// Replicas is the pool: all replicas that serve the model.
@@ -63,15 +63,14 @@ type Request struct {
 	// SizeOnly asks no replica: the caller wants ids only when they are in the body, else the
 	// prompt's estimated length.
 	SizeOnly bool
-	// Span is the id of the span, going to be drawn, that the calls to replicas are parts of; not
-	// valid, that is the one in ctx.
+	// Span is the id of the span, going to be drawn, that the calls to replicas are parts of; not valid, that is the span in ctx.
 	Span trace.SpanID
 
 	// native is the prompt in the client's own format, where a route for it may exist.
 	native *prompt.Prompt
 }
 
-// Encoding is what is known about a prompt's ids.
+// Encoding has the known facts about a prompt's ids.
 type Encoding struct {
 	// IDs are the ids of the prompt, or of the first one of a batch: the routing key. When
 	// Partial they are only the beginning. Read-only. They are nil when a request in flight does not need them: Known counts them.
@@ -95,7 +94,7 @@ type Encoding struct {
 	// Answer is the answer to the known beginning of a Partial encoding, which the prompt continues with.
 	Answer Answer
 
-	// entry is what the cache keeps of the prompt, given what keeps the hashes of ids that the client gave: they are not cached. Both are nil
+	// entry is the cache's record of the prompt, given the holder of the hashes of ids that the client gave: they are not cached. Both are nil
 	// once the ids were let go, and remains says what there was.
 	entry   *entry
 	given   *entry

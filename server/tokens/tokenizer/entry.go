@@ -30,7 +30,7 @@ func chain(dst []blockhash.Hash, parent blockhash.Hash, ids []uint32, start int,
 	return dst
 }
 
-// entry is what the cache keeps of one prompt: its full ids, and the names of their blocks.
+// entry is the cache's record of one prompt: its full ids, and the names of their blocks.
 type entry struct {
 	*names
 	ids      []uint32
@@ -40,7 +40,7 @@ type entry struct {
 	rendered bool
 	epoch    uint64
 
-	// root is set when the ids are those of a root and not of a whole prompt.
+	// root is set when the ids belong to a root and not to a whole prompt.
 	root bool
 	// prev is the key of the entry that this one extends; zero when there is none.
 	prev cache.Key
@@ -104,7 +104,7 @@ func (e *entry) inherit(old *entry, n int) {
 	e.mu.Unlock()
 }
 
-// bytes is what the entry costs in memory, its names among it.
+// bytes is the entry's size in memory, its names among it.
 func (e *entry) bytes() int {
 	n := 4*len(e.ids) + e.names.bytes()
 	for _, ids := range e.batch {

@@ -84,7 +84,7 @@ func (f *flights) leave(key cache.Key, fl *flight) {
 	if fl.waiters == 0 {
 		fl.cancel()
 		if f.open[key] == fl {
-			delete(f.open, key) // a newcomer must not join what was cancelled
+			delete(f.open, key) // a newcomer must not join a cancelled flight
 		}
 	}
 }
@@ -122,7 +122,7 @@ func (f *flights) waitOr(ctx context.Context, key cache.Key, do work, news func(
 	}
 }
 
-// close cancels what is under way, waits for its end, and stops new flights: a join then gets context.Canceled.
+// close cancels the open flights, waits for their end, and stops new flights: a join then gets context.Canceled.
 func (f *flights) close() {
 	f.mu.Lock()
 	f.closed = true

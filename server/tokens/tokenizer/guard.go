@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
 )
 
-// Observation is what an engine's answer said about a prompt that was encoded here.
+// Observation is an engine's statement about a prompt that was encoded here.
 type Observation struct {
 	Pool     string
 	Encoding *Encoding
@@ -37,7 +37,7 @@ type guard struct {
 // ParityStatus is how well a model's tokenization here agrees with the engines.
 type ParityStatus = parity.Status
 
-// Observe compares what the engine counted with what was encoded.
+// Observe compares the engine's count with the encoded ids.
 func (g *guard) Observe(ctx context.Context, o Observation) {
 	enc := o.Encoding
 	if enc == nil || enc.Source == SourceNone || enc.Source == SourceBody {
@@ -84,7 +84,7 @@ func (g *guard) reportMismatch(ctx context.Context, pool string, found parity.Mi
 	}
 	g.metrics.mismatch(pool)
 	if found.First {
-		g.models.of(pool).generation.Add(1) // what is cached may be what is wrong
+		g.models.of(pool).generation.Add(1) // the cached ids may be the wrong ones
 		g.log.Error("token ids computed here differ from the engine's: tokenization of this model is suspect",
 			slog.String("model", pool), slog.String("detail", found.Detail), slog.Int("position", found.Position))
 	}
@@ -92,7 +92,7 @@ func (g *guard) reportMismatch(ctx context.Context, pool string, found parity.Mi
 
 // Routed notes that the encoded prompt went to a rank which was believed to hold overlap leading tokens of it. A
 // prompt with no overlap must show up among the rank's events. It must be called only for ranks with an exact feed:
-// what others hold is not known.
+// the contents of others are not known.
 func (g *guard) Routed(pool string, enc *Encoding, slot replica.Slot, adapter string, overlap int) {
 	if enc == nil || enc.Source == SourceNone || overlap > 0 || enc.Known() < 16 || len(enc.Media) > 0 {
 		return

@@ -29,7 +29,7 @@ const (
 )
 
 // handoffSample is how many handoffs there are to one prompt that goes as text all the same, so
-// that the parity guard keeps seeing what the engine makes of text.
+// that the parity guard keeps seeing the engine's ids for text.
 const handoffSample = 32
 
 // Handoff decides for one encoding and the replica it goes to. The client's answer must not

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// held counts the memory of the encodings that requests in flight hold. The cache bounds what it keeps, not what was taken from it:
-// a thousand requests that wait with long prompts of their own would hold a thousand lists of ids.
+// held counts the memory of the encodings that requests in flight hold. The cache bounds the encodings that it keeps, not those taken
+// from it: a thousand requests that wait with long prompts of their own would hold a thousand lists of ids.
 type held struct {
 	limit int64
 
@@ -62,7 +62,7 @@ func (h *held) now() int64 {
 	return h.bytes
 }
 
-// grip is what one request in flight holds.
+// grip is the memory of one request in flight.
 type grip struct {
 	held *held
 	// names and ids are counted while they are not nil; own is set when the request reserved room for ids that it keeps itself.
@@ -79,7 +79,7 @@ func (g *grip) drop() {
 	}
 }
 
-// blockSizes are those that a model's blocks were named for, 0 for none yet. They are few, and safe for concurrent use.
+// blockSizes are the block sizes in use for a model, 0 for none yet. They are few, and safe for concurrent use.
 type blockSizes struct{ list [maxHashLists]atomic.Int32 }
 
 // note remembers a size, if there is a place for it.

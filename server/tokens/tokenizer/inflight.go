@@ -28,7 +28,7 @@ type remains struct {
 	ns    blockhash.Namespace
 }
 
-// keep counts what the request in flight holds, and lets the ids go where it does not need them or has no room for them.
+// keep counts the memory of the request in flight, and lets the ids go where it does not need them or has no room for them.
 func (p *Pool) keep(req *Request, enc *Encoding, m *model) *Encoding {
 	enc.grip.held = &p.held
 	enc.remains.sizes, enc.remains.ns = &m.sizes, req.Namespace
@@ -54,8 +54,8 @@ func (p *Pool) keep(req *Request, enc *Encoding, m *model) *Encoding {
 	return enc
 }
 
-// wanted reports whether the ids stay while the request is in flight, if there is room: those of a short prompt do, and those of a model
-// with blocks that were never named, so that their size is not known.
+// wanted reports whether the ids stay while the request is in flight, if there is room: the ids of a short prompt do, and the ids for a
+// model with blocks that were never named, so that their size is not known.
 func (enc *Encoding) wanted(keep int) bool {
 	size := enc.Known()
 	if len(enc.Batch) > 0 {
@@ -111,7 +111,7 @@ func (enc *Encoding) Reserve() bool {
 	return true
 }
 
-// Release says that the request that asked for the encoding has ended. The encoding stays usable for what still knows it. It does nothing
+// Release says that the request that asked for the encoding has ended. The encoding stays usable for other holders. It does nothing
 // for nil and the second time; it is not safe for concurrent use.
 func (enc *Encoding) Release() {
 	if enc == nil || enc.grip.held == nil {

@@ -7,11 +7,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/cache"
 )
 
-// memory is what was encoded lately, and the keys that lead to it. It is safe for concurrent use.
+// memory is the recent encodings, and the keys that lead to it. It is safe for concurrent use.
 type memory struct {
 	keyer   keyer
 	prompts *cache.Cache[entry]
-	bodies  *cache.Cache[cache.Key] // from the key of a body to that of its prompt
+	bodies  *cache.Cache[cache.Key] // from the key of a body to the key of its prompt
 	texts   *cache.Cache[string]    // of ids
 }
 
@@ -31,7 +31,7 @@ func (mem *memory) lookup(key cache.Key, m *model) *entry {
 	return e
 }
 
-// bodyKey names the body that a prompt came in, with what else may change its ids; zero when the
+// bodyKey names the body that a prompt came in, with all else that may change its ids; zero when the
 // body is not known by a digest.
 func (mem *memory) bodyKey(req Request, m *model) cache.Key {
 	pr := req.Prompt

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
-// model is what was learned about one model.
+// model is the knowledge about one model.
 type model struct {
 	name    string
 	set     ModelConfig
@@ -24,7 +24,7 @@ type model struct {
 	ratio float64 // guarded by mu; tokens per byte of raw prompt
 }
 
-// models are what was learned about each model, by the name of its pool. They are safe for concurrent use.
+// models are the knowledge about each model, by the name of its pool. They are safe for concurrent use.
 type models struct {
 	cfg     *Config
 	metrics *metrics

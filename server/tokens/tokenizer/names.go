@@ -15,7 +15,7 @@ type names struct {
 	// derived is set when the ids were joined from a known beginning and a delta instead of
 	// coming from one answer.
 	derived bool
-	// steps are those by which a derived entry was joined.
+	// steps are the steps by which a derived entry was joined.
 	steps []step
 	// answered packs the rank that last answered the prompt, plus one, and the answer's tokens; zero for none.
 	answered atomic.Uint64
@@ -56,5 +56,5 @@ func (n *names) hashed(ids, blockSize int, ns blockhash.Namespace) []blockhash.H
 	return h.list[:want:want]
 }
 
-// bytes is what the names cost in memory, with one list of hashes at the smallest usual block.
+// bytes is the names' size in memory, with one list of hashes at the smallest usual block.
 func (n *names) bytes() int { return n.length/2 + 200 }

@@ -10,8 +10,8 @@ import (
 )
 
 // A beginning is older when it ends before the turn before the last: other routers of the fleet had the turns in between, or this
-// one dropped them. Ranks hold those turns too, so an early answer would hide what they hold. The prompt waits for its ids instead,
-// at most for as long as the computation of the missing tokens takes. The call to a replica is the one that otherwise runs in the
+// one dropped them. Ranks hold those turns too, so an early answer would hide their blocks. The prompt waits for its ids instead,
+// at most for as long as the computation of the missing tokens takes. The call to a replica is the same call that otherwise runs in the
 // background.
 
 const (
@@ -40,7 +40,7 @@ func (p *Pool) worthwhile(pr *prompt.Prompt, ks keys, k *known, m *model) time.D
 	return max(p.leastWait, min(time.Duration(n)*worth, mostWait))
 }
 
-// waiting is a prompt that waits for its ids, those of an older beginning no longer than patience.
+// waiting is a prompt that waits for its ids, for the ids of an older beginning no longer than patience.
 type waiting struct {
 	req      Request
 	model    *model

@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
-// Params is what code passes.
+// Params has the arguments of the code.
 type Params struct {
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
@@ -80,7 +80,7 @@ func New(cfg Config, params Params) *Pool {
 	return p
 }
 
-// Run probes and expires tokenizer endpoints until ctx ends, then ends what is under way.
+// Run probes and expires tokenizer endpoints until ctx ends, then ends running work.
 func (p *Pool) Run(ctx context.Context) error {
 	asking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -92,7 +92,7 @@ func (p *Pool) Run(ctx context.Context) error {
 	return <-done
 }
 
-// Update puts a new cap on one question to a replica in force. What else is in next stays as it was.
+// Update puts a new cap on one question to a replica in force. The other fields of next have no effect.
 func (p *Pool) Update(next Config) error {
 	if err := next.Validate(); err != nil {
 		return err

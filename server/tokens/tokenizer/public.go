@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
-// ErrUnavailable says that no tokenizer could answer now; what it wraps says why.
+// ErrUnavailable says that no tokenizer could answer now; the wrapped error says why.
 var ErrUnavailable = errors.New("no tokenizer is available")
 
 // Tokenize returns all ids of the prompt, of every prompt of a batch. Unlike Encode it has no

@@ -10,8 +10,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/parity"
 )
 
-// A root is what many conversations begin with: tools and a system message. Its ids are those
-// that the rendering of a prompt shares with the rendering of the same prompt with another
+// A root is the common beginning of many conversations: tools and a system message. Its ids are the ids that the rendering
+// of a prompt shares with the rendering of the same prompt with another
 // first user message, so they end where the user's text begins.
 
 // rootBytes is the least that a root must hold to be worth a call of its own.
@@ -37,7 +37,7 @@ func newRoot(ids []uint32, maxLen int) *entry {
 	return root
 }
 
-// recallRoot finds what is known of the prompt's root, or nil.
+// recallRoot finds the known root of the prompt, or nil.
 func (c *completer) recallRoot(pr *prompt.Prompt, ks keys, m *model) *known {
 	if !rooted(pr) {
 		return nil

@@ -16,8 +16,8 @@ import (
 // of its text.
 type signature uint64
 
-// shape is a message's signature, role and length. The ends of a message that is new do not
-// matter to what was rendered before it, so added leaves them out.
+// shape is a message's signature, role and length. The ends of a message that is new do not matter to the rendering before it,
+// so added leaves them out.
 type shape struct {
 	sig   signature
 	added signature
@@ -51,7 +51,7 @@ func sizesOf(shapes []shape) (z sizes) {
 	return z
 }
 
-// shapeOf reads a raw message. What cannot be read has a shape of its own.
+// shapeOf reads a raw message. A message that cannot be read has a shape of its own.
 func shapeOf(message []byte) shape {
 	var names [8]string
 	keys := names[:0]
@@ -112,9 +112,9 @@ func spaceAtEnds(value []byte) byte {
 // isSpaceEscape reads the letter of an escape; \u may be any space, so it counts as one.
 func isSpaceEscape(c byte) bool { return c == 'n' || c == 't' || c == 'r' || c == 'f' || c == 'u' }
 
-// step is one extension of a conversation: an answer and what followed it.
+// step is one extension of a conversation: an answer and the messages behind it.
 type step struct {
-	// class names the structure that decides how the step changes what was rendered before.
+	// class names the structure that decides how the step changes the earlier rendering.
 	class uint64
 	// tail has the lengths of the messages since the last user message before the step.
 	tail sizes
@@ -170,7 +170,7 @@ func lastUser(shapes []shape) int {
 	return -1
 }
 
-// className hashes what a step's effect may depend on: the request's fields, the set of shapes
+// className hashes the inputs of a step's effect: the request's fields, the set of shapes
 // since the last user message and the last of them, and the sequence that was added, runs of
 // equal shapes counted once.
 func className(head uint64, tail, added []shape) uint64 {

@@ -7,10 +7,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Bar appends to barred the replicas of usable that get no request now: those with an open circuit and, of avoid, those that another
-// router finds broken. Of the ones that were reached and failed, at most the share MaxEjected is barred, the first ones of usable.
-// Tried is how many other replicas have failed the request; they count for the share. When all would be barred, none is: trying is
-// better than rejecting every request. It is the only place that decides this.
+// Bar appends to barred the replicas of usable that get no request now: replicas with an open circuit and, of avoid, replicas that
+// another router finds broken. Of the replicas that were reached and failed, at most the share MaxEjected is barred, the first ones of
+// usable. Tried is how many other replicas have failed the request; they count for the share. When all would be barred, none is: trying
+// is better than rejecting every request. It is the only place that decides this.
 func (b *Breaker) Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID {
 	if len(avoid) == 0 && !b.Shut() {
 		return barred

@@ -26,8 +26,8 @@ type Breaker struct {
 	openUntil atomic.Int64
 }
 
-// Pass ties what becomes of a request to the circuit's state when it was asked for: what began before the circuit
-// opened or closed says nothing about the replica as it is now. The zero Pass says nothing at all.
+// Pass ties a request's outcome to the circuit's state when it was asked for: a request that began before the circuit opened or closed
+// says nothing about the replica as it is now. The zero Pass says nothing at all.
 type Pass struct {
 	turn  uint64 // of the circuit
 	trial uint64 // which of that turn's trials; 0 when it is none

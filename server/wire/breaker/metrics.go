@@ -17,7 +17,7 @@ const (
 	reasonShare = "max_ejected"
 )
 
-// metrics are what the breaker counts.
+// metrics are the breaker's counts.
 type metrics struct {
 	opened, used metric.Int64Counter
 	causes       map[retry.Cause]metric.MeasurementOption

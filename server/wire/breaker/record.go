@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// record is what was found of a replica while its circuit is closed.
+// record is the evidence about a replica while its circuit is closed.
 type record struct {
 	// streak are the failures since the last success, window those since began.
 	streak, window evidence

@@ -25,7 +25,7 @@ const (
 	framingClose
 )
 
-// chunkState is what must come next in a chunked body.
+// chunkState is the next expected part of a chunked body.
 type chunkState uint8
 
 const (

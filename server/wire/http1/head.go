@@ -29,9 +29,9 @@ type Head struct {
 	Close bool
 }
 
-// ParseHead reads a head with its last line break but without the empty line. It is strict: what two parsers could read in
-// two ways is rejected, because the connection may carry another client's response next. Headers that drop names, in
-// canonical form, are left out.
+// ParseHead reads a head with its last line break but without the empty line. It is strict: a head that two parsers could read in two
+// ways is rejected, because the connection may carry another client's response next. Headers that drop names, in canonical form, are left
+// out.
 func ParseHead(b []byte, drop func(name string) bool) (Head, error) {
 	text := string(b)
 	line, rest, _ := strings.Cut(text, "\r\n")

@@ -85,7 +85,7 @@ func (p *Pins) Get(tenant, response string) (replica.ID, Owner) {
 	return found.replica, OwnerSelf
 }
 
-// Find returns what is known of a response, whichever tenant it belongs to.
+// Find returns the owner and the replica of a response, whichever tenant it belongs to.
 func (p *Pins) Find(response string) (tenant string, id replica.ID, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -26,7 +26,7 @@ type Doubt struct {
 	At int
 }
 
-// Report takes what was found of a doubt. It is called once for each.
+// Report takes the finding about a doubt. It is called once for each.
 type Report func(Doubt, retry.Finding)
 
 // Open reports whether there are failures that are not settled.
@@ -50,8 +50,8 @@ func (d *Doubts) Add(m *Memory, from retry.Origin, one Doubt, report Report) {
 	}
 }
 
-// Served settles the failures when another replica serves the request: those replicas were at fault. What failed after the client's
-// first byte is settled when the answer is whole.
+// Served settles the failures when another replica serves the request: those replicas were at fault. A failure after the client's first
+// byte is settled when the answer is whole.
 func (d *Doubts) Served(m *Memory, from retry.Origin, whole bool, report Report) {
 	if !d.Open() || !whole && slices.ContainsFunc(d.open, func(o Doubt) bool { return o.Begun }) {
 		return

@@ -13,7 +13,7 @@ func newGenerations[V any](most int) generations[V] {
 	return generations[V]{most: most, young: map[uint64]V{}}
 }
 
-// age drops what has expired.
+// age drops expired entries.
 func (g *generations[V]) age(now time.Time) {
 	switch passed := now.Sub(g.began); {
 	case passed >= 2*life:

@@ -30,7 +30,7 @@ type Memory struct {
 	tenants  generations[account] // guarded by mu
 }
 
-// account counts a tenant's requests that failed on two replicas, less what has been forgiven since, as of a moment.
+// account counts a tenant's requests that failed on two replicas, less the forgiven ones since, as of a moment.
 type account struct {
 	failed float64
 	at     time.Time
@@ -60,7 +60,7 @@ func (m *Memory) Origin(tenant string, body []byte, parts ...string) retry.Origi
 // Tenant names a tenant, as Origin does.
 func (m *Memory) Tenant(tenant string) uint64 { return named(maphash.String(m.seed, tenant)) }
 
-// named keeps zero for what is unknown.
+// named keeps zero for an unknown name.
 func named(hash uint64) uint64 { return max(hash, 1) }
 
 // Times is how often the request failed in the same way on two replicas.

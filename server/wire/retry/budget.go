@@ -26,7 +26,7 @@ func capacity(cfg Config) float64 {
 	return max(cfg.MinPerSecond*budgetSeconds, cfg.Ratio*100, 1)
 }
 
-// Update puts a new budget in force; what was saved up stays, as far as the new one allows.
+// Update puts a new budget in force; the savings stay, as far as the new one allows.
 func (b *Budget) Update(cfg Config) {
 	b.mu.Lock()
 	b.cfg = cfg

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Verdict is what one attempt means for the request and for the replica.
+// Verdict is the meaning of one attempt for the request and for the replica.
 type Verdict uint8
 
 // The verdicts.
@@ -57,7 +57,7 @@ func Verdicts() []Verdict {
 	return list
 }
 
-// row is what holds for a verdict.
+// row has the rules of a verdict.
 type row struct {
 	name string
 	// cause is the party that is at fault as long as nothing else is known.

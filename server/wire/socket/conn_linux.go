@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// mostAtOnce bounds what one system call moves while it keeps the processor: it takes tens of microseconds.
+// mostAtOnce bounds the bytes that one system call moves while it keeps the processor: it takes tens of microseconds.
 const mostAtOnce = 64 << 10
 
 // conn is a TCP connection that keeps the processor during reads and writes.
@@ -21,7 +21,7 @@ type conn struct {
 	out writer
 }
 
-// reader is what a read needs. Its mutex is never waited for: who finds it held reads as package net does, which waits for its turn.
+// reader has the state of a read. Its mutex is never waited for: who finds it held reads as package net does, which waits for its turn.
 type reader struct {
 	sync.Mutex
 	try  func(fd uintptr) bool
@@ -30,11 +30,11 @@ type reader struct {
 	err  error
 }
 
-// writer is what a write needs, as reader.
+// writer has the state of a write, as reader.
 type writer struct {
 	sync.Mutex
 	try  func(fd uintptr) bool
-	left [2][]byte // guarded by the mutex, as all below: what is to be written, the second after the first
+	left [2][]byte // guarded by the mutex, as all below: the bytes to write, the second after the first
 	err  error
 }
 
@@ -58,7 +58,7 @@ func (c *conn) Read(b []byte) (int, error) {
 	return c.in.n, nil
 }
 
-// read reads what is there, and is false when nothing is.
+// read reads the bytes that are there, and is false when there are none.
 func (r *reader) read(fd uintptr) bool {
 	r.n, r.err = Read(fd, r.into[:min(len(r.into), mostAtOnce)])
 	return r.err != syscall.EAGAIN //nolint:errorlint // a bare errno
@@ -100,7 +100,7 @@ func (c *conn) writeLocked(a, b []byte) (int, error) {
 	return n, err
 }
 
-// write writes what the socket takes, and is false when that was not all.
+// write writes as much as the socket takes, and is false when that was not all.
 func (w *writer) write(fd uintptr) bool {
 	for len(w.left[0])+len(w.left[1]) > 0 {
 		n, errno := writeOnce(fd, w.left[0], w.left[1])

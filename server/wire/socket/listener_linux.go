@@ -18,7 +18,7 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 // Quick returns the TCP connection c as one that keeps the processor while it reads and writes. Other connections are returned as
-// they are. All else of c stays as it is; its owner closes the one that is returned.
+// they are. All else of c stays as it is; its owner closes the returned one.
 func Quick(c net.Conn) net.Conn {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {

@@ -4,8 +4,8 @@ package socket
 
 import "syscall"
 
-// Only package syscall has the variable by which the race detector learns that what was done before a write to a socket happened
-// before what is done after a read. These calls touch it and do nothing else.
+// Only package syscall has the variable by which the race detector learns that the work before a write to a socket happened before the
+// work after a read. These calls touch it and do nothing else.
 
 // beforeWrite is called before each write.
 func beforeWrite() {

@@ -16,7 +16,7 @@ type finder struct {
 	colon   bool   // the colon after it was seen
 
 	usages  [2]*capture // the first and the last: Anthropic's format splits the usage over two events
-	filling int         // 1 + the index of the one that is being filled
+	filling int         // 1 + the index of the object that is being filled
 
 	finish   shortText
 	finishes int // how many were seen
@@ -54,7 +54,7 @@ const (
 // needleMax is the length of the longest name.
 const needleMax = len(`"finish_reason"`)
 
-// usage joins what the first and the last usage give.
+// usage joins the first and the last usage.
 func (f *finder) usage() (Usage, bool) {
 	u := Usage{PromptTokens: -1, CompletionTokens: -1, CachedTokens: -1}
 	f.usages[0].read(&u)
@@ -219,7 +219,7 @@ func (f *finder) fillText(b []byte) int {
 	if n < 0 {
 		end = len(b)
 	}
-	if t.n+end > len(t.buf) { // too long to be what it should be
+	if t.n+end > len(t.buf) { // too long to be a usage object
 		t.n, f.into = 0, needleNone
 		return end
 	}

@@ -29,7 +29,7 @@ type Scanner struct {
 	find finder
 }
 
-// line is the one that is being read: its first bytes, its length, and whether a CR came last.
+// line is the line that is being read: its first bytes, its length, and whether a CR came last.
 type line struct {
 	head    [headSize]byte
 	headLen int
@@ -46,7 +46,7 @@ func (l *line) keep(b []byte) {
 	l.headLen += copy(l.head[l.headLen:], b)
 }
 
-// payload is what the data lines of an event are.
+// payload is the kind of an event's data lines.
 type payload uint8
 
 const (
@@ -56,7 +56,7 @@ const (
 	payloadError // an object with an error
 )
 
-// eventName is what an event's name says about it.
+// eventName is the kind of an event by its name.
 type eventName uint8
 
 const (
@@ -190,7 +190,7 @@ func (s *Scanner) line(line []byte) {
 	}
 }
 
-// fieldValue is what follows a field's name: nothing, or a colon, a space that may be missing, and the value.
+// fieldValue is the part behind a field's name: nothing, or a colon, a space that may be missing, and the value.
 func fieldValue(rest []byte) ([]byte, bool) {
 	if len(rest) == 0 {
 		return nil, true
@@ -255,7 +255,7 @@ func (s *Scanner) endEvent() {
 	s.named, s.payload = nameNone, payloadNone
 }
 
-// isContent reports whether the event carries what the engine generated. Chat and completion
+// isContent reports whether the event carries generated output. Chat and completion
 // streams have unnamed events only, the first of which comes with the first token.
 func (s *Scanner) isContent() bool {
 	if s.payload == payloadError {

@@ -2,7 +2,7 @@ package sse
 
 import "bytes"
 
-// Usage is what an engine says that a request has cost. A count it does not give is -1.
+// Usage is an engine's statement of a request's cost. A count it does not give is -1.
 type Usage struct {
 	PromptTokens     int
 	CompletionTokens int
@@ -19,7 +19,7 @@ type capture struct {
 	whole bool
 }
 
-// captureSize is more than twice of what engines send today; a longer object is given up.
+// captureSize is more than twice of the size that engines send today; a longer object is given up.
 const captureSize = 768
 
 // complete reports whether a whole object is held.
@@ -67,8 +67,8 @@ func (c *capture) read(u *Usage) {
 	count(b, &u.CachedTokens, `"cached_tokens"`, `"cache_read_input_tokens"`)
 }
 
-// parts is a prompt as Anthropic's format counts it: what was neither read from the cache nor written into
-// it, and those two. A missing count is -1.
+// parts is a prompt as Anthropic's format counts it: the tokens neither read from the cache nor written into it,
+// and those two. A missing count is -1.
 type parts struct{ rest, read, created int }
 
 // readParts puts the parts that the object gives into p.

@@ -72,7 +72,7 @@ func (a *responseBody) room() []byte {
 	return a.buf.b
 }
 
-// decode takes the framing out of what was read. No bytes and no error mean: read on.
+// decode takes the framing out of the bytes read. No bytes and no error mean: read on.
 func (a *responseBody) decode() ([]byte, error) {
 	from := a.r
 	n, used, err := a.frame.Decode(a.buf.b[a.r:a.w])

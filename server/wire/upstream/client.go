@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
-// Params are what a Client is made of.
+// Params are the parts of a Client.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -44,7 +44,7 @@ func New(cfg Config, p Params) *Client {
 	return c
 }
 
-// Update puts new timeouts in force, for exchanges that begin from now on. What else is in cfg stays as it was.
+// Update puts new timeouts in force, for exchanges that begin from now on. The other fields of cfg have no effect.
 func (c *Client) Update(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -96,7 +96,8 @@ func checkRequest(t Target, r *Request) error {
 	return CheckLine(r.Method, r.Path, r.Query)
 }
 
-// CheckLine reports what keeps a request's method, path or query from being written into a request line. The error is nil or an *UnsendableError.
+// CheckLine reports the fault that keeps a request's method, path or query from being written into a request line. The error is nil or an
+// *UnsendableError.
 func CheckLine(method, path, query string) error {
 	switch {
 	case !http1.ValidName(method):

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// Config is what an operator may set. Defaults live in DefaultConfig alone.
+// Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// DialTimeout limits the time to open a connection, TLS included.
 	DialTimeout time.Duration `yaml:"dial_timeout"`

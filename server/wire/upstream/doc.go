@@ -2,8 +2,8 @@
 // bytes and returns the response as it comes.
 //
 // A Client keeps connections to replicas and is safe for concurrent use; Client.Run closes
-// idle ones until its context ends. A Response belongs to one goroutine. Response.Next returns
-// what one read returned, in a buffer that is valid until the next call; Close aborts the
+// idle ones until its context ends. A Response belongs to one goroutine. Response.Next returns the bytes of one read,
+// in a buffer that is valid until the next call; Close aborts the
 // request at once unless its response was read to the end, because an engine stops generating
 // only when its connection closes. Classify maps the result of an exchange to a verdict.
 //

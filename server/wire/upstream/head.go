@@ -76,7 +76,7 @@ func (a *responseBody) grow() {
 	a.buf = bigger
 }
 
-// settle applies what the head says.
+// settle applies the head.
 func (a *responseBody) settle(method string, h *http1.Head) *exchangeError {
 	a.frame = http1.BodyOf(method, h)
 	a.resp = Response{Status: h.Status, Header: h.Header, ContentLength: a.frame.Size(), body: a}

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// metrics are what the client counts.
+// metrics are the client's counts.
 type metrics struct {
 	attempts, redials, dials metric.Int64Counter
 	head                     metric.Float64Histogram

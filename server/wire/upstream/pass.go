@@ -7,10 +7,10 @@ import (
 
 // The tables of headers that pass between callers and engines. docs/security.md has them, with the reasons; a test compares the two.
 
-// withheld names the client's headers that do not go to a replica: those about the hop to kvpilot, the headers that kvpilot
-// writes itself, the client's credentials, which are for kvpilot, what browsers say of a page, what clients claim of proxies
-// before them, and what servers and frameworks read in place of the path, the method or the address. Names are in canonical
-// form; frameworks that read an underscore as a hyphen exist, so both are the same here.
+// withheld names the client's headers that do not go to a replica: headers about the hop to kvpilot, the headers that kvpilot
+// writes itself, the client's credentials, which are for kvpilot, browsers' headers about a page, clients' claims about proxies before
+// them, and headers that servers and frameworks read in place of the path, the method or the address. Names are in canonical form;
+// frameworks that read an underscore as a hyphen exist, so both are the same here.
 func withheld(name string) bool {
 	if strings.IndexByte(name, '_') >= 0 {
 		name = http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
@@ -32,8 +32,8 @@ func withheld(name string) bool {
 		strings.HasPrefix(name, "Grpc-") || strings.HasPrefix(name, "X-Kvpilot-") || strings.HasPrefix(name, ":")
 }
 
-// withheldFromClient names the headers of a response that end here: all but those that describe the body, the engine's own
-// figures, and those that the router itself reads. Names are in canonical form.
+// withheldFromClient names the headers of a response that end here: all but the headers that describe the body, the engine's own figures,
+// and the headers that the router itself reads. Names are in canonical form.
 func withheldFromClient(name string) bool {
 	switch name {
 	case "Content-Type", "Content-Encoding", "Content-Language", "Content-Disposition", // the body

@@ -38,7 +38,7 @@ type Request struct {
 	// Stream is sent after Body. StreamSize is its size, -1 when unknown.
 	Stream     io.Reader
 	StreamSize int64
-	// Once says that what is read of Stream is lost for another attempt. It goes over a fresh connection: one that was
+	// Once says that bytes read of Stream are lost for another attempt. It goes over a fresh connection: one that was
 	// kept may be closed by the replica just then.
 	Once bool
 	// Again, when it is set, makes Body and Stream the whole body again after part of Stream was read,
@@ -50,8 +50,8 @@ type Request struct {
 	Times *Times
 }
 
-// Times are the moments of an exchange; zero for what did not happen. When a connection that was
-// kept turns out to be closed, they are those of the fresh one.
+// Times are the moments of an exchange; zero for an event that did not happen. When a connection that was
+// kept turns out to be closed, they are the times of the fresh one.
 type Times struct {
 	// DialBegan and Dialed are set when a new connection was opened.
 	DialBegan, Dialed time.Time
@@ -87,7 +87,7 @@ type Response struct {
 
 // body is the rest of a response, as a transport reads it.
 type body interface {
-	// next returns what one read returned, valid until the next call; io.EOF at the end.
+	// next returns the bytes of one read, valid until the next call; io.EOF at the end.
 	next() ([]byte, error)
 	// close gives the connection back after the end, and closes it before.
 	close()
@@ -102,7 +102,7 @@ func (r *Response) Next() ([]byte, error) { return r.body.next() }
 // the engine stop. It may be called more than once.
 func (r *Response) Close() { r.body.close() }
 
-// Restore makes the body what ReadAll returned of a Response that is closed since: Next returns it again.
+// Restore sets the body to the result of ReadAll for a Response that is closed since: Next returns it again.
 func (r *Response) Restore(body []byte) { r.body = &restored{body} }
 
 // restored is a body in memory.

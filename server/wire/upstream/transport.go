@@ -225,7 +225,7 @@ func overdue(ctx context.Context, err error) error {
 }
 
 // take returns the idle connection that was used last, if that is not longer ago than idle and it
-// still lives; nil when there is none. Those that are idle for longer are left to others and to prune.
+// still lives; nil when there is none. Connections that are idle for longer are left to others and to prune.
 func (h *host) take(now time.Time, idle time.Duration) *conn {
 	for {
 		h.mu.Lock()
@@ -271,7 +271,7 @@ func (l *transport) prune(now time.Time) {
 	}
 }
 
-// prune closes what was idle for too long, and reports whether nothing is left.
+// prune closes connections that were idle for too long, and reports whether nothing is left.
 func (h *host) prune(now time.Time, idleTimeout time.Duration) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -368,7 +368,7 @@ type responseBody struct {
 	large bool    // further reads use a large buffer
 	r, w  int     // buf.b[r:w] was read from the connection and not yet decoded
 	try   func(fd uintptr) bool
-	got   struct { // what try read
+	got   struct { // the result of try
 		n   int
 		err error
 	}

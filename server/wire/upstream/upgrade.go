@@ -20,14 +20,14 @@ const handshakeTimeout = 10 * time.Second
 
 // Tunnel is a connection to a replica that has become a WebSocket. One goroutine may read while another one writes.
 type Tunnel struct {
-	// Header is the replica's, without what concerns the hop.
+	// Header is the replica's, without headers about the hop.
 	Header http.Header
 
 	io.ReadWriteCloser
 }
 
 // Upgrade asks the replica to make a WebSocket of a fresh connection. It returns the tunnel, or the response of a replica that
-// did not; the errors are those of Do. When ctx ends before the response, the request is aborted; a tunnel outlives it.
+// did not; the errors are the same as Do's. When ctx ends before the response, the request is aborted; a tunnel outlives it.
 func (c *Client) Upgrade(ctx context.Context, t Target, r *Request) (*Tunnel, *Response, error) {
 	if err := checkRequest(t, r); err != nil {
 		return nil, nil, err
@@ -189,7 +189,7 @@ func handshake(to, from http.Header) {
 	}
 }
 
-// isWebSocket reports whether a replica has switched, and to what it was asked to.
+// isWebSocket reports whether a replica has switched, and to the requested protocol.
 func isWebSocket(resp *http.Response) bool {
 	return resp.StatusCode == http.StatusSwitchingProtocols && strings.EqualFold(resp.Header.Get("Upgrade"), "websocket") &&
 		http1.Nominated(resp.Header["Connection"], "upgrade")

@@ -7,7 +7,7 @@
 // reconnects by itself: the reader of a stream must know about every break in it.
 //
 // Serve accepts connections for the bound side of any socket type. Pub and Publisher are the
-// publishing side: Pub fans messages out to subscribers and drops for the ones that are too slow,
+// publishing side: Pub fans messages out to subscribers and drops for slow ones,
 // as ZeroMQ does; Publisher numbers batches and answers replay requests from a ring, in the
 // framing of vLLM's KV event publisher. Sizes from the wire are bounded before memory is.
 package zmtp

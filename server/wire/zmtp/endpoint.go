@@ -13,7 +13,7 @@ import (
 // keepAlive finds dead hosts that neither answer nor refuse.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 4}
 
-// splitEndpoint splits a ZeroMQ endpoint ("tcp://host:port", "ipc://path") into what package net wants.
+// splitEndpoint splits a ZeroMQ endpoint ("tcp://host:port", "ipc://path") into the arguments of package net.
 // A host of "*" becomes the wildcard address. Other transports are an error.
 func splitEndpoint(endpoint string) (network, address string, err error) {
 	scheme, rest, ok := strings.Cut(endpoint, "://")

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// Pub is the state of a PUB socket: its subscribers and what they want. Use NewPub. It is safe
+// Pub is the state of a PUB socket: its subscribers and their subscriptions. Use NewPub. It is safe
 // for concurrent use; messages of one caller reach each subscriber in order.
 type Pub struct {
 	highWater int
@@ -25,8 +25,8 @@ type subscriber struct {
 	topics []string // guarded by Pub.mu
 }
 
-// NewPub returns a Pub that keeps at most highWater messages for a slow subscriber and drops
-// what goes beyond, as ZeroMQ does. Zero means 1000.
+// NewPub returns a Pub that keeps at most highWater messages for a slow subscriber and drops further ones, as
+// ZeroMQ does. Zero means 1000.
 func NewPub(highWater int) *Pub {
 	if highWater <= 0 {
 		highWater = 1000
@@ -145,7 +145,7 @@ func (s *subscriber) drain(ctx context.Context) {
 	}
 }
 
-// subscriptions follows what the subscriber asks for until the connection ends.
+// subscriptions follows the subscriber's requests until the connection ends.
 func (p *Pub) subscriptions(s *subscriber) {
 	var m Message
 	for s.conn.Recv(&m) == nil {

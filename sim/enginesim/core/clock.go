@@ -3,13 +3,13 @@ package core
 import "time"
 
 // Clock counts how well real time kept up with the modelled time. A machine that is too busy for the
-// engines it simulates ends steps late; what was measured on it then says little.
+// engines it simulates ends steps late; figures measured on it then say little.
 type Clock struct {
 	// Steps were computed; Modelled is the time that they were to take.
 	Steps    uint64
 	Modelled time.Duration
 	// Late sums how much later than planned steps ended, MostLate is the largest of it, and LateSteps
-	// counts those of more than lateStep.
+	// counts steps late by more than lateStep.
 	Late, MostLate time.Duration
 	LateSteps      uint64
 	// Lost is the time that later steps did not make up for.

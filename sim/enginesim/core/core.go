@@ -24,7 +24,7 @@ type Core struct {
 	stopped  bool                    // guarded by mu: Run has ended
 	finished [FinishAbort + 1]uint64 // guarded by mu
 	clock    Clock                   // guarded by mu
-	frozen   Stats                   // guarded by mu: what a paused core reported last
+	frozen   Stats                   // guarded by mu: the last report of a paused core
 	pins     map[string]*pinned      // guarded by mu
 	expired  int                     // guarded by mu: pins whose lease ended
 	pinnings int                     // guarded by mu: pins that there have been
@@ -115,7 +115,7 @@ func (c *Core) Reset() bool {
 	return ok
 }
 
-// Reported is what the engine's metrics show: they change with its steps, so those of one that hangs do not.
+// Reported returns the figures of the engine's metrics: they change with its steps, so the metrics of a hung engine do not.
 func (c *Core) Reported() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,7 +141,7 @@ func (c *Core) stats() Stats {
 	}
 }
 
-// Run computes steps until ctx ends, then aborts what is left.
+// Run computes steps until ctx ends, then aborts the rest.
 func (c *Core) Run(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	timer.Stop()

@@ -24,7 +24,7 @@ func digestOf(key blockhash.Hash) Digest {
 	return Digest{Hi: uint64(key) * 0x9e3779b97f4a7c15, Lo: uint64(key)}
 }
 
-// keyOf names the block of tokens that follows parent; extra holds what else distinguishes it.
+// keyOf names the block of tokens that follows parent; extra holds its other distinguishing data.
 func keyOf(seed uint64, parent blockhash.Hash, tokens []uint32, extra []byte) blockhash.Hash {
 	buf := make([]byte, 0, 8+4*len(tokens)+len(extra))
 	buf = binary.BigEndian.AppendUint64(buf, uint64(parent))

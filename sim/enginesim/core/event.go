@@ -17,7 +17,7 @@ type Event struct {
 	// Parent is the block that the first one continues; HasParent is false at a prompt's start.
 	Parent    Digest
 	HasParent bool
-	// Tokens are those of all blocks. The slice must not be changed.
+	// Tokens are the tokens of all blocks. The slice must not be changed.
 	Tokens    []uint32
 	BlockSize int
 	Space     Space
@@ -25,7 +25,7 @@ type Event struct {
 	First int
 }
 
-// Space is what distinguishes blocks of equal tokens.
+// Space distinguishes blocks of equal tokens.
 type Space struct {
 	// Adapter and AdapterID name a LoRA adapter; empty and 0 for the base model.
 	Adapter   string
@@ -53,7 +53,7 @@ func (s Space) Overlapping(start, end int) []Item {
 	return list
 }
 
-// extra is what the block from start to end puts into its hash besides its tokens.
+// extra is the part of the hash of the block from start to end in addition to its tokens.
 func (s Space) extra(start, end int) []byte {
 	var b []byte
 	if s.Adapter != "" {

@@ -75,7 +75,7 @@ func (c *Core) Unpin(name string) bool {
 	return p != nil
 }
 
-// Pins counts the prompts with blocks that are kept, and those whose lease ended.
+// Pins counts the prompts with blocks that are kept, and the prompts whose lease ended.
 func (c *Core) Pins() (kept, expired int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 // imageTokens is how many tokens stand for one image.
 const imageTokens = 64
 
-// Errors of the template; their texts are what clients see.
+// Errors of the template; clients see their texts.
 var (
 	errBothPrompts = errors.New( //nolint:staticcheck // the engine's own words
 		"continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it to start a new assistant message instead.")
@@ -67,7 +67,7 @@ type Rendered struct {
 	Items []Item
 }
 
-// Validate finds what no template can render.
+// Validate finds a fault that no template can render.
 func (c *Chat) Validate() error {
 	if len(c.Messages) == 0 {
 		return ErrNoMessages

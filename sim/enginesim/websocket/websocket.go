@@ -25,7 +25,7 @@ const (
 	opPong  = 10
 )
 
-// maxFrame bounds what a client may send at once.
+// maxFrame bounds a client's frame.
 const maxFrame = 16 << 20
 
 // Echo sends frames back as they come, until the client closes.
@@ -52,7 +52,7 @@ func Echo(to io.Writer, from *bufio.Reader) error {
 	}
 }
 
-// readFrame reads one frame of a client, which masks what it sends.
+// readFrame reads one frame of a client, which masks its bytes.
 func readFrame(from *bufio.Reader) (final bool, opcode byte, payload []byte, err error) {
 	var head [14]byte
 	if _, err := io.ReadFull(from, head[:2]); err != nil {

@@ -1,4 +1,4 @@
-// Command exports lists what packages export and no other package uses: package-level names and methods.
+// Command exports lists exports of packages that no other package uses: package-level names and methods.
 //
 //   - A package's own tests, external ones included, do not count as another package.
 //   - A method that any interface of the program names counts as used.
@@ -182,7 +182,7 @@ func mentioned(obj types.Object) []types.Object {
 	return found
 }
 
-// declared adds the exported names of a package and the exported methods of its types, but not those of its tests.
+// declared adds the exported names of a package and the exported methods of its types, but not the names of its tests.
 func declared(pkg *packages.Package, exports map[token.Position]types.Object) {
 	add := func(obj types.Object) {
 		at := pkg.Fset.Position(obj.Pos())
@@ -202,7 +202,7 @@ func declared(pkg *packages.Package, exports map[token.Position]types.Object) {
 	}
 }
 
-// uses marks what a package uses of other packages.
+// uses marks the names of other packages that a package uses.
 func uses(pkg *packages.Package, used map[token.Position]bool) {
 	own := strings.TrimSuffix(pkg.PkgPath, "_test")
 	for _, obj := range pkg.TypesInfo.Uses {
@@ -219,7 +219,7 @@ func uses(pkg *packages.Package, used map[token.Position]bool) {
 func interfaceMethods(all []*packages.Package) map[string]bool {
 	names := map[string]bool{}
 	for _, pkg := range all {
-		for _, tv := range pkg.TypesInfo.Types { // those without a name, too
+		for _, tv := range pkg.TypesInfo.Types { // types without a name, too
 			if it, ok := tv.Type.(*types.Interface); ok {
 				for m := range it.Methods() {
 					names[m.Name()] = true

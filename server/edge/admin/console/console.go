@@ -9,7 +9,7 @@ import (
 //go:embed page
 var embedded embed.FS
 
-// Handler serves /console and what is below it.
+// Handler serves /console and all paths below it.
 func Handler() http.Handler {
 	page, err := fs.Sub(embedded, "page")
 	if err != nil {

@@ -3,5 +3,5 @@
 // goroutine: times are part of events, and equal states and events give equal states and effects.
 //
 // The caller reads the sockets, decodes batches and runs the replays that Ask demands. The states of a feed that Show
-// reports are those of package kvevents.
+// reports are the states of package kvevents.
 package sequence

@@ -76,7 +76,7 @@ const (
 // ReasonNames are the forms that metrics use.
 var ReasonNames = [...]string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed", "foreign"}
 
-// effects collects what a step demands.
+// effects collects the demands of a step.
 type effects []Effect
 
 func (e *effects) add(do Action) { *e = append(*e, Effect{Do: do}) }

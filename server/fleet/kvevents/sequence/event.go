@@ -23,7 +23,7 @@ const (
 	Restarted
 	// Malformed: a message came that is no batch.
 	Malformed
-	// Continued: the sink holds what belongs to Position, which another feed has given.
+	// Continued: the sink holds the blocks of Position, which another feed has given.
 	Continued
 	// Shown ends the handling of several events: the feed's state is reported.
 	Shown

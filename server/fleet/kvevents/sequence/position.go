@@ -67,7 +67,7 @@ func (s *State) KnowsBetter(now time.Time, at *Position, larger bool) bool {
 	case other(s.instance, at.instance), s.pos.by != Publisher{} && at.by != Publisher{} && s.pos.by != at.by:
 		return true
 	case s.link.up && !s.canReplay(now) && s.link.hasLive && at.next <= s.link.live.Seq:
-		return true // what it has applied since cannot be had again
+		return true // the batches that it has applied since cannot be had again
 	case !s.pos.known:
 		return false
 	case s.pos.exact && (!s.replay.running || s.pos.next >= at.next):
@@ -78,7 +78,7 @@ func (s *State) KnowsBetter(now time.Time, at *Position, larger bool) bool {
 	return !larger
 }
 
-// continued sets the position and requests what followed.
+// continued sets the position and requests the batches that followed.
 func (t *step) continued() {
 	at := t.event.Position
 	t.pos, t.instance = at.position, at.instance

@@ -82,7 +82,7 @@ func (r *recovery) compare(b *Mark) {
 	r.verified = !r.other && b.Seq == r.sample.Seq && b.Print == r.sample.Print
 }
 
-// canCompare reports whether the replay socket may hold what a live batch can be compared with.
+// canCompare reports whether the replay socket may hold a batch that a live batch can be compared with.
 func (s *State) canCompare(now time.Time) bool {
 	return s.socket.at != "" && s.link.proof.stage != proofDone && s.pos.ring != ringEmpty && !s.lives.tooFast(now)
 }
@@ -175,7 +175,7 @@ func (t *answerStep) differs(why string) {
 	}
 }
 
-// dropReplays forgets what came from the replay socket of another engine. Live batches alone are followed from now on.
+// dropReplays forgets the batches from the replay socket of another engine. Live batches alone are followed from now on.
 func (t *answerStep) dropReplays() {
 	t.problem("%s", t.socket.foreign)
 	if t.pos.unchecked {

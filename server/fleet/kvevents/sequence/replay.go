@@ -15,7 +15,7 @@ const (
 	WhyGap                // live batches are missing
 	WhyProbe              // the feed is quiet: was something lost?
 	WhyRebuild            // an earlier replay failed: read all again
-	WhyProof              // is the replay socket that of the engine that publishes?
+	WhyProof              // does the replay socket belong to the engine that publishes?
 )
 
 // WhyNames are the forms that metrics and logs use.
@@ -32,7 +32,7 @@ var ErrUseless = errors.New("the replay sent the same batches again")
 const (
 	maxAttempts = 64                     // requests in one recovery, when each makes some progress
 	maxFailures = 3                      // consecutive requests that make none
-	settle      = 500 * time.Millisecond // after a recovery, to find what fell between replay and subscription
+	settle      = 500 * time.Millisecond // after a recovery, to find batches lost between replay and subscription
 	rereadEvery = 30 * time.Second
 )
 
@@ -63,7 +63,7 @@ func (t *step) recover(why Why) {
 	t.ask(0)
 }
 
-// ask requests what is missing now.
+// ask requests the batches that are missing now.
 func (t *step) ask(after time.Duration) {
 	r := &t.replay
 	t.jobs++
@@ -151,7 +151,7 @@ func (t *answerStep) hole(b *Batch) {
 	t.restart(b)
 }
 
-// restart makes b the first batch of what is known.
+// restart makes b the first known batch.
 func (t *answerStep) restart(b *Batch) {
 	t.doubt()
 	t.base(b.Seq)

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// State is what is known about one feed. It is a value: a copy is independent.
+// State is the knowledge about one feed. It is a value: a copy is independent.
 type State struct {
 	pos    position
 	link   link
@@ -24,7 +24,7 @@ type State struct {
 	dice     uint64 // spreads probes
 }
 
-// position is how far the feed has come in the numbering of one engine process, and what the sink holds of it.
+// position is how far the feed has come in the numbering of one engine process, and the sink's part of it.
 type position struct {
 	mark
 	holdings
@@ -46,10 +46,10 @@ func (m *mark) advance(b *Mark) {
 	*m = mark{known: true, next: b.Seq + 1, print: b.Print, hasPrint: true}
 }
 
-// isLast reports whether print is that of the last batch.
+// isLast reports whether print is the last batch's.
 func (m *mark) isLast(print uint64) bool { return m.hasPrint && m.print == print }
 
-// holdings is what the sink holds of the engine's blocks.
+// holdings is the state of the sink's blocks.
 type holdings struct {
 	exact   bool // everything since the engine's start was applied
 	lower   bool // the engine has published events of tiers below the GPU
@@ -63,7 +63,7 @@ type source struct {
 	unchecked bool // they rest on replays of a socket that was not compared with the live feed since
 }
 
-// ring is what replays have shown of the engine's past batches.
+// ring is the knowledge about the engine's past batches from replays.
 type ring uint8
 
 const (
@@ -72,7 +72,7 @@ const (
 	ringEmpty      // replays hold nothing although batches were published
 )
 
-// link is what is known about the event socket.
+// link is the state of the event socket.
 type link struct {
 	up       bool
 	epoch    uint64

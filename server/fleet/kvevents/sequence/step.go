@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// Machine is what the steps of one feed depend on beyond its State.
+// Machine has the parameters of one feed's steps beyond its State.
 type Machine struct {
 	// Followed reports whether the rank has a feed.
 	Followed bool
@@ -27,7 +27,7 @@ type step struct {
 	now   time.Time
 }
 
-// Step moves s by one event and appends what has to be done to out.
+// Step moves s by one event and appends the effects to out.
 func (m *Machine) Step(s *State, e *Event, out []Effect) []Effect {
 	t := step{Machine: m, State: s, effects: out, event: e, now: e.Now}
 	switch e.Kind {
@@ -101,7 +101,7 @@ func (t *step) connected() {
 	}
 }
 
-// disconnected: what is known stays, marked as doubtful.
+// disconnected: the blocks stay, marked as doubtful.
 func (t *step) disconnected() {
 	if t.event.Epoch != t.link.epoch || !t.link.up {
 		return // an older connection, replaced by now
@@ -111,7 +111,7 @@ func (t *step) disconnected() {
 	t.problem("disconnected: %v", t.event.Err)
 }
 
-// tick does what is due by the clock: forget, compare, probe, retry.
+// tick does the work that is due by the clock: forget, compare, probe, retry.
 func (t *step) tick() {
 	if !t.link.up {
 		if t.ForgetAfter > 0 && t.pos.known && t.now.Sub(t.link.downAt) > t.ForgetAfter {
@@ -182,8 +182,8 @@ func (t *step) reset(reason Reason) {
 	}
 }
 
-// doubt is reset for lost events: what another feed brought and no event has confirmed stays as a guess where the sink can
-// keep it so.
+// doubt is reset for lost events: blocks that another feed brought and no event has confirmed stay as a guess where the sink can keep
+// them so.
 func (t *step) doubt() {
 	if !t.pos.unproven || !t.CanDoubt {
 		t.reset(LostInGap)
@@ -219,7 +219,7 @@ func (t *step) apply(b *Batch) bool {
 	}
 	t.add(Apply)
 	if b.Emptied && !t.pos.lower {
-		t.pos.exact, t.pos.partial = true, false // what is there now is known: nothing
+		t.pos.exact, t.pos.partial = true, false // the present contents are known: nothing
 	}
 	t.pos.lower = t.pos.lower || b.Lower
 	t.pos.dirty = t.pos.dirty || b.Stores

@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// What one payload may hold; more is rejected. vLLM's largest batches, one scheduler step with a
+// Limits of one payload; more is rejected. vLLM's largest batches, one scheduler step with a
 // full context window, are far below.
 const (
 	maxHashes = 1 << 20
@@ -47,9 +47,9 @@ type Batch struct {
 	Events []Event
 	// Wire counts the events in the payload, before joining and skipping.
 	Wire int
-	// UnknownTags and UnknownFields count what was skipped because it is not known.
+	// UnknownTags and UnknownFields count skipped parts that are not known.
 	UnknownTags, UnknownFields int
 	// Misfits counts BlockStored events that were skipped because hashes and tokens cannot be
-	// matched by position. PrefixMisfits are those of groups that form the prefix chain.
+	// matched by position. PrefixMisfits counts the events of groups that form the prefix chain.
 	Misfits, PrefixMisfits int
 }

@@ -8,5 +8,5 @@
 // in the steady state nothing is allocated. A Decoder serves one goroutine at a time.
 //
 // Numbers in the payload never make memory grow beyond a fixed multiple of the payload, and
-// the Max constants bound what one payload may hold.
+// the Max constants bound the contents of one payload.
 package vllm

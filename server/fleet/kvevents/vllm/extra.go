@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// readExtraKeys reads what went into each block's hash in addition to its tokens: the adapter's name,
+// readExtraKeys reads the parts of each block's hash in addition to its tokens: the adapter's name,
 // multimodal items, the cache salt in a prompt's first block, a digest of prompt embeddings,
 // in this order. Nothing on the wire distinguishes them:
 //

@@ -23,7 +23,7 @@ const (
 )
 
 // storedOrder and removedOrder are the positions after the tag in the array encoding. Releases
-// only ever appended to them; what the map encoding added since follows in the same order.
+// only ever appended to them; fields that the map encoding added since follow in the same order.
 var (
 	storedOrder = [...]field{
 		fieldHashes, fieldParent, fieldTokens, fieldBlockSize, fieldLoraID, fieldMedium, fieldLoraName,

@@ -3,7 +3,7 @@ package vllm
 import "github.com/kvpilot/kvpilot/server/domain/kvblock"
 
 // tierOf maps a medium to a tier. Names are compared without regard to case; whatever is not
-// known is slower than what is, so it counts as the lowest tier.
+// known is slower than the known ones, so it counts as the lowest tier.
 func tierOf(medium []byte) kvblock.Tier {
 	var lower [16]byte
 	if len(medium) > len(lower) {

@@ -11,7 +11,7 @@ import (
 const hashSize = 9
 
 // pattern is the removal that was read just before, as bytes: vLLM sends one event for each removed block, which differ in
-// the hash alone. What has the same bytes around its hash means the same, so that only the hash is read.
+// the hash alone. An event with the same bytes around its hash means the same, so that only the hash is read.
 type pattern struct {
 	head, tail []byte // around the hash; head is empty when there is no pattern
 }

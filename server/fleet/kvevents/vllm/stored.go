@@ -18,7 +18,7 @@ type stored struct {
 	hashes    int    // where this event's hashes start
 	tokens    int    // where this event's tokens start
 	removed   bool   // it was a removal, and is in the batch
-	plain     int    // how much of the payload was left at its hash, if it has one only and that of full width; else 0
+	plain     int    // how much of the payload was left at its hash, if it has one only and it has full width; else 0
 }
 
 func (d *Decoder) begin() {

@@ -6,7 +6,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Layout is one wire form of events: what a range of vLLM versions sends.
+// Layout is one wire form of events: the form that a range of vLLM versions sends.
 type Layout struct {
 	// Name is the first version that sends it.
 	Name string

@@ -3,5 +3,5 @@
 //
 // Chat returns a prompt in chat form where the mapping is exact and says so when it is not: a
 // wrong guess would name wrong KV blocks. The results have no Body; their messages and fields
-// are what the tokenizer's routes take. All functions are pure.
+// have the form that the tokenizer's routes take. All functions are pure.
 package convert

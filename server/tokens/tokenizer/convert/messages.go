@@ -50,7 +50,7 @@ func fromMessages(p *prompt.Prompt) (*prompt.Prompt, bool) {
 
 func isBilling(text string) bool { return text == "" || strings.HasPrefix(text, billing) }
 
-// system joins the system texts, those among the messages too, into one message.
+// system joins the system texts, also those among the messages, into one message.
 func (b *builder) system(top []byte, messages [][]byte) {
 	var all strings.Builder
 	add := func(v []byte) {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// pythonJSON appends the value as Python's json.dumps writes what json.loads read: ", " and
+// pythonJSON appends the value as Python's json.dumps writes the result of json.loads: ", " and
 // ": " between, everything beyond ASCII escaped. It gives up on numbers that are not whole
 // (their digits may change) and on names that come twice.
 func pythonJSON(dst, v []byte) ([]byte, bool) {

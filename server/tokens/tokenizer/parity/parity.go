@@ -1,4 +1,4 @@
-// Package parity compares a model's tokenization here with what its engines show: the prompt tokens that they count,
+// Package parity compares a model's tokenization here with its engines' figures: the prompt tokens that they count,
 // and the first blocks that they store.
 //
 // A Guard watches one model. It is unproven at first, proven after enough equal lengths, and suspect from the first
@@ -87,7 +87,7 @@ func New(model string) *Guard {
 	return g
 }
 
-// Clear forgets what was seen of the model, after its cause was repaired.
+// Clear forgets the evidence about the model, after its cause was repaired.
 func (g *Guard) Clear() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

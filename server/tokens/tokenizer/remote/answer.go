@@ -23,7 +23,7 @@ type Media struct {
 	Length int
 }
 
-// Answer is what a tokenizer said.
+// Answer is a tokenizer's answer.
 type Answer struct {
 	// IDs has one list per prompt asked about.
 	IDs [][]uint32

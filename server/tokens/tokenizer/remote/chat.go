@@ -55,7 +55,7 @@ func (j *Job) dropsTools(v version) bool {
 	return j.DropToolsOnNone || v.before(0, 10)
 }
 
-// templateKwargs merges what reaches the template: the engine's defaults where /tokenize does
+// templateKwargs merges the arguments of the template: the engine's defaults where /tokenize does
 // not apply them itself, the request's kwargs, and the explicit fields that /tokenize lacks.
 func (j *Job) templateKwargs(v version) ([]byte, error) {
 	p := j.Prompt
@@ -127,7 +127,7 @@ func (k *kwargs) json() []byte {
 	return append(b, '}')
 }
 
-// renameReasoning does what the generation path does before the template sees a message:
+// renameReasoning does the same as the generation path before the template sees a message:
 // reasoning_content becomes reasoning.
 func renameReasoning(message []byte, v version) []byte {
 	const old = "reasoning_content"

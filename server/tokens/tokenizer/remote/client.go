@@ -25,7 +25,7 @@ const engineIdle = 5 * time.Second
 // dialTimeout limits the time to open a connection, TLS included.
 const dialTimeout = 2 * time.Second
 
-// maxErrorBody bounds what is kept of an error's body.
+// maxErrorBody bounds the kept part of an error's body.
 const maxErrorBody = 64 << 10
 
 // Sender sends one request to a replica; *upstream.Client is one. It returns once the head of the answer is there, and
@@ -158,7 +158,7 @@ func transportFault(ctx context.Context, err error) error {
 	return &Fault{Kind: KindConnect, Cause: err}
 }
 
-// classify decides whether an error status is the client's fault or the replica's; model is the one that was asked about.
+// classify decides whether an error status is the client's fault or the replica's; model is the model of the question.
 func classify(status int, header http.Header, body []byte, model string) error {
 	switch {
 	case status == http.StatusForbidden && bytes.Contains(body, []byte("--enable-scale-out")):

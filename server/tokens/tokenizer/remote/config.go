@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
 )
 
-// Config is what an operator may set.
+// Config has the settings of an operator.
 type Config struct {
 	// Timeout limits one call including its retries; the caller's deadline may be sooner.
 	Timeout time.Duration `yaml:"timeout"`

@@ -11,7 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// support is what is known about a route of one endpoint.
+// support is the state of a route of one endpoint.
 type support int32
 
 const (
@@ -70,7 +70,7 @@ func (e *endpoint) cool(now time.Time, d time.Duration) {
 	e.coolTill.Store(now.Add(min(d, mostCool)).UnixNano())
 }
 
-// rest cools an endpoint whose route is missing or that refuses what others answer: a second at first, twice as long each time.
+// rest cools an endpoint whose route is missing or that refuses prompts which others answer: a second at first, twice as long each time.
 func (e *endpoint) rest(now time.Time) {
 	e.cool(now, firstRest<<min(e.rests.Add(1)-1, 6))
 }
@@ -123,7 +123,7 @@ func (t *table) get(r *replica.Replica, now time.Time) *endpoint {
 	return e
 }
 
-// evictOne removes an endpoint that fails, or else the one that is idle for longest.
+// evictOne removes an endpoint that fails, or else the endpoint that is idle for longest.
 func (t *table) evictOne(m map[replica.ID]*endpoint, now time.Time) bool {
 	var victim *endpoint
 	for _, e := range m {

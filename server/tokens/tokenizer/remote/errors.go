@@ -41,7 +41,7 @@ const (
 	KindMalformed   Kind = "malformed"   // 200 with something else than was asked for
 	KindAuth        Kind = "auth"        // 401 or 403: the router's key is wrong, not the client's
 	KindUnsupported Kind = "unsupported" // the replica has no such route
-	KindRefused     Kind = "refused"     // a 400, 404 or 422 to what another replica answers
+	KindRefused     Kind = "refused"     // a 400, 404 or 422 to a question that another replica answers
 	KindTooLarge    Kind = "too_large"   // the answer passes its bound
 	KindUnmappable  Kind = "unmappable"  // the request has no exact form for this replica
 )

@@ -9,7 +9,7 @@ import (
 // probesAtOnce bounds the probes that run side by side.
 const probesAtOnce = 8
 
-// Run probes endpoints and forgets unused ones until ctx ends; then it waits for what is under way.
+// Run probes endpoints and forgets unused ones until ctx ends; then it waits for running work.
 func (p *Pool) Run(ctx context.Context) error {
 	defer p.keepConnections(ctx)()
 	defer p.wg.Wait()
@@ -75,7 +75,7 @@ func (p *Pool) probe(ctx context.Context) {
 	wg.Wait()
 }
 
-// endpointStatus is what is known about one endpoint.
+// endpointStatus is the state of one endpoint.
 type endpointStatus struct {
 	Replica  string    `json:"replica"`
 	Open     bool      `json:"breaker_open"`

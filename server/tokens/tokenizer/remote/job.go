@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// Op is what a Job asks for.
+// Op is the question of a Job.
 type Op uint8
 
 // The operations.

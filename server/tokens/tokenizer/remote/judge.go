@@ -149,7 +149,7 @@ func (d *dialogue) conclude(served bool) {
 	}
 }
 
-// found reports what was found of a failure; the lock of doubts is held. While no tokenizer answers anything, questions that fail
+// found reports a finding about a failure; the lock of doubts is held. While no tokenizer answers anything, questions that fail
 // everywhere are no evidence against the questions.
 func (d *dialogue) found(one poison.Doubt, f retry.Finding) {
 	if !f.Cause.Against() && time.Since(time.Unix(0, d.pool.served.Load())) > window {

@@ -62,7 +62,7 @@ func (l *latency) hedgeDelay(size int) time.Duration {
 	return max(p+p/4, hedgeLeast)
 }
 
-// attemptLimit is when one attempt counts as hung: far beyond what is usual for the size.
+// attemptLimit is when one attempt counts as hung: far beyond the usual time for the size.
 func (l *latency) attemptLimit(size int, limit time.Duration) time.Duration {
 	p := l.p95(size)
 	if p == 0 {

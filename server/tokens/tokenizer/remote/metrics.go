@@ -37,7 +37,7 @@ type metrics struct {
 	byCall labels.Sets[callLabels]
 }
 
-// newMetrics declares the metrics. endpoints lists the endpoints that exist: what is counted by replica goes with its endpoint.
+// newMetrics declares the metrics. endpoints lists the endpoints that exist: counts by replica go with their endpoint.
 func newMetrics(provider metric.MeterProvider, endpoints func() map[replica.ID]*endpoint) *metrics {
 	if provider == nil {
 		provider = noop.NewMeterProvider()
@@ -69,7 +69,7 @@ func newMetrics(provider metric.MeterProvider, endpoints func() map[replica.ID]*
 	return m
 }
 
-// observeEndpoints declares what is read of the endpoints at each collection.
+// observeEndpoints declares the figures read of the endpoints at each collection.
 func observeEndpoints(meter metric.Meter, endpoints func() map[replica.ID]*endpoint) {
 	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
 	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
@@ -126,7 +126,7 @@ func (t *tally) read() (calls int64, took time.Duration, failed map[Kind]int64) 
 	return t.calls, t.took, maps.Clone(t.failed)
 }
 
-// callLabels are those of a call.
+// callLabels are the labels of a call.
 type callLabels struct{ route, outcome string }
 
 func (m *metrics) observeCall(ctx context.Context, e *endpoint, l callLabels, took time.Duration) {
@@ -136,7 +136,7 @@ func (m *metrics) observeCall(ctx context.Context, e *endpoint, l callLabels, to
 	}))
 }
 
-// fault counts a failure by its cause. What ends without a fault has none.
+// fault counts a failure by its cause. A call that ends without a fault has none.
 func (m *metrics) fault(f retry.Finding) {
 	if label, ok := m.causes[f.Cause]; ok && f.Verdict != retry.Refused {
 		m.faults.Add(context.Background(), 1, label)

@@ -22,8 +22,7 @@ func nativePath(api prompt.API) string {
 	return ""
 }
 
-// Native reports whether there is a route that renders the prompt's body as it is. What a stored response
-// says is not in the body.
+// Native reports whether there is a route that renders the prompt's body as it is. The text of a stored response is not in the body.
 func Native(p *prompt.Prompt) bool {
 	return nativePath(p.API) != "" && len(p.Body) > 0 && !p.Partial && rawjson.IsNull(rawjson.Member(p.Body, "previous_response_id"))
 }
@@ -48,7 +47,7 @@ func (c *client) askNative(ctx context.Context, e *endpoint, j *Job) (*Answer, e
 }
 
 // native asks the route of the body's own format, where the endpoint has one. Done is false when the chat
-// form has to do. A refusal is no answer to the client: the generating route may take what this one does not.
+// form has to do. A refusal is no answer to the client: the generating route may take a body that this one does not.
 func (p *Pool) native(ctx context.Context, e *endpoint, j *Job) (a *Answer, done bool, err error) {
 	if j.Native == nil || support(e.native.Load()) == supportNo {
 		return nil, false, nil

@@ -27,7 +27,7 @@ const (
 	coolOverload   = 250 * time.Millisecond
 	coolAuth       = 10 * time.Second
 	// mostCool bounds the time for which a replica is not asked, whatever its Retry-After says; a good probe ends it sooner. firstRest is
-	// that of a replica without a tokenizer route, which doubles.
+	// the time for a replica without a tokenizer route, which doubles.
 	mostCool  = time.Minute
 	firstRest = time.Second
 	// hedgeShare of the questions may be asked twice, beyond a small stock for bursts.
@@ -35,7 +35,7 @@ const (
 	hedgeStock = 10
 )
 
-// Params is what code passes.
+// Params has the arguments of the code.
 type Params struct {
 	Log   *slog.Logger
 	Meter metric.MeterProvider
@@ -180,7 +180,7 @@ func (d *dialogue) run() (*Answer, error) {
 	}
 }
 
-// outvoted notes that a replica refused what another one answers: it is not asked for a while.
+// outvoted notes that a replica refused a question that another one answers: it is not asked for a while.
 func (d *dialogue) outvoted() {
 	e := d.refusal.from
 	if e == nil {
@@ -191,7 +191,7 @@ func (d *dialogue) outvoted() {
 	e.rest(time.Now())
 }
 
-// again says whether to try once more, and after what pause.
+// again says whether to try once more, and after which pause.
 func (d *dialogue) again(f *Fault) (time.Duration, bool) {
 	if !f.isRetryable() || d.attempts >= maxAttempts || d.ctx.Err() != nil || !d.worthRetry(f) {
 		return 0, false
