@@ -42,17 +42,22 @@ type request struct {
 	body   []byte
 	upload *upload
 	changes
-	pool *registry.Pool
-	// adapter is the LoRA adapter that the blocks belong to; empty for the base model.
-	adapter string
-	// standby is its wait for the first replica of its model.
-	standby waited
-	// side is its side of a split; nil where its model is not split.
-	side *splits.Assignment
+	pooled
 	// holder is the replica that stores the response which the request continues; empty for none.
 	holder replica.ID
 	tokenized
 	carried
+}
+
+// pooled are the replicas among which a request is routed.
+type pooled struct {
+	pool *registry.Pool
+	// adapter is the LoRA adapter that the blocks belong to; empty for the base model.
+	adapter string
+	// standby is the wait for the first replica of the model.
+	standby waited
+	// side is the request's side of a split; nil where its model is not split.
+	side *splits.Assignment
 }
 
 // tokenized is what is known of the prompt's ids.
