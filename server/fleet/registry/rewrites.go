@@ -36,7 +36,7 @@ type target struct {
 	Weight *int   `json:"weight"`
 }
 
-// Target is a model that requests for another one get.
+// Target is a model in place of another one.
 type Target struct {
 	Model string
 	// Weight is its share of the sum of all targets' weights.
