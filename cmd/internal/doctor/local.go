@@ -31,7 +31,7 @@ func Local(ctx context.Context, p Params) []Result {
 
 func localChecks() []check {
 	return []check{
-		{name: "settings", what: "Are the settings valid, can all files that they name be read, and only by those who should?", run: checkSettings},
+		{name: "settings", what: "Are the settings valid, can all files that they name be read, and by no other users?", run: checkSettings},
 		{name: "limits", what: "Does the machine give the router files, memory, processors and ports enough?", needs: []string{"settings"}, run: checkLimits},
 		{name: "listen", what: "Can the router open its own addresses?", needs: []string{"settings"}, run: checkListen},
 		{name: "peers", what: "Can the other routers of the fleet be reached?", needs: []string{"settings"}, run: checkPeers},

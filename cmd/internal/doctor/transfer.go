@@ -23,6 +23,11 @@ func checkTransfer(ctx context.Context, in scope) (list []Finding) {
 	groups := map[string][]*replica.Replica{}
 	for _, r := range in.left() {
 		now := in.now(r)
+		if e, err := in.measured(ctx, r); now.BlockSize == 0 && err == nil { // the registry learns it a little later
+			known := *now
+			known.BlockSize = e.BlockSize
+			now = &known
+		}
 		if c := now.Connector(); c.Transport != replica.NoTransport {
 			groups[c.Group] = append(groups[c.Group], now)
 		}
