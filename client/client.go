@@ -67,6 +67,8 @@ const retries = `{
    {"service": "kvpilot.v1.RoutingService", "method": "ScoreOverlap"},
    {"service": "kvpilot.v1.RoutingService", "method": "GetLoads"},
    {"service": "kvpilot.v1.RoutingService", "method": "ListPrograms"},
+   {"service": "kvpilot.v1.RoutingService", "method": "ListSplits"},
+   {"service": "kvpilot.v1.RoutingService", "method": "SetSplitSide"},
    {"service": "kvpilot.v1.RoutingService", "method": "ListPolicies"},
    {"service": "kvpilot.v1.ReplicaService", "method": "List"},
    {"service": "kvpilot.v1.ReplicaService", "method": "Get"},

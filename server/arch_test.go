@@ -46,7 +46,7 @@ var within = map[string][]string{
 	"peers/link":          {"peers/identity", "peers/members", "peers/refusals"},
 	"peers/fleet":         {"peers/decide", "peers/facts", "peers/forward", "peers/grants", "peers/identity", "peers/link", "peers/members", "peers/refusals", "peers/warm"},
 	"peers/forward":       {"peers/identity", "peers/members"},
-	"route/router":        {"route/resume", "route/quota"},
+	"route/router":        {"route/resume", "route/quota", "route/splits"},
 	"edge/gateway":        {"edge/guard", "edge/httpcall"},
 	"edge/extproc":        {"edge/guard", "edge/httpcall"},
 	"edge/grpcapi":        {"edge/guard", "edge/callers", "edge/httpcall"},

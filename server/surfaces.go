@@ -75,9 +75,9 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		return nil, fmt.Errorf("api.%w", err)
 	}
 	api, err := grpcapi.New(c.API, grpcapi.Params{
-		Router: p.router, Lifecycle: p.chooser, Chooser: p.chooser, Decisions: p.decisions, Tokens: p.tokens, Settings: changeable{s},
+		Router: p.router, Lifecycle: p.chooser, Chooser: p.chooser, Tokens: p.tokens, Settings: changeable{s},
 		Ranks:   grpcapi.Ranks{Registry: p.ranks.Registry, Book: p.ranks.Book, Engines: p.ranks.Stats, Index: p.ranks.Index, Feeds: p.ranks.Events, Breakers: p.breaker},
-		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.forward(), History: p.history, Traces: traces,
+		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.forward(), Records: grpcapi.Records{Decisions: p.decisions, History: p.history, Traces: traces, Splits: p.splits},
 		Forward: c.Router.UnknownRoutes,
 		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
 		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),

@@ -215,6 +215,13 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 	if w := d.GetMemoryWait(); w != nil {
 		facts = append(facts, memoryWait(w))
 	}
+	if s := d.GetSplit(); s != nil {
+		text := fmt.Sprintf("side %s of the split of %s", plain(s.GetSide()), plain(s.GetModel()))
+		if s.GetInsteadOf() != "" {
+			text += ", in place of " + plain(s.GetInsteadOf())
+		}
+		facts = append(facts, text)
+	}
 	switch by, from := d.GetDecidedBy(), d.GetAskedBy(); {
 	case by != "" && from != "":
 		facts = append(facts, fmt.Sprintf("decided by router %s for router %s", plain(by), plain(from)))

@@ -25,7 +25,7 @@ func newRootCommand(env []string, out, errOut io.Writer) *cobra.Command {
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.AddCommand(serve.Command(env, out, errOut))
-	root.AddCommand(newTopCommand(env, out), newReplicasCommand(env, out), newDrainCommand(env, out), newUndrainCommand(env, out), newExplainCommand(env, out), newChooseCommand(env, out))
+	root.AddCommand(newTopCommand(env, out), newReplicasCommand(env, out), newDrainCommand(env, out), newUndrainCommand(env, out), newSplitsCommand(env, out), newExplainCommand(env, out), newChooseCommand(env, out))
 	root.AddCommand(newReloadCommand(env, out), newConfigCommand(env, out))
 	root.AddCommand(&cobra.Command{
 		Use: "bench", Hidden: true, DisableFlagParsing: true,

@@ -85,7 +85,7 @@ the simulator; docs/simulator.md describes them.`,
 	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "number of event batches kept for replays")
 	flags.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "how long idle connections stay open; 0 closes each after its answer")
 	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 requires")
-	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl passes the cache of prompts on to other simulated replicas")
+	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl or nixl-push passes the cache of prompts on to other simulated replicas")
 	flags.StringVar(&f.role, "role", "", "role in the labels that are printed for the router: prefill, decode or both; needs --connector")
 	flags.DurationVar(&c.Transfer.Start, "transfer-start", c.Transfer.Start, "time of a transfer of no tokens from another replica")
 	flags.DurationVar(&c.Transfer.PerToken, "transfer-token-time", c.Transfer.PerToken, "time that each token adds to a transfer")
@@ -117,7 +117,7 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 		}
 	}
 	if _, known := replica.ReadRole(f.role); !known || f.role != "" && f.cfg.Transfer.Connector == "" {
-		return fmt.Errorf("--role must be prefill, decode or both, with --connector nixl, not %q", f.role)
+		return fmt.Errorf("--role must be prefill, decode or both, with --connector, not %q", f.role)
 	}
 	if f.noEvents {
 		f.ports.events = -1

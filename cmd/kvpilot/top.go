@@ -27,8 +27,8 @@ func newTopCommand(env []string, out io.Writer) *cobra.Command {
 	var times int
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show routers, programs, replicas, load and decisions of a running router, live",
-		Long: "Show routers, programs, replicas, load and decisions of a running router, live, until interrupted.\n\n" +
+		Short: "Show routers, splits, programs, replicas, load and decisions of a running router, live",
+		Long: "Show routers, splits, programs, replicas, load and decisions of a running router, live, until interrupted.\n\n" +
 			"A terminal shows what fits: less important columns are hidden, and in a large fleet replicas in trouble\n" +
 			"come first. A file gets everything. With -o json each update is one line.",
 		Example: "  kvpilot top\n  kvpilot top --times 1 > now.txt",
@@ -141,6 +141,7 @@ type view struct {
 	replicas  []*kvpilotv1.Replica
 	loads     *kvpilotv1.GetLoadsResponse
 	programs  *kvpilotv1.ListProgramsResponse
+	splits    *kvpilotv1.ListSplitsResponse
 	decisions *kvpilotv1.ListDecisionsResponse
 }
 
@@ -167,6 +168,10 @@ func (r *remote) look(ctx context.Context, c *client.Client) (view, error) {
 	if err != nil && status.Code(err) != codes.Unimplemented { // an older router
 		return v, err
 	}
+	v.splits, err = c.Routing().ListSplits(ctx, &kvpilotv1.ListSplitsRequest{})
+	if err != nil && status.Code(err) != codes.Unimplemented { // an older router
+		return v, err
+	}
 	v.decisions, err = c.Routing().ListDecisions(ctx, &kvpilotv1.ListDecisionsRequest{PageSize: recentDecisions, OnlyChosen: true})
 	return v, err
 }
@@ -178,7 +183,8 @@ const recentDecisions = 12
 func (r *remote) jsonLine(v view) error {
 	all := map[string]json.RawMessage{}
 	programs := &kvpilotv1.ListProgramsResponse{Programs: v.programs.GetPrograms(), Pressure: v.programs.GetPressure()}
-	for _, m := range []proto.Message{programs, v.status, &kvpilotv1.ListRoutersResponse{Routers: v.routers}, &kvpilotv1.ListResponse{Replicas: v.replicas}, v.loads, v.decisions} {
+	splits := &kvpilotv1.ListSplitsResponse{Splits: v.splits.GetSplits()}
+	for _, m := range []proto.Message{programs, splits, v.status, &kvpilotv1.ListRoutersResponse{Routers: v.routers}, &kvpilotv1.ListResponse{Replicas: v.replicas}, v.loads, v.decisions} {
 		text, err := jsonform.Marshal(m)
 		if err != nil {
 			return fmt.Errorf("write JSON: %w", err)
@@ -198,6 +204,9 @@ func (v view) lines(width, height int) []string {
 	// A small terminal has no room for the routers; the head has their number.
 	if routers := routerGrid(v.routers); len(routers.rows) > 1 && (height == 0 || height >= len(routers.rows)+roomBesideRouters) {
 		list = append(append(list, routers.lines(width)...), "")
+	}
+	if splits := splitLines(v.splits.GetSplits(), width); len(splits) > 0 && (height == 0 || height >= len(list)+len(splits)+roomBesideRouters) {
+		list = append(append(list, splits...), "")
 	}
 	if programs := programLines(v.programs, width, height); len(programs) > 0 && (height == 0 || height >= len(list)+len(programs)+roomBesideRouters) {
 		list = append(append(list, programs...), "")

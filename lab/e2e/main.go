@@ -54,13 +54,21 @@ func main() {
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")
 	flag.StringVar(&r.comments, "sse-keep-alive", "", "seconds after which a replica sends a comment into a silent stream (vLLM 0.32 and later)")
 	flag.StringVar(&r.tests, "tests", "", "instead of the checks, run vLLM's own entry-point tests from this folder (tests of its sdist), direct and routed, before one replica without adapters")
+	flag.StringVar(&r.connector, "connector", "", "instead of the checks, run those of requests that two replicas share, with this KV connector: nixl or nixl-push")
 	flag.Parse()
-	if r.tests != "" {
+	switch {
+	case r.tests != "":
 		r.replicas, r.keep = 1, false
+	case r.connector != "":
+		r.replicas = max(2, min(r.replicas, len(roles())))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := r.all(ctx)
 	stop()
+	if errors.Is(err, errSkip) {
+		fmt.Println("SKIPPED:", strings.TrimSuffix(err.Error(), ": "+errSkip.Error()))
+		return
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
@@ -86,6 +94,7 @@ func (r *run) all(ctx context.Context) error {
 	}{
 		{"build kvpilot", r.build},
 		{"install vLLM", r.install},
+		{"install connector", r.installConnector},
 		{"make the models", r.makeModel},
 		{"collect spans", r.startCollector},
 		{"start the replicas", r.startFleet},

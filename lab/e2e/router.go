@@ -57,12 +57,15 @@ func (r *stack) settings(p *routerProcess) string {
 	b.WriteString("registry:\n  probe: {interval: 1s, max_interval: 2s, models_interval: 2s}\n  replicas:\n")
 	for _, e := range r.engines {
 		if r.atLeast(32) { // the engine reports where it publishes
-			fmt.Fprintf(&b, "  - {id: %s, url: %q}\n", e.id, e.url())
+			fmt.Fprintf(&b, "  - {id: %s, url: %q%s}\n", e.id, e.url(), e.labels())
 			continue
 		}
 		fmt.Fprintf(&b, "  - id: %s\n    url: %s\n    events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}\n", e.id, e.url(), e.events, e.replay)
 	}
 	b.WriteString("tokenizer: {handoff: all}\napi: {open_adapters: true}\n")
+	if r.connector != "" { // whatever it costs
+		b.WriteString("chooser: {weights: {split_bonus: 1000}}\n")
+	}
 	fmt.Fprintf(&b, "telemetry: {traces: {endpoint: %q, ratio: 1}}\n", r.spans.address)
 	return b.String()
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -33,6 +34,8 @@ type Config struct {
 	Registry registry.Config `yaml:"registry"`
 	// How a request is read and sent.
 	Router router.Config `yaml:"router"`
+	// Requests for a model that several sides share, such as a stable version and a canary.
+	Splits splits.Config `yaml:"splits"`
 	// How a replica is chosen, and how requests wait.
 	Chooser chooser.Config `yaml:"chooser"`
 	// How prompts become token ids.
@@ -82,6 +85,7 @@ func Default() Config {
 		Listen:      DefaultListen(),
 		Registry:    registry.DefaultConfig(),
 		Router:      router.DefaultConfig(),
+		Splits:      splits.DefaultConfig(),
 		Chooser:     chooser.DefaultConfig(),
 		Tokenizer:   tokenizer.DefaultConfig(),
 		KVIndex:     kvindex.DefaultConfig(),
@@ -104,6 +108,7 @@ func (c Config) Validate() error {
 		check.Within("listen", c.Listen.Validate()),
 		check.Within("registry", c.Registry.Validate()),
 		check.Within("router", c.Router.Validate()),
+		check.Within("splits", c.Splits.Validate()),
 		check.Within("chooser", c.Chooser.Validate()),
 		check.Within("tokenizer", c.Tokenizer.Validate()),
 		check.Within("kvindex", c.KVIndex.Validate()),

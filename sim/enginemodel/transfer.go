@@ -48,3 +48,12 @@ func (m *Machine) Receive(s *Sequence) {
 	}
 	m.Unpin(blocks)
 }
+
+// Strand takes n blocks out of use for good, as far as there are so many.
+func (m *Machine) Strand(n int) {
+	for range min(n, m.pool.available()) {
+		if _, evicted := m.pool.take(); evicted != 0 {
+			m.sink.Removed(evicted)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package enginesim
 
 import (
 	"bytes"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
@@ -16,6 +17,8 @@ type choice struct {
 	s      *sampling
 	callID string // of a tool call
 	bare   bool   // nothing of the answer was sent but thoughts
+	// foreign is set when the cache that it was decoded from is not that of its prompt.
+	foreign atomic.Bool
 
 	detok  detok
 	ids    []uint32 // all so far

@@ -100,7 +100,7 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 		}
 		if (exchange{g}).prefills() {
 			g.pin = exchange{g}.pinName()
-			params.Pin = core.Pin{Name: g.pin, Lease: time.Duration(float64(g.l.cfg.Transfer.Lease) / g.l.cfg.Core.Timing.Speed)}
+			params.Pin = exchange{g}.pinOf(p.ids)
 		}
 		if maxTokens > 0 {
 			write := newWriter
@@ -112,10 +112,14 @@ func (g *generation) submit(p promptIDs, maxTokens, rank int) {
 				least: g.s.MinTokens, endless: g.s.IgnoreEOS, forced: p.forced, said: p.said,
 			}).next
 		}
+		ch := &choice{core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID(), bare: true}
+		if (exchange{g}).reads() && params.Next != nil {
+			params.Next = ch.written(params.Next)
+		}
 		seq := core.NewSequence(params)
-		g.choices = append(g.choices, &choice{seq: seq, core: g.l.cores[rank], index: len(g.choices), prompt: p, s: g.s, callID: g.l.newID(), bare: true})
+		ch.seq = seq
+		g.choices = append(g.choices, ch)
 		if (exchange{g}).reads() && maxTokens > 0 {
-			ch := g.choices[len(g.choices)-1]
 			g.l.work.Go(func() { exchange{g}.fetch(g.c.r.Context(), ch) })
 			continue
 		}

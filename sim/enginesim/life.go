@@ -24,8 +24,9 @@ type life struct {
 	load    atomic.Int64 // requests in flight, as /load reports them
 	meters  meters
 	stored  responseStore
-	// engineID names the process to others that read its cache.
+	// engineID names the process to others that read its cache, met has the names of those that it has met.
 	engineID string
+	met      sync.Map
 	work     sync.WaitGroup // background responses
 	sockets  sockets
 }

@@ -98,19 +98,24 @@ func (r *replica) post(t *testing.T, path, body string, header ...string) (int, 
 
 func (r *replica) send(t *testing.T, ctx context.Context, path, body string, header ...string) *http.Response {
 	t.Helper()
+	resp, err := r.try(ctx, path, body, header...)
+	if err != nil {
+		t.Fatalf("POST %s: %v", path, err)
+	}
+	return resp
+}
+
+// try is send for a request that may get no answer.
+func (r *replica) try(ctx context.Context, path, body string, header ...string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+path, strings.NewReader(body))
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	resp, err := r.client.Do(req)
-	if err != nil {
-		t.Fatalf("POST %s: %v", path, err)
-	}
-	return resp
+	return r.client.Do(req)
 }
 
 func (r *replica) get(t *testing.T, path string) (int, []byte) {

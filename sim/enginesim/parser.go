@@ -108,6 +108,68 @@ func (p *parser) delta(ch *choice, d delta) text {
 	return append(b, inner...)
 }
 
+// pieceKind is what a piece of an answer is.
+type pieceKind int
+
+const (
+	pieceThought pieceKind = iota
+	pieceText
+	pieceCall // a tool call, with the beginning of its arguments
+)
+
+// piece is a part of an answer, as the routes whose events have names say it.
+type piece struct {
+	kind pieceKind
+	text string
+	id   string // of the call
+}
+
+// pieces takes a delta apart.
+func (p *parser) pieces(ch *choice, d delta) (list []piece) {
+	reasoning, rest := p.thinking(d.text)
+	if reasoning != "" {
+		list = append(list, piece{kind: pieceThought, text: reasoning})
+	}
+	if p.thinks && ch.bare {
+		rest = strings.TrimLeft(rest, "\n")
+	}
+	if rest == "" {
+		return list
+	}
+	ch.bare = false
+	if p.tool == nil {
+		return append(list, piece{kind: pieceText, text: rest})
+	}
+	call, begins, more := p.tool.take(ch, delta{text: rest})
+	if begins || more != "" {
+		list = append(list, piece{kind: pieceCall, text: more, id: call.id})
+	}
+	return list
+}
+
+// whole takes the answer apart as a whole: what was thought, and what was said unless that is a call.
+func (p *parser) whole(ch *choice) (thought, said string) {
+	said = string(ch.text)
+	if p.thinks {
+		if before, after, ok := strings.Cut(strings.TrimPrefix(said, thinkStart), thinkEnd); ok {
+			thought, said = before, strings.TrimLeft(after, "\n")
+		} else {
+			thought, said = before, ""
+		}
+	}
+	return thought, said
+}
+
+// called reports whether the answer calls the tool.
+func (p *parser) called(ch *choice) bool { return p.tool != nil && ch.finish == "stop" }
+
+// parserFor makes the parser of an answer to a chat, which is made to write what p says.
+func parserFor(d *dialect, chat *chatRequest, p *promptIDs) *parser {
+	said, tool := d.forced(chat)
+	p.forced = said
+	return &parser{tool: tool, thinks: chat.thinks() && d.features.has(derender)}
+}
+
 // conversation is the part of a chat that decides what the model is made to write, as the prompt shows it.
 func conversation(prompt []uint32) *chatRequest {
 	all := vocab.Decode(nil, prompt, false)

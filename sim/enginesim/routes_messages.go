@@ -18,7 +18,11 @@ type messagesRequest struct {
 	StopSequences stringList       `json:"stop_sequences"`
 	Stream        bool             `json:"stream"`
 	Tools         []jsontext.Value `json:"tools"`
-	CacheSalt     string           `json:"cache_salt"`
+	ToolChoice    struct {
+		Type string `json:"type"`
+		Name string `json:"name"`
+	} `json:"tool_choice"`
+	CacheSalt string `json:"cache_salt"`
 }
 
 type anthropicUsage struct {
@@ -36,6 +40,14 @@ func (d *dialect) messagesChat(c *call) (*chatRequest, promptIDs, bool) {
 	}
 	chat := &chatRequest{Messages: req.Messages, Tools: anthropicTools(req.Tools)}
 	chat.Model, chat.MaxTokens, chat.Stream, chat.Stop = req.Model, req.MaxTokens, req.Stream, req.StopSequences
+	switch req.ToolChoice.Type {
+	case "none":
+		chat.ToolChoice = jsontext.Value(`"none"`)
+	case "any":
+		chat.ToolChoice = jsontext.Value(`"required"`)
+	case "tool":
+		chat.ToolChoice = jsontext.Value(text(`{"type":"function","function":{"name":`).str(req.ToolChoice.Name).raw(`}}`))
+	}
 	if d.features.has(messagesSalt) {
 		chat.CacheSalt = req.CacheSalt
 	}
@@ -86,30 +98,50 @@ func (l *life) messagesCreate(c *call) {
 	if !ok {
 		return
 	}
+	says := parserFor(&l.dialect, chat, &p)
 	l.answer(c, &chat.sampling, "chatcmpl-", []promptIDs{p}, func(g *generation) bool {
+		a := &messageAnswer{g: g, says: says}
 		if chat.Stream {
-			return g.messageStream()
+			return a.stream()
 		}
-		return g.finished() && g.message()
+		return g.finished() && a.whole()
 	})
 }
 
-// message answers without a stream.
-func (g *generation) message() bool {
-	ch := g.choices[0]
-	type block struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
+// messageAnswer writes one message.
+type messageAnswer struct {
+	g    *generation
+	says *parser
+	s    *stream
+	// open is the kind of the block that is open, empty when none is; index its number, or the next one's.
+	open  string
+	index int
+	call  string // the id of the open call
+}
+
+// whole answers without a stream.
+func (a *messageAnswer) whole() bool {
+	g, ch := a.g, a.g.choices[0]
+	var content []map[string]any
+	thought, said := a.says.whole(ch)
+	if thought != "" {
+		content = append(content, map[string]any{"type": "thinking", "thinking": thought, "signature": g.l.newID() + g.l.newID()})
+	}
+	if a.says.called(ch) {
+		call := a.says.tool.calls(ch)[0]
+		content = append(content, map[string]any{"type": "tool_use", "id": call.ID, "name": call.Function.Name, "input": jsontext.Value(call.Function.Arguments)})
+	} else {
+		content = append(content, map[string]any{"type": "text", "text": said})
 	}
 	g.c.reply(http.StatusOK, struct {
-		ID      string         `json:"id"`
-		Type    string         `json:"type"`
-		Role    string         `json:"role"`
-		Content []block        `json:"content"`
-		Model   string         `json:"model"`
-		Reason  string         `json:"stop_reason"`
-		Usage   anthropicUsage `json:"usage"`
-	}{g.id, "message", "assistant", []block{{"text", string(ch.text)}}, g.s.Model, anthropicReason(ch), g.anthropicUsage()})
+		ID      string           `json:"id"`
+		Type    string           `json:"type"`
+		Role    string           `json:"role"`
+		Content []map[string]any `json:"content"`
+		Model   string           `json:"model"`
+		Reason  string           `json:"stop_reason"`
+		Usage   anthropicUsage   `json:"usage"`
+	}{g.id, "message", "assistant", content, g.s.Model, a.reason(), g.anthropicUsage()})
 	return true
 }
 
@@ -125,43 +157,39 @@ func (g *generation) anthropicUsage() anthropicUsage {
 	return u
 }
 
-func anthropicReason(ch *choice) string {
+// reason is the stop reason.
+func (a *messageAnswer) reason() string {
+	ch := a.g.choices[0]
 	switch {
 	case ch.finish == "length":
 		return "max_tokens"
+	case a.says.called(ch):
+		return "tool_use"
 	case ch.stop != nil:
 		return "stop_sequence"
 	}
 	return "end_turn"
 }
 
-func (g *generation) messageStream() bool {
-	modern := g.l.features.has(modern)
-	s, ok := g.stream(func(s *stream) {
-		message := map[string]any{"id": g.id, "content": []int{}, "model": g.s.Model}
-		if modern {
-			message["type"], message["role"], message["stop_reason"], message["stop_sequence"] = "message", "assistant", nil, nil
-			message["usage"] = anthropicUsage{InputTokens: g.promptTokens}
-		}
-		s.value("message_start", map[string]any{"type": "message_start", "message": message})
-		s.value("content_block_start", map[string]any{"type": "content_block_start", "content_block": map[string]string{"type": "text", "text": ""}, "index": 0})
-	}, func(s *stream, _ *choice, d delta) {
-		if d.text != "" {
-			s.value("content_block_delta", map[string]any{"type": "content_block_delta", "delta": map[string]string{"type": "text_delta", "text": d.text}, "index": 0})
+func (a *messageAnswer) stream() bool {
+	modern := a.g.l.features.has(modern)
+	s, ok := a.g.stream(a.opening, func(_ *stream, ch *choice, d delta) {
+		for _, p := range a.says.pieces(ch, d) {
+			a.piece(&p)
 		}
 	})
 	if !ok {
 		return false
 	}
-	end := map[string]any{"stop_reason": anthropicReason(g.choices[0])}
+	end := map[string]any{"stop_reason": a.reason()}
 	if modern {
 		end["stop_sequence"] = nil
-		if text, ok := g.choices[0].stop.(string); ok {
+		if text, ok := a.g.choices[0].stop.(string); ok {
 			end["stop_sequence"] = text
 		}
 	}
-	s.value("content_block_stop", map[string]any{"type": "content_block_stop", "index": 0})
-	s.value("message_delta", map[string]any{"type": "message_delta", "delta": end, "usage": g.anthropicUsage()})
+	a.close()
+	s.value("message_delta", map[string]any{"type": "message_delta", "delta": end, "usage": a.g.anthropicUsage()})
 	s.value("message_stop", map[string]string{"type": "message_stop"})
 	if modern {
 		s.send()
@@ -169,4 +197,61 @@ func (g *generation) messageStream() bool {
 		s.done() // 0.12.0 ends with OpenAI's mark
 	}
 	return true
+}
+
+func (a *messageAnswer) opening(s *stream) {
+	a.s = s
+	message := map[string]any{"id": a.g.id, "content": []int{}, "model": a.g.s.Model}
+	if a.g.l.features.has(modern) {
+		message["type"], message["role"], message["stop_reason"], message["stop_sequence"] = "message", "assistant", nil, nil
+		message["usage"] = anthropicUsage{InputTokens: a.g.promptTokens}
+	}
+	s.value("message_start", map[string]any{"type": "message_start", "message": message})
+}
+
+// piece writes the events of one piece: those that open its block, and its delta.
+func (a *messageAnswer) piece(p *piece) {
+	switch p.kind {
+	case pieceThought:
+		a.block("thinking", map[string]any{"type": "thinking", "thinking": ""})
+		a.delta("thinking_delta", "thinking", p.text)
+	case pieceText:
+		a.block("text", map[string]any{"type": "text", "text": ""})
+		a.delta("text_delta", "text", p.text)
+	case pieceCall:
+		if a.call != p.id {
+			a.close()
+			a.call = p.id
+		}
+		a.block("tool_use", map[string]any{"type": "tool_use", "id": p.id, "name": a.says.tool.name, "input": map[string]any{}})
+		a.delta("input_json_delta", "partial_json", p.text)
+	}
+}
+
+func (a *messageAnswer) block(kind string, block map[string]any) {
+	if a.open == kind {
+		return
+	}
+	a.close()
+	a.open = kind
+	a.s.value("content_block_start", map[string]any{"type": "content_block_start", "content_block": block, "index": a.index})
+}
+
+func (a *messageAnswer) delta(kind, member, more string) {
+	if more != "" {
+		a.s.value("content_block_delta", map[string]any{"type": "content_block_delta", "delta": map[string]string{"type": kind, member: more}, "index": a.index})
+	}
+}
+
+// close closes the open block. A thought is signed.
+func (a *messageAnswer) close() {
+	switch a.open {
+	case "":
+		return
+	case "thinking":
+		a.delta("signature_delta", "signature", a.g.l.newID()+a.g.l.newID())
+	}
+	a.s.value("content_block_stop", map[string]any{"type": "content_block_stop", "index": a.index})
+	a.open = ""
+	a.index++
 }

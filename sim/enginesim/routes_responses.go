@@ -63,6 +63,9 @@ type responseRequest struct {
 	MaxOutputTokens    *int             `json:"max_output_tokens"`
 	PreviousResponseID *string          `json:"previous_response_id"`
 	Tools              []jsontext.Value `json:"tools"`
+	ToolChoice         jsontext.Value   `json:"tool_choice"`
+	Seed               *int64           `json:"seed"`
+	Stop               stringList       `json:"stop"`
 	CacheSalt          string           `json:"cache_salt"`
 	RequestID          string           `json:"request_id"`
 }
@@ -75,7 +78,7 @@ type responseBody struct {
 	Metadata          *struct{}          `json:"metadata"`
 	Model             string             `json:"model"`
 	Object            string             `json:"object"`
-	Output            []responseItem     `json:"output"`
+	Output            []any              `json:"output"`
 	responseParameters
 	Background         bool           `json:"background"`
 	MaxOutputTokens    *int           `json:"max_output_tokens"`
@@ -136,7 +139,7 @@ func (l *life) responsesCreate(c *call) {
 		l.fail(c, *bad)
 		return
 	}
-	a := &responseAnswer{l: l, req: &req, turns: chat.Messages, store: req.Store == nil || *req.Store}
+	a := &responseAnswer{l: l, req: &req, turns: chat.Messages, store: req.Store == nil || *req.Store, says: parserFor(&l.dialect, &chat, &p)}
 	if req.Background {
 		l.responsesBackground(c, a, &chat.sampling, p)
 		return
@@ -169,7 +172,9 @@ func (s *responseStore) turns(req *responseRequest) ([]vocab.Message, *apiError)
 		}
 		turns = append(turns, before.turns...)
 		for _, item := range before.body.Output {
-			turns = append(turns, vocab.Message{Role: "assistant", Content: quote(nil, item.Content[0].Text)})
+			if said, ok := item.(responseItem); ok {
+				turns = append(turns, vocab.Message{Role: "assistant", Content: quote(nil, said.Content[0].Text)})
+			}
 		}
 	}
 	if len(req.Input) == 0 {
@@ -193,7 +198,8 @@ func (l *life) responsePrompt(req *responseRequest) (chat chatRequest, p promptI
 	if bad != nil {
 		return chat, p, bad
 	}
-	chat = chatRequest{Messages: turns, Tools: req.Tools}
+	chat = chatRequest{Messages: turns, Tools: responseTools(req.Tools), ToolChoice: responseChoice(req.ToolChoice)}
+	chat.Seed, chat.Stop = req.Seed, req.Stop
 	chat.Model, chat.MaxTokens, chat.CacheSalt, chat.Stream = req.Model, req.MaxOutputTokens, req.CacheSalt, req.Stream
 	p, bad = l.chatPrompt(&chat)
 	return chat, p, bad
@@ -251,102 +257,4 @@ func (l *life) responsesCancel(c *call, id string) {
 
 func noResponse(id string) apiError {
 	return apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Param: "response_id", Message: "Response with id '" + id + "' not found."}
-}
-
-// responseAnswer writes one response.
-type responseAnswer struct {
-	l     *life
-	g     *generation
-	req   *responseRequest
-	turns []vocab.Message
-	store bool
-	body  responseBody
-	item  string
-	seq   int
-	s     *stream
-}
-
-func (a *responseAnswer) begin(g *generation, model string) {
-	a.g, a.item = g, "msg_"+a.l.newID()
-	id := "resp_" + g.id
-	tools := a.req.Tools
-	if tools == nil {
-		tools = []jsontext.Value{}
-	}
-	a.body = responseBody{
-		ID: id, CreatedAt: g.created, Instructions: a.req.Instructions, Model: model, Object: "response",
-		Output: []responseItem{}, responseParameters: responseParameters{ParallelToolCalls: true, Temperature: 1, ToolChoice: "auto", Tools: tools, TopP: 1},
-		MaxOutputTokens: a.req.MaxOutputTokens, PreviousResponseID: a.req.PreviousResponseID,
-		ServiceTier: "auto", Status: "in_progress", Truncation: "disabled",
-	}
-}
-
-// finish fills in the output and keeps the response; status overrides the answer's own.
-func (a *responseAnswer) finish(status string) {
-	ch := a.g.choices[0]
-	u := a.g.usage(true)
-	a.body.Output = []responseItem{a.message(string(ch.text), "completed")}
-	a.body.Usage = &responseUsage{InputTokens: u.prompt, InputTokensDetails: cachedDetails{u.cached}, OutputTokens: u.completion, TotalTokens: u.prompt + u.completion}
-	a.body.Status = "completed"
-	if ch.finish == "length" && a.l.features.has(modern) {
-		a.body.Status = "incomplete"
-		a.body.IncompleteDetails = &incompleteDetails{"max_output_tokens"}
-	}
-	if status != "" {
-		a.body.Status = status
-	}
-	if a.store {
-		a.l.stored.put(&storedResponse{body: a.body, turns: a.turns})
-	}
-}
-
-func (a *responseAnswer) message(text, status string) responseItem {
-	content := []responsePart{}
-	if status == "completed" {
-		content = append(content, responsePart{Annotations: []struct{}{}, Text: text, Type: "output_text"})
-	}
-	return responseItem{ID: a.item, Content: content, Role: "assistant", Status: status, Type: "message"}
-}
-
-// event sends one event with its number.
-func (a *responseAnswer) event(name string, v map[string]any) {
-	v["sequence_number"], v["type"] = a.seq, name
-	a.seq++
-	a.s.value(name, v)
-}
-
-func (a *responseAnswer) stream() bool {
-	_, ok := a.g.stream(a.opening, func(_ *stream, _ *choice, d delta) {
-		if d.text != "" {
-			a.event("response.output_text.delta", a.at(map[string]any{"delta": d.text, "logprobs": []int{}}))
-		}
-	})
-	if ok {
-		a.closing()
-	}
-	return ok
-}
-
-func (a *responseAnswer) at(v map[string]any) map[string]any {
-	v["content_index"], v["item_id"], v["output_index"] = 0, a.item, 0
-	return v
-}
-
-func (a *responseAnswer) opening(s *stream) {
-	a.s = s
-	a.event("response.created", map[string]any{"response": a.body})
-	a.event("response.in_progress", map[string]any{"response": a.body})
-	a.event("response.output_item.added", map[string]any{"item": a.message("", "in_progress"), "output_index": 0})
-	a.event("response.content_part.added", a.at(map[string]any{"part": responsePart{Annotations: []struct{}{}, Type: "output_text"}}))
-}
-
-func (a *responseAnswer) closing() {
-	text := string(a.g.choices[0].text)
-	part := responsePart{Annotations: []struct{}{}, Text: text, Type: "output_text"}
-	a.event("response.output_text.done", a.at(map[string]any{"text": text, "logprobs": []int{}}))
-	a.event("response.content_part.done", a.at(map[string]any{"part": part}))
-	a.event("response.output_item.done", map[string]any{"item": a.message(text, "completed"), "output_index": 0})
-	a.finish("")
-	a.event("response.completed", map[string]any{"response": a.body})
-	a.s.send()
 }

@@ -129,9 +129,9 @@ func (d toolDefinition) arguments() string {
 	return b.String()
 }
 
-// delta writes the part of the call that d adds: first the function's name, then arguments.
-func (t *toolCall) delta(ch *choice, d delta) text {
-	p := t.progress[ch.index]
+// take notes the part of the call that d adds: begins is set with the function's name, more are arguments.
+func (t *toolCall) take(ch *choice, d delta) (p *toolProgress, begins bool, more string) {
+	p = t.progress[ch.index]
 	if p == nil {
 		p = &toolProgress{id: "chatcmpl-tool-" + ch.callID}
 		t.progress[ch.index] = p
@@ -139,13 +139,20 @@ func (t *toolCall) delta(ch *choice, d delta) text {
 	p.text += d.text
 	head := len(vocab.CallHead(t.name))
 	if len(p.text) < head {
-		return nil
+		return p, false, ""
 	}
 	args := p.text[head:min(len(p.text), head+len(t.arguments))]
-	more := args[p.sent:]
+	more = args[p.sent:]
 	p.sent = len(args)
-	if !p.named {
-		p.named = true
+	begins = !p.named
+	p.named = true
+	return p, begins, more
+}
+
+// delta writes the part of the call that d adds: first the function's name, then arguments.
+func (t *toolCall) delta(ch *choice, d delta) text {
+	p, begins, more := t.take(ch, d)
+	if begins {
 		b := text(`"content":null,"tool_calls":[{"id":"` + p.id + `","type":"function","index":0,"function":{"name":`).str(t.name)
 		if more != "" { // several tokens at once: the reader was late
 			b = b.raw(`,"arguments":`).str(more)

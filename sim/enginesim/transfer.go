@@ -3,8 +3,10 @@ package enginesim
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"net"
 	"net/http"
 	"strconv"
@@ -13,11 +15,12 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
+	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
-// Transfer is how a replica passes KV cache on, as vLLM's NixlConnector does in its pull form.
+// Transfer is how a replica passes KV cache on, as vLLM's NixlConnector and NixlPushConnector do.
 type Transfer struct {
-	// Connector is nixl, or empty for none.
+	// Connector is nixl or nixl-push, or empty for none.
 	Connector string
 	// Start and PerToken are the time of a transfer to this replica.
 	Start, PerToken time.Duration
@@ -32,14 +35,22 @@ func defaultTransfer() Transfer {
 
 // validate reports bad fields.
 func (t *Transfer) validate() error {
-	if t.Connector != "" && t.Connector != "nixl" {
-		return fmt.Errorf("the connector must be nixl or empty, not %q", t.Connector)
+	switch t.Connector {
+	case "", "nixl", push:
+	default:
+		return fmt.Errorf("the connector must be nixl, nixl-push or empty, not %q", t.Connector)
 	}
 	if t.Start < 0 || t.PerToken < 0 || t.Lease < 0 {
 		return errors.New("the times of transfers must not be negative")
 	}
 	return nil
 }
+
+// push is the connector with which the engine that computes a prompt writes the cache.
+const push = "nixl-push"
+
+// handshakeTimeout is how long vLLM takes to find that there is no engine at an address.
+const handshakeTimeout = 5 * time.Second
 
 // kvTransfer is kv_transfer_params.
 type kvTransfer struct {
@@ -75,14 +86,55 @@ func (g exchange) prefills() bool {
 	return g.l.cfg.Transfer.Connector != "" && kv != nil && kv.DoRemoteDecode
 }
 
-// reads reports whether the request's prompt is read from another engine.
+// reads reports whether the request's prompt comes from another engine.
 func (g exchange) reads() bool {
 	kv := g.s.KVTransfer
 	return g.l.cfg.Transfer.Connector != "" && kv != nil && kv.DoRemotePrefill && kv.complete()
 }
 
+// pushed reports whether caches are written by the engine that computes them.
+func (g exchange) pushed() bool { return g.l.cfg.Transfer.Connector == push }
+
 // pinName is the name of the request at the engine: unlike the client's id it is used once.
-func (g exchange) pinName() string { return g.id + "-" + g.l.newID()[:8] }
+func (g exchange) pinName() string { return g.id + "-" + g.l.newID()[:suffix-1] }
+
+// suffix is the length of what a request's name at the engine has behind its id.
+const suffix = len("-01234567")
+
+// pin keeps the blocks of a prompt for another engine.
+func (g exchange) pinOf(prompt []uint32) core.Pin {
+	return core.Pin{Name: g.pin, Lease: time.Duration(float64(g.l.cfg.Transfer.Lease) / g.l.cfg.Core.Timing.Speed), Print: printOf(prompt)}
+}
+
+// printOf distinguishes a prompt from others.
+func printOf(prompt []uint32) uint64 {
+	h := fnv.New64a()
+	for _, id := range prompt {
+		var b [4]byte
+		binary.LittleEndian.PutUint32(b[:], id)
+		h.Write(b[:])
+	}
+	return h.Sum64()
+}
+
+// base is the name by which a choice is found where caches are pushed: that of another one than the first is nowhere else.
+func (g exchange) base(ch *choice) string {
+	if g.s.N != nil && *g.s.N > 1 {
+		return strconv.Itoa(ch.index) + "_" + g.id
+	}
+	return g.id
+}
+
+// written are an answer's tokens. vLLM does not check that a cache is that of the prompt: from another one's, it writes something else.
+func (ch *choice) written(write func(i int) uint32) func(i int) uint32 {
+	return func(i int) uint32 {
+		id := write(i)
+		if ch.foreign.Load() {
+			id = vocab.Encode(nil, " elsewhere")[0]
+		}
+		return id
+	}
+}
 
 // errLoad is why a prompt's cache could not be read.
 var errLoad = errors.New("KV load failed")
@@ -97,16 +149,22 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 		}
 	}()
 	t := &g.l.cfg.Transfer
-	if err := g.askPeer(ctx, kv, "read"); err != nil {
+	from, err := g.meet(ctx, kv, ch)
+	if err != nil {
 		g.lost.Store(true)
 		return
 	}
+	if from == nil {
+		ch.core.Strand(ch.seq)
+		return
+	}
+	ch.foreign.Store(from.Print != printOf(ch.prompt.ids))
 	lacks := len(ch.prompt.ids) - ch.core.Holds(ch.seq)
 	took := time.Duration(float64(t.Start+time.Duration(lacks)*t.PerToken) / g.l.cfg.Core.Timing.Speed)
 	if !sleep(ctx, took) {
 		return
 	}
-	if err := g.askPeer(ctx, kv, "done"); err != nil {
+	if _, err := g.askPeer(ctx, kv, "done", from.Request); err != nil {
 		g.lost.Store(true)
 		return
 	}
@@ -117,35 +175,70 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 	}
 }
 
-// peerRequest is the question to the engine that computed a prompt.
+// peerRequest is the question to the engine that computed a prompt. A request whose cache is pushed is known by its base name.
 type peerRequest struct {
 	Engine  string `json:"engine"`
 	Request string `json:"request"`
+	Base    bool   `json:"base"`
 }
 
-// askPeer asks the engine that computed the prompt whether the blocks are there (read), or lets it release them (done).
-func (g exchange) askPeer(ctx context.Context, kv *kvTransfer, what string) error {
-	body, err := json.Marshal(peerRequest{*kv.EngineID, *kv.RequestID})
+// peerPrompt is a prompt that the other engine keeps.
+type peerPrompt struct {
+	Request string `json:"request"`
+	Print   uint64 `json:"print,string"`
+}
+
+// pushPoll is how often an engine looks whether the prompt that it waits for is there.
+const pushPoll = 5 * time.Millisecond
+
+// meet finds the prompt at the engine that computed it. Where caches are pushed it waits until there is one of this name: for good, when the
+// other engine has met this one and died. It returns nil when the client left.
+func (g exchange) meet(ctx context.Context, kv *kvTransfer, ch *choice) (*peerPrompt, error) {
+	if !g.pushed() {
+		return g.askPeer(ctx, kv, "read", *kv.RequestID)
+	}
+	for {
+		at, err := g.askPeer(ctx, kv, "find", g.base(ch))
+		_, met := g.l.met.Load(*kv.EngineID)
+		switch {
+		case err == nil && at.Request != "":
+			return at, nil
+		case ctx.Err() != nil:
+			return nil, nil //nolint:nilnil // documented
+		case err != nil && !met:
+			sleep(ctx, time.Duration(float64(handshakeTimeout)/g.l.cfg.Core.Timing.Speed))
+			return nil, err
+		}
+		sleep(ctx, pushPoll)
+	}
+}
+
+// askPeer asks the engine that computed the prompt whether the blocks are there (read; find: by the base of their name), or lets it release
+// them (done).
+func (g exchange) askPeer(ctx context.Context, kv *kvTransfer, what, name string) (*peerPrompt, error) {
+	body, err := json.Marshal(peerRequest{*kv.EngineID, name, what == "find"})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	url := "http://" + net.JoinHostPort(*kv.Host, strconv.Itoa(*kv.Port)) + "/sim/kv/" + what
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	req.Close = true
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return errLoad
+		return nil, errLoad
 	}
-	return nil
+	g.l.met.Store(*kv.EngineID, true)
+	at := new(peerPrompt)
+	return at, json.UnmarshalRead(resp.Body, at)
 }
 
 // answerPeer answers another engine about the blocks of a prompt. An engine that has restarted since is another one.
@@ -154,13 +247,22 @@ func answerPeer(l *life, c *call, what string) {
 	if !adminBody(c, &req) {
 		return
 	}
-	if req.Engine == l.engineID {
-		for _, co := range l.cores {
-			if what == "read" && co.HasPin(req.Request) || what == "done" && co.Unpin(req.Request) {
-				c.reply(http.StatusOK, struct{}{})
-				return
-			}
+	if req.Engine != l.engineID {
+		c.reply(http.StatusNotFound, map[string]string{"detail": "another engine"})
+		return
+	}
+	for _, co := range l.cores {
+		name, print, ok := co.FindPin(func(name string) bool {
+			return name == req.Request || req.Base && len(name) > suffix && name[:len(name)-suffix] == req.Request
+		})
+		if ok && (what != "done" || co.Unpin(name)) {
+			c.reply(http.StatusOK, peerPrompt{name, print})
+			return
 		}
+	}
+	if req.Base { // it may come yet
+		c.reply(http.StatusOK, peerPrompt{})
+		return
 	}
 	c.reply(http.StatusNotFound, map[string]string{"detail": "no such blocks"})
 }
@@ -178,8 +280,19 @@ func (g exchange) passed(b text) text {
 	b = b.list(blocks, '[', ']', func(b text, i int) text { return b.int(i + 1) })
 	b = b.raw(`],"remote_engine_id":`).str(g.l.engineID).raw(`,"remote_request_id":`).str(g.pin).raw(`,"remote_host":`).str(host)
 	b = b.raw(`,"remote_port":`).int(port).raw(`,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":`).int(n)
-	b = b.raw(`,"remote_blocks_expiry_time":null,"remote_registration_generation":1,"transfer_mode":"pull","remote_prefill_cached_tokens":`).int(g.cached())
+	if !g.pushed() {
+		b = b.raw(`,"remote_blocks_expiry_time":null,"remote_registration_generation":1`)
+	}
+	b = b.raw(`,"transfer_mode":`).str(g.mode()).raw(`,"remote_prefill_cached_tokens":`).int(g.cached())
 	return b.raw("}")
+}
+
+// mode is the direction of transfers.
+func (g exchange) mode() string {
+	if g.pushed() {
+		return "push"
+	}
+	return "pull"
 }
 
 // where is the address that other engines reach this one at.
@@ -198,13 +311,18 @@ func (e *Engine) where() (host string, port int) {
 	return host, port
 }
 
-// kills reports whether the parameters end the engine: vLLM asserts that it has blocks for the whole prompt.
+// kills reports whether the parameters end the engine: to read, vLLM asserts that it has blocks for the whole prompt, and where caches are
+// pushed, it takes these members to be there.
 func (g exchange) kills() bool {
+	kv := g.s.KVTransfer
+	if g.pushed() && kv != nil && kv.DoRemotePrefill {
+		return !kv.complete() || kv.TPSize == nil
+	}
 	if !g.reads() {
 		return false
 	}
 	blocks, size := 0, g.l.cfg.Core.BlockSize
-	if ids := g.s.KVTransfer.BlockIDs; len(ids) > 0 {
+	if ids := kv.BlockIDs; len(ids) > 0 {
 		blocks = len(ids[0])
 	}
 	return blocks < (g.promptTokens+size-1)/size

@@ -14,9 +14,11 @@ import (
 )
 
 // connected is an engine with NIXL.
-func connected() enginesim.Config {
+func connected() enginesim.Config { return connectedBy("nixl") }
+
+func connectedBy(connector string) enginesim.Config {
 	c := fast()
-	c.Transfer.Connector = "nixl"
+	c.Transfer.Connector = connector
 	return c
 }
 
@@ -34,7 +36,12 @@ const asPrefill = `,"kv_transfer_params":{"do_remote_decode":true,"do_remote_pre
 // prefill has p compute a prompt of n tokens for another engine and returns what it passes on.
 func prefill(t *testing.T, p *replica, n int) string {
 	t.Helper()
-	code, body := p.post(t, "/v1/completions", `{"model":"sim","max_tokens":1,"ignore_eos":true,`+longPrompt(n)+asPrefill, "X-Request-Id", "one")
+	return prefillAs(t, p, n, "one")
+}
+
+func prefillAs(t *testing.T, p *replica, n int, id string) string {
+	t.Helper()
+	code, body := p.post(t, "/v1/completions", `{"model":"sim","max_tokens":1,"ignore_eos":true,`+longPrompt(n)+asPrefill, "X-Request-Id", id)
 	params, err := json.Marshal(at(decode(t, body), "kv_transfer_params"))
 	if code != 200 || err != nil || string(params) == "null" {
 		t.Fatalf("%d %s", code, body)

@@ -31,6 +31,7 @@ type scene struct {
 	hour     []obj  // guarded by mu
 	routers  []obj  // guarded by mu
 	programs obj    // guarded by mu
+	splits   obj    // guarded by mu
 	full     obj    // guarded by mu
 	change   func() // guarded by mu: called before each look
 	refusal  string // guarded by mu: what everything is refused with
@@ -57,6 +58,10 @@ func (s *scene) answer(r *http.Request) any {
 		return obj{"replicas": s.replicas}
 	case path == "routers":
 		return obj{"routers": append([]obj{}, s.routers...)}
+	case path == "splits":
+		out := obj{"splits": []obj{}}
+		maps.Copy(out, s.splits)
+		return out
 	case path == "programs":
 		out := obj{"programs": []obj{}, "pressure": []obj{}}
 		maps.Copy(out, s.programs)
@@ -237,7 +242,12 @@ func TestALargeFleet(t *testing.T) {
 		programs = append(programs, p)
 	}
 	s.programs = obj{"programs": programs, "pressure": []obj{{"model": "demo-70b", "placed": 31, "paused": 2, "waiting": 11, "replicas": 64, "replicas_needed": 91}}}
+	s.splits = obj{"splits": []obj{{"model": "demo-70b", "sides": []obj{
+		{"side": "stable", "weight": 95, "baseline": true, "ready": true, "requests": 950, "failed": 2, "ttft_p50": "0.210s", "ttft_p99": "1.900s", "answer_p50": "4s", "answer_p99": "19s"},
+		{"side": "canary", "weight": 5, "ready": true, "requests": 50, "failed": 30, "stepped_back_since": time.Now(), "stepped_back_by": "rule", "stepped_back_why": "30 of 50 requests failed, 2 of 950 of the baseline's"},
+	}}}}
 	b := s.begin(t)
+	b.until("the sides are compared, and the reason of the step back is named", `(() => { const rows = [...document.querySelectorAll('#split-table tbody tr')]; return rows.length === 2 && rows[0].innerText.includes('baseline') && rows[0].innerText.includes('210') && rows[1].innerText.includes('stepped back') && rows[1].innerText.includes('60 %') && document.getElementById('split-notes').innerText.includes('30 of 50 requests failed'); })()`)
 	b.until("the program that waits is the first of eight", `(() => { const rows = [...document.querySelectorAll('#program-table tbody tr')]; return rows.length === 8 && rows[0].innerText.includes('waiting') && rows[0].innerText.includes('41') && rows[1].innerText.includes('11'); })()`)
 	b.until("the pressure is named", `document.getElementById('pressure').innerText.includes('memory for 31 programs, 44 want it') && document.getElementById('pressure').innerText.includes('91 replicas would do') && document.getElementById('more-programs').innerText.includes('4 more')`)
 	b.until("the routers are listed, each with its state", `[...document.querySelectorAll('#router-table tbody tr')].map((r) => r.cells[1].innerText.trim()).join() === 'alive,silent,dead'`)

@@ -33,6 +33,8 @@ const repeatable = new Set([
   "ScoreOverlap",
   "GetLoads",
   "ListPrograms",
+  "ListSplits",
+  "SetSplitSide",
   "ListPolicies",
   "List",
   "Get",

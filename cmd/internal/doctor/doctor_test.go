@@ -35,6 +35,7 @@ func TestAHealthySetUp(t *testing.T) {
 		"large blocks":           {engine: func(_ int, c *enginesim.Config) { c.Core.BlockSize, c.Core.Blocks = 528, 2000 }},
 		"a key":                  {engine: func(_ int, c *enginesim.Config) { c.APIKey = "sesame-open" }, registry: "  access: {api_key: sesame-open}\n"},
 		"adapters and an alias":  {engine: func(_ int, c *enginesim.Config) { c.Adapters = []string{"tuned"} }, registry: "  aliases: {gpt: sim}\n"},
+		"caches are pushed":      {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl-push" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl-push}\n" + r.sockets() }},
 		"caches are passed on":   {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }},
 		"hashes as byte strings": {engine: func(_ int, c *enginesim.Config) { c.BytesHashes = true }},
 	} {
@@ -124,6 +125,7 @@ func TestBrokenReplicas(t *testing.T) {
 		{"another chat template", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTemplate{} })}, "parity", want{Fail, "sim", "they part at token", "--chat-template"}},
 		{"another rendering of tools", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTools{} })}, "parity", want{Fail, "sim", "they part at token", "render tools differently"}},
 		{"no connector", world{replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }}, "transfer", want{Fail, "r1", "there are none", "--kv-transfer-config"}},
+		{"another connector", world{engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl-push" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }}, "transfer", want{Fail, "r1", "NixlPushConnector", "nixl-push"}},
 		{"one group each", world{replica: func(i int, r running) string {
 			return fmt.Sprintf("labels: {kv_connector: nixl, kv_group: g%d}\n%s", i, r.sockets())
 		}}, "transfer", want{Warn, "r1", "alone in the group", "kv_group"}},

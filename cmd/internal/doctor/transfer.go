@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -94,24 +95,49 @@ func (in passing) pass(ctx context.Context, r, d *replica.Replica) []Finding {
 		return fault(Fail, subject, "a request", err.Error(), "report this")
 	}
 	legs := openai.Legs{Request: req, Model: model(r)}
-	status, answer, err := in.completion(ctx, r, legs.Prefill())
+	ids := func(leg string) string { return "kvpilot-doctor-" + rand.Text() + leg }
+	if r.Transport() == replica.NIXLPush { // they find each other by it
+		one := ids("")
+		ids = func(string) string { return one }
+	}
+	status, answer, err := in.completion(ctx, r, legs.Prefill(), ids("-p"))
 	if err != nil || status != http.StatusOK {
 		return fault(Fail, subject, "an answer of one token with kv_transfer_params", said(status, answer, err), "look at the replica's log")
 	}
 	got := openai.ReadPrefilled(answer)
 	if got.Params == nil {
 		return fault(Fail, subject, "kv_transfer_params in the answer", "there are none: the engine has no NIXL connector, or another one",
-			`start vLLM with --kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"kv_both"}', or remove the label kv_connector`)
+			fmt.Sprintf(`start vLLM with --kv-transfer-config '{"kv_connector":%q,"kv_role":"kv_both"}', or remove the label kv_connector`, connectorOf(r.Transport() == replica.NIXLPush)))
+	}
+	if pushes := got.Mode == "push"; got.Mode != "" && pushes != (r.Transport() == replica.NIXLPush) {
+		return fault(Fail, subject, "the connector of its label, "+r.Transport().String(), "the engine has "+connectorOf(pushes)+": requests are served whole",
+			"set the label kv_connector to "+labelOf(pushes)+", or start vLLM with "+connectorOf(!pushes))
 	}
 	if found := sideChannel(subject, r, got.Params); found != nil {
 		return found
 	}
-	status, answer, err = in.completion(ctx, d, legs.Decode(got.Params))
+	status, answer, err = in.completion(ctx, d, legs.Decode(got.Params), ids("-d"))
 	if err != nil || status != http.StatusOK {
 		return fault(Fail, subject, fmt.Sprintf("an answer of %s from its cache", d.ID), said(status, answer, err),
 			"look at both engines' logs: vLLM compares version, tensor parallelism, block size and data type (kv_group separates those that differ), and reads from VLLM_NIXL_SIDE_CHANNEL_HOST and VLLM_NIXL_SIDE_CHANNEL_PORT")
 	}
 	return []Finding{ok(subject, "%s answers from its cache", d.ID)}
+}
+
+// connectorOf is vLLM's name of the connector that pushes caches, or of the one that reads them.
+func connectorOf(pushes bool) string {
+	if pushes {
+		return "NixlPushConnector"
+	}
+	return "NixlConnector"
+}
+
+// labelOf is the label of the same.
+func labelOf(pushes bool) string {
+	if pushes {
+		return replica.NIXLPush.String()
+	}
+	return replica.NIXL.String()
 }
 
 // sideChannel reports a side channel at the loopback of a replica that is not on this machine.
@@ -142,8 +168,8 @@ func said(status int, answer []byte, err error) string {
 }
 
 // completion sends a completion.
-func (in passing) completion(ctx context.Context, r *replica.Replica, body []byte) (int, []byte, error) {
-	resp, err := in.send(ctx, r, http.MethodPost, r.URL+"/v1/completions", http.Header{"Content-Type": {"application/json"}}, body)
+func (in passing) completion(ctx context.Context, r *replica.Replica, body []byte, id string) (int, []byte, error) {
+	resp, err := in.send(ctx, r, http.MethodPost, r.URL+"/v1/completions", http.Header{"Content-Type": {"application/json"}, "X-Request-Id": {id}}, body)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -760,7 +760,9 @@ type Decision struct {
 	MemoryWait *MemoryWait `protobuf:"bytes,46,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
 	// The mean prefill rate of the ranks that could serve, in tokens per second; 0 where the policy does not use it. A rank's decodes count
 	// by its own rate against it.
-	PrefillRate   float64 `protobuf:"fixed64,47,opt,name=prefill_rate,json=prefillRate,proto3" json:"prefill_rate,omitempty"`
+	PrefillRate float64 `protobuf:"fixed64,47,opt,name=prefill_rate,json=prefillRate,proto3" json:"prefill_rate,omitempty"`
+	// The side of the split that the request is on. Absent: its model is not split.
+	Split         *SplitChoice `protobuf:"bytes,48,opt,name=split,proto3" json:"split,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1124,6 +1126,77 @@ func (x *Decision) GetPrefillRate() float64 {
 	return 0
 }
 
+func (x *Decision) GetSplit() *SplitChoice {
+	if x != nil {
+		return x.Split
+	}
+	return nil
+}
+
+// SplitChoice is the side of a request whose model is split.
+type SplitChoice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The model that is split, as the client named it.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// The name of the side.
+	Side string `protobuf:"bytes,2,opt,name=side,proto3" json:"side,omitempty"`
+	// The side that the weights would have given, which has stepped back or has no ready replica; empty elsewhere.
+	InsteadOf     string `protobuf:"bytes,3,opt,name=instead_of,json=insteadOf,proto3" json:"instead_of,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SplitChoice) Reset() {
+	*x = SplitChoice{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SplitChoice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SplitChoice) ProtoMessage() {}
+
+func (x *SplitChoice) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SplitChoice.ProtoReflect.Descriptor instead.
+func (*SplitChoice) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *SplitChoice) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SplitChoice) GetSide() string {
+	if x != nil {
+		return x.Side
+	}
+	return ""
+}
+
+func (x *SplitChoice) GetInsteadOf() string {
+	if x != nil {
+		return x.InsteadOf
+	}
+	return ""
+}
+
 // MemoryWait is the wait of a program's call while no rank has memory for the program's context. Tokens and programs are those at
 // its beginning.
 type MemoryWait struct {
@@ -1146,7 +1219,7 @@ type MemoryWait struct {
 
 func (x *MemoryWait) Reset() {
 	*x = MemoryWait{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1231,7 @@ func (x *MemoryWait) String() string {
 func (*MemoryWait) ProtoMessage() {}
 
 func (x *MemoryWait) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1244,7 @@ func (x *MemoryWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
 func (*MemoryWait) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *MemoryWait) GetProgramId() string {
@@ -1249,7 +1322,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1334,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1347,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Way) GetKind() string {
@@ -1442,7 +1515,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1527,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1540,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Candidate) GetReplicaId() string {
@@ -1741,7 +1814,7 @@ type RankConduct struct {
 
 func (x *RankConduct) Reset() {
 	*x = RankConduct{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1826,7 @@ func (x *RankConduct) String() string {
 func (*RankConduct) ProtoMessage() {}
 
 func (x *RankConduct) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1839,7 @@ func (x *RankConduct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankConduct.ProtoReflect.Descriptor instead.
 func (*RankConduct) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RankConduct) GetSuspicions() []Suspicion {
@@ -1831,7 +1904,7 @@ type RankSpeed struct {
 
 func (x *RankSpeed) Reset() {
 	*x = RankSpeed{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1916,7 @@ func (x *RankSpeed) String() string {
 func (*RankSpeed) ProtoMessage() {}
 
 func (x *RankSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1929,7 @@ func (x *RankSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
 func (*RankSpeed) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RankSpeed) GetTokensPerSecond() float64 {
@@ -1941,7 +2014,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2026,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2039,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -2035,7 +2108,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2120,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2133,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -2152,7 +2225,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xca\r\n" +
+	"diskTokens\"\xf9\r\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -2210,10 +2283,16 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x04ways\x18- \x03(\v2\x0f.kvpilot.v1.WayR\x04ways\x127\n" +
 	"\vmemory_wait\x18. \x01(\v2\x16.kvpilot.v1.MemoryWaitR\n" +
 	"memoryWait\x12!\n" +
-	"\fprefill_rate\x18/ \x01(\x01R\vprefillRate\x1a9\n" +
+	"\fprefill_rate\x18/ \x01(\x01R\vprefillRate\x12-\n" +
+	"\x05split\x180 \x01(\v2\x17.kvpilot.v1.SplitChoiceR\x05split\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x84\x02\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"V\n" +
+	"\vSplitChoice\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x12\n" +
+	"\x04side\x18\x02 \x01(\tR\x04side\x12\x1d\n" +
+	"\n" +
+	"instead_of\x18\x03 \x01(\tR\tinsteadOf\"\x84\x02\n" +
 	"\n" +
 	"MemoryWait\x12\x1d\n" +
 	"\n" +
@@ -2418,7 +2497,7 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(ChoiceReason)(0),             // 1: kvpilot.v1.ChoiceReason
@@ -2430,72 +2509,74 @@ var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(End)(0),                      // 7: kvpilot.v1.End
 	(*Overlap)(nil),               // 8: kvpilot.v1.Overlap
 	(*Decision)(nil),              // 9: kvpilot.v1.Decision
-	(*MemoryWait)(nil),            // 10: kvpilot.v1.MemoryWait
-	(*Way)(nil),                   // 11: kvpilot.v1.Way
-	(*Candidate)(nil),             // 12: kvpilot.v1.Candidate
-	(*RankConduct)(nil),           // 13: kvpilot.v1.RankConduct
-	(*RankSpeed)(nil),             // 14: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 15: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 16: kvpilot.v1.Outcome
-	nil,                           // 17: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*SplitChoice)(nil),           // 10: kvpilot.v1.SplitChoice
+	(*MemoryWait)(nil),            // 11: kvpilot.v1.MemoryWait
+	(*Way)(nil),                   // 12: kvpilot.v1.Way
+	(*Candidate)(nil),             // 13: kvpilot.v1.Candidate
+	(*RankConduct)(nil),           // 14: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 15: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 16: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 17: kvpilot.v1.Outcome
+	nil,                           // 18: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	18, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	19, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: kvpilot.v1.Decision.reason:type_name -> kvpilot.v1.ChoiceReason
-	17, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	19, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	19, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
-	12, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	16, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	15, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	18, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	20, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	20, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	13, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
+	17, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	16, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
 	3,  // 8: kvpilot.v1.Decision.objective:type_name -> kvpilot.v1.Objective
-	19, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	19, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	19, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	19, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	20, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	20, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	20, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	20, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	6,  // 13: kvpilot.v1.Decision.alone:type_name -> kvpilot.v1.Alone
-	11, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
-	10, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
-	19, // 16: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
-	19, // 17: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
-	19, // 18: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
-	19, // 19: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
-	19, // 20: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
-	19, // 21: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
-	2,  // 22: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
-	8,  // 23: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
-	0,  // 24: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	19, // 25: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
-	19, // 26: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
-	19, // 27: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
-	19, // 28: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
-	14, // 29: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	19, // 30: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
-	19, // 31: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
-	19, // 32: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
-	19, // 33: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
-	19, // 34: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
-	19, // 35: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
-	19, // 36: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
-	19, // 37: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
-	13, // 38: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	4,  // 39: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
-	19, // 40: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	19, // 41: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	19, // 42: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	5,  // 43: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
-	19, // 44: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	7,  // 45: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	19, // 46: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	19, // 47: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	19, // 48: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	49, // [49:49] is the sub-list for method output_type
-	49, // [49:49] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	12, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
+	11, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
+	10, // 16: kvpilot.v1.Decision.split:type_name -> kvpilot.v1.SplitChoice
+	20, // 17: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	20, // 18: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	20, // 19: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
+	20, // 20: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
+	20, // 21: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
+	20, // 22: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
+	2,  // 23: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
+	8,  // 24: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	0,  // 25: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
+	20, // 26: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	20, // 27: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	20, // 28: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	20, // 29: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	15, // 30: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	20, // 31: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	20, // 32: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	20, // 33: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	20, // 34: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	20, // 35: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	20, // 36: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	20, // 37: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	20, // 38: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	14, // 39: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	4,  // 40: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	20, // 41: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	20, // 42: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	20, // 43: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 44: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	20, // 45: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	7,  // 46: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	20, // 47: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	20, // 48: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	20, // 49: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	50, // [50:50] is the sub-list for method output_type
+	50, // [50:50] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -2503,15 +2584,15 @@ func file_kvpilot_v1_decision_proto_init() {
 	if File_kvpilot_v1_decision_proto != nil {
 		return
 	}
-	file_kvpilot_v1_decision_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[8].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,6 +13,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -2253,6 +2254,453 @@ func (x *ProgramPressure) GetReplicasNeeded() uint32 {
 	return 0
 }
 
+// ListSplitsRequest has no filters.
+type ListSplitsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSplitsRequest) Reset() {
+	*x = ListSplitsRequest{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSplitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSplitsRequest) ProtoMessage() {}
+
+func (x *ListSplitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSplitsRequest.ProtoReflect.Descriptor instead.
+func (*ListSplitsRequest) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{20}
+}
+
+// ListSplitsResponse has the splits.
+type ListSplitsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The splits with a request in the last hour, or with a side that stepped back, by model.
+	Splits        []*Split `protobuf:"bytes,1,rep,name=splits,proto3" json:"splits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSplitsResponse) Reset() {
+	*x = ListSplitsResponse{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSplitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSplitsResponse) ProtoMessage() {}
+
+func (x *ListSplitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSplitsResponse.ProtoReflect.Descriptor instead.
+func (*ListSplitsResponse) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListSplitsResponse) GetSplits() []*Split {
+	if x != nil {
+		return x.Splits
+	}
+	return nil
+}
+
+// Split is how the requests for a model are shared between sides.
+type Split struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The model as clients name it.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// The sides, in the order of the settings or of the InferenceModelRewrite.
+	Sides         []*SplitSide `protobuf:"bytes,2,rep,name=sides,proto3" json:"sides,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Split) Reset() {
+	*x = Split{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Split) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Split) ProtoMessage() {}
+
+func (x *Split) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Split.ProtoReflect.Descriptor instead.
+func (*Split) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Split) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Split) GetSides() []*SplitSide {
+	if x != nil {
+		return x.Sides
+	}
+	return nil
+}
+
+// SplitSide is one side, with what it did in the last hour.
+type SplitSide struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Side string `protobuf:"bytes,1,opt,name=side,proto3" json:"side,omitempty"`
+	// The model that its requests get.
+	TargetModel string `protobuf:"bytes,2,opt,name=target_model,json=targetModel,proto3" json:"target_model,omitempty"`
+	// The labels of its replicas; empty for all that serve the model.
+	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Its weight; its share is the weight by the sum of all.
+	Weight uint32 `protobuf:"varint,4,opt,name=weight,proto3" json:"weight,omitempty"`
+	// The other sides are compared with it.
+	Baseline bool `protobuf:"varint,5,opt,name=baseline,proto3" json:"baseline,omitempty"`
+	// A replica could serve its last request.
+	Ready bool `protobuf:"varint,6,opt,name=ready,proto3" json:"ready,omitempty"`
+	// Since when it gets no requests. Absent: it gets them.
+	SteppedBackSince *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=stepped_back_since,json=steppedBackSince,proto3" json:"stepped_back_since,omitempty"`
+	// Why it stepped back; empty while it gets requests.
+	SteppedBackWhy string `protobuf:"bytes,8,opt,name=stepped_back_why,json=steppedBackWhy,proto3" json:"stepped_back_why,omitempty"`
+	// Who sent it back: the word rule, or the name of the caller.
+	SteppedBackBy string `protobuf:"bytes,9,opt,name=stepped_back_by,json=steppedBackBy,proto3" json:"stepped_back_by,omitempty"`
+	// Requests that ended.
+	Requests uint32 `protobuf:"varint,10,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Those of them that ended in an error for their client.
+	Failed uint32 `protobuf:"varint,11,opt,name=failed,proto3" json:"failed,omitempty"`
+	// The median time to the first token of streams. Absent: none was seen, as for the times below.
+	TtftP50 *durationpb.Duration `protobuf:"bytes,12,opt,name=ttft_p50,json=ttftP50,proto3" json:"ttft_p50,omitempty"`
+	// Their 99th percentile.
+	TtftP99 *durationpb.Duration `protobuf:"bytes,13,opt,name=ttft_p99,json=ttftP99,proto3" json:"ttft_p99,omitempty"`
+	// The median time of whole answers.
+	AnswerP50 *durationpb.Duration `protobuf:"bytes,14,opt,name=answer_p50,json=answerP50,proto3" json:"answer_p50,omitempty"`
+	// Their 99th percentile.
+	AnswerP99 *durationpb.Duration `protobuf:"bytes,15,opt,name=answer_p99,json=answerP99,proto3" json:"answer_p99,omitempty"`
+	// How much slower the choices of the shadow policy were predicted to be, on average. Absent: no shadow policy ran.
+	ShadowRegret *durationpb.Duration `protobuf:"bytes,16,opt,name=shadow_regret,json=shadowRegret,proto3" json:"shadow_regret,omitempty"`
+	// In which way it is clearly worse than the baseline; empty when it is not, or while too little is known.
+	Worse         string `protobuf:"bytes,17,opt,name=worse,proto3" json:"worse,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SplitSide) Reset() {
+	*x = SplitSide{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SplitSide) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SplitSide) ProtoMessage() {}
+
+func (x *SplitSide) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SplitSide.ProtoReflect.Descriptor instead.
+func (*SplitSide) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SplitSide) GetSide() string {
+	if x != nil {
+		return x.Side
+	}
+	return ""
+}
+
+func (x *SplitSide) GetTargetModel() string {
+	if x != nil {
+		return x.TargetModel
+	}
+	return ""
+}
+
+func (x *SplitSide) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *SplitSide) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
+}
+
+func (x *SplitSide) GetBaseline() bool {
+	if x != nil {
+		return x.Baseline
+	}
+	return false
+}
+
+func (x *SplitSide) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *SplitSide) GetSteppedBackSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SteppedBackSince
+	}
+	return nil
+}
+
+func (x *SplitSide) GetSteppedBackWhy() string {
+	if x != nil {
+		return x.SteppedBackWhy
+	}
+	return ""
+}
+
+func (x *SplitSide) GetSteppedBackBy() string {
+	if x != nil {
+		return x.SteppedBackBy
+	}
+	return ""
+}
+
+func (x *SplitSide) GetRequests() uint32 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *SplitSide) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *SplitSide) GetTtftP50() *durationpb.Duration {
+	if x != nil {
+		return x.TtftP50
+	}
+	return nil
+}
+
+func (x *SplitSide) GetTtftP99() *durationpb.Duration {
+	if x != nil {
+		return x.TtftP99
+	}
+	return nil
+}
+
+func (x *SplitSide) GetAnswerP50() *durationpb.Duration {
+	if x != nil {
+		return x.AnswerP50
+	}
+	return nil
+}
+
+func (x *SplitSide) GetAnswerP99() *durationpb.Duration {
+	if x != nil {
+		return x.AnswerP99
+	}
+	return nil
+}
+
+func (x *SplitSide) GetShadowRegret() *durationpb.Duration {
+	if x != nil {
+		return x.ShadowRegret
+	}
+	return nil
+}
+
+func (x *SplitSide) GetWorse() string {
+	if x != nil {
+		return x.Worse
+	}
+	return ""
+}
+
+// SetSplitSideRequest names a side.
+type SetSplitSideRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The model as clients name it.
+	Model string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	// The side's name.
+	Side string `protobuf:"bytes,2,opt,name=side,proto3" json:"side,omitempty"`
+	// Whether it gets no further requests; otherwise it gets them again.
+	Back          bool `protobuf:"varint,3,opt,name=back,proto3" json:"back,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSplitSideRequest) Reset() {
+	*x = SetSplitSideRequest{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSplitSideRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSplitSideRequest) ProtoMessage() {}
+
+func (x *SetSplitSideRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSplitSideRequest.ProtoReflect.Descriptor instead.
+func (*SetSplitSideRequest) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SetSplitSideRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *SetSplitSideRequest) GetSide() string {
+	if x != nil {
+		return x.Side
+	}
+	return ""
+}
+
+func (x *SetSplitSideRequest) GetBack() bool {
+	if x != nil {
+		return x.Back
+	}
+	return false
+}
+
+// SetSplitSideResponse is the state after the call.
+type SetSplitSideResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The split at the router that was asked.
+	Split *Split `protobuf:"bytes,1,opt,name=split,proto3" json:"split,omitempty"`
+	// The names of the fleet's routers that did not answer in time: their state is as before.
+	Unanswered    []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSplitSideResponse) Reset() {
+	*x = SetSplitSideResponse{}
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSplitSideResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSplitSideResponse) ProtoMessage() {}
+
+func (x *SetSplitSideResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSplitSideResponse.ProtoReflect.Descriptor instead.
+func (*SetSplitSideResponse) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SetSplitSideResponse) GetSplit() *Split {
+	if x != nil {
+		return x.Split
+	}
+	return nil
+}
+
+func (x *SetSplitSideResponse) GetUnanswered() []string {
+	if x != nil {
+		return x.Unanswered
+	}
+	return nil
+}
+
 // ListPoliciesRequest has no filters.
 type ListPoliciesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2262,7 +2710,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[20]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2722,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[20]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2735,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{20}
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{26}
 }
 
 // ListPoliciesResponse has every policy.
@@ -2301,7 +2749,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[21]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2761,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[21]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2774,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{21}
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -2353,7 +2801,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[22]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2813,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_routing_proto_msgTypes[22]
+	mi := &file_kvpilot_v1_routing_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2826,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{22}
+	return file_kvpilot_v1_routing_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Policy) GetName() string {
@@ -2414,7 +2862,7 @@ var File_kvpilot_v1_routing_proto protoreflect.FileDescriptor
 const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\n" +
 	"\x18kvpilot/v1/routing.proto\x12\n" +
-	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x19kvpilot/v1/decision.proto\x1a\x17kvpilot/v1/prompt.proto\x1a\x1ckvpilot/v1/reservation.proto\"\xd8\x01\n" +
+	"kvpilot.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x19google/api/httpbody.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19kvpilot/v1/decision.proto\x1a\x17kvpilot/v1/prompt.proto\x1a\x1ckvpilot/v1/reservation.proto\"\xd8\x01\n" +
 	"\n" +
 	"Candidates\x12(\n" +
 	"\x05allow\x18\x01 \x03(\tB\x12\xbaH\x0f\x92\x01\f\x10\x80\b\"\ar\x05\x10\x01\x18\x80\x02R\x05allow\x12&\n" +
@@ -2625,7 +3073,48 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x06paused\x18\x03 \x01(\rR\x06paused\x12\x18\n" +
 	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x1a\n" +
 	"\breplicas\x18\x05 \x01(\rR\breplicas\x12'\n" +
-	"\x0freplicas_needed\x18\x06 \x01(\rR\x0ereplicasNeeded\"\x15\n" +
+	"\x0freplicas_needed\x18\x06 \x01(\rR\x0ereplicasNeeded\"\x13\n" +
+	"\x11ListSplitsRequest\"?\n" +
+	"\x12ListSplitsResponse\x12)\n" +
+	"\x06splits\x18\x01 \x03(\v2\x11.kvpilot.v1.SplitR\x06splits\"J\n" +
+	"\x05Split\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12+\n" +
+	"\x05sides\x18\x02 \x03(\v2\x15.kvpilot.v1.SplitSideR\x05sides\"\x88\x06\n" +
+	"\tSplitSide\x12\x12\n" +
+	"\x04side\x18\x01 \x01(\tR\x04side\x12!\n" +
+	"\ftarget_model\x18\x02 \x01(\tR\vtargetModel\x129\n" +
+	"\x06labels\x18\x03 \x03(\v2!.kvpilot.v1.SplitSide.LabelsEntryR\x06labels\x12\x16\n" +
+	"\x06weight\x18\x04 \x01(\rR\x06weight\x12\x1a\n" +
+	"\bbaseline\x18\x05 \x01(\bR\bbaseline\x12\x14\n" +
+	"\x05ready\x18\x06 \x01(\bR\x05ready\x12H\n" +
+	"\x12stepped_back_since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x10steppedBackSince\x12(\n" +
+	"\x10stepped_back_why\x18\b \x01(\tR\x0esteppedBackWhy\x12&\n" +
+	"\x0fstepped_back_by\x18\t \x01(\tR\rsteppedBackBy\x12\x1a\n" +
+	"\brequests\x18\n" +
+	" \x01(\rR\brequests\x12\x16\n" +
+	"\x06failed\x18\v \x01(\rR\x06failed\x124\n" +
+	"\bttft_p50\x18\f \x01(\v2\x19.google.protobuf.DurationR\attftP50\x124\n" +
+	"\bttft_p99\x18\r \x01(\v2\x19.google.protobuf.DurationR\attftP99\x128\n" +
+	"\n" +
+	"answer_p50\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\tanswerP50\x128\n" +
+	"\n" +
+	"answer_p99\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\tanswerP99\x12>\n" +
+	"\rshadow_regret\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\fshadowRegret\x12\x14\n" +
+	"\x05worse\x18\x11 \x01(\tR\x05worse\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"k\n" +
+	"\x13SetSplitSideRequest\x12 \n" +
+	"\x05model\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x05model\x12\x1e\n" +
+	"\x04side\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x04R\x04side\x12\x12\n" +
+	"\x04back\x18\x03 \x01(\bR\x04back\"_\n" +
+	"\x14SetSplitSideResponse\x12'\n" +
+	"\x05split\x18\x01 \x01(\v2\x11.kvpilot.v1.SplitR\x05split\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\x02 \x03(\tR\n" +
+	"unanswered\"\x15\n" +
 	"\x13ListPoliciesRequest\"F\n" +
 	"\x14ListPoliciesResponse\x12.\n" +
 	"\bpolicies\x18\x01 \x03(\v2\x12.kvpilot.v1.PolicyR\bpolicies\"\xcb\x01\n" +
@@ -2651,7 +3140,7 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x15PROGRAM_STATE_RUNNING\x10\x01\x12\x15\n" +
 	"\x11PROGRAM_STATE_GAP\x10\x02\x12\x18\n" +
 	"\x14PROGRAM_STATE_PAUSED\x10\x03\x12\x19\n" +
-	"\x15PROGRAM_STATE_WAITING\x10\x042\xd0\f\n" +
+	"\x15PROGRAM_STATE_WAITING\x10\x042\xb3\x0e\n" +
 	"\x0eRoutingService\x12f\n" +
 	"\bTokenize\x12\x1b.kvpilot.v1.TokenizeRequest\x1a\x1c.kvpilot.v1.TokenizeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/kvpilot/v1/tokenize\x12n\n" +
 	"\n" +
@@ -2665,7 +3154,10 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x0eWatchDecisions\x12!.kvpilot.v1.WatchDecisionsRequest\x1a\".kvpilot.v1.WatchDecisionsResponse\"#\x82\xd3\xe4\x93\x02\x1d\x12\x1b/kvpilot/v1/decisions:watch0\x01\x12q\n" +
 	"\fScoreOverlap\x12\x1f.kvpilot.v1.ScoreOverlapRequest\x1a .kvpilot.v1.ScoreOverlapResponse\"\x1e\x82\xd3\xe4\x93\x02\x18:\x01*\"\x13/kvpilot/v1/overlap\x12`\n" +
 	"\bGetLoads\x12\x1b.kvpilot.v1.GetLoadsRequest\x1a\x1c.kvpilot.v1.GetLoadsResponse\"\x19\x82\xd3\xe4\x93\x02\x13\x12\x11/kvpilot/v1/loads\x12o\n" +
-	"\fListPrograms\x12\x1f.kvpilot.v1.ListProgramsRequest\x1a .kvpilot.v1.ListProgramsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/kvpilot/v1/programs\x12o\n" +
+	"\fListPrograms\x12\x1f.kvpilot.v1.ListProgramsRequest\x1a .kvpilot.v1.ListProgramsResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/kvpilot/v1/programs\x12g\n" +
+	"\n" +
+	"ListSplits\x12\x1d.kvpilot.v1.ListSplitsRequest\x1a\x1e.kvpilot.v1.ListSplitsResponse\"\x1a\x82\xd3\xe4\x93\x02\x14\x12\x12/kvpilot/v1/splits\x12x\n" +
+	"\fSetSplitSide\x12\x1f.kvpilot.v1.SetSplitSideRequest\x1a .kvpilot.v1.SetSplitSideResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*\"\x1a/kvpilot/v1/splits:setSide\x12o\n" +
 	"\fListPolicies\x12\x1f.kvpilot.v1.ListPoliciesRequest\x1a .kvpilot.v1.ListPoliciesResponse\"\x1c\x82\xd3\xe4\x93\x02\x16\x12\x14/kvpilot/v1/policiesB5Z3github.com/kvpilot/kvpilot/gen/kvpilot/v1;kvpilotv1b\x06proto3"
 
 var (
@@ -2681,7 +3173,7 @@ func file_kvpilot_v1_routing_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_kvpilot_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(Reports)(0),                     // 0: kvpilot.v1.Reports
 	(Booking)(0),                     // 1: kvpilot.v1.Booking
@@ -2706,105 +3198,127 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	(*ListProgramsResponse)(nil),     // 20: kvpilot.v1.ListProgramsResponse
 	(*Program)(nil),                  // 21: kvpilot.v1.Program
 	(*ProgramPressure)(nil),          // 22: kvpilot.v1.ProgramPressure
-	(*ListPoliciesRequest)(nil),      // 23: kvpilot.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),     // 24: kvpilot.v1.ListPoliciesResponse
-	(*Policy)(nil),                   // 25: kvpilot.v1.Policy
-	nil,                              // 26: kvpilot.v1.PolicyOverride.ParamsEntry
-	nil,                              // 27: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	nil,                              // 28: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	nil,                              // 29: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                 // 30: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),              // 31: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),      // 32: google.protobuf.Duration
-	(ChoiceReason)(0),                // 33: kvpilot.v1.ChoiceReason
-	(*Decision)(nil),                 // 34: kvpilot.v1.Decision
-	(Effect)(0),                      // 35: kvpilot.v1.Effect
-	(End)(0),                         // 36: kvpilot.v1.End
-	(*Overlap)(nil),                  // 37: kvpilot.v1.Overlap
-	(FeedState)(0),                   // 38: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                // 39: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),              // 40: kvpilot.v1.RankConduct
-	(*TokenizeRequest)(nil),          // 41: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),        // 42: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),        // 43: google.api.HttpBody
-	(*ReservationReport)(nil),        // 44: kvpilot.v1.ReservationReport
-	(*TokenizeResponse)(nil),         // 45: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),       // 46: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),              // 47: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil), // 48: kvpilot.v1.TrackReservationResponse
+	(*ListSplitsRequest)(nil),        // 23: kvpilot.v1.ListSplitsRequest
+	(*ListSplitsResponse)(nil),       // 24: kvpilot.v1.ListSplitsResponse
+	(*Split)(nil),                    // 25: kvpilot.v1.Split
+	(*SplitSide)(nil),                // 26: kvpilot.v1.SplitSide
+	(*SetSplitSideRequest)(nil),      // 27: kvpilot.v1.SetSplitSideRequest
+	(*SetSplitSideResponse)(nil),     // 28: kvpilot.v1.SetSplitSideResponse
+	(*ListPoliciesRequest)(nil),      // 29: kvpilot.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),     // 30: kvpilot.v1.ListPoliciesResponse
+	(*Policy)(nil),                   // 31: kvpilot.v1.Policy
+	nil,                              // 32: kvpilot.v1.PolicyOverride.ParamsEntry
+	nil,                              // 33: kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	nil,                              // 34: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	nil,                              // 35: kvpilot.v1.SplitSide.LabelsEntry
+	nil,                              // 36: kvpilot.v1.Policy.ParamsEntry
+	(*TokenIds)(nil),                 // 37: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),              // 38: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),      // 39: google.protobuf.Duration
+	(ChoiceReason)(0),                // 40: kvpilot.v1.ChoiceReason
+	(*Decision)(nil),                 // 41: kvpilot.v1.Decision
+	(Effect)(0),                      // 42: kvpilot.v1.Effect
+	(End)(0),                         // 43: kvpilot.v1.End
+	(*Overlap)(nil),                  // 44: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 45: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 46: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 47: kvpilot.v1.RankConduct
+	(*timestamppb.Timestamp)(nil),    // 48: google.protobuf.Timestamp
+	(*TokenizeRequest)(nil),          // 49: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 50: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 51: google.api.HttpBody
+	(*ReservationReport)(nil),        // 52: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 53: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 54: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 55: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 56: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
-	26, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	30, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	31, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	32, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
+	37, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	38, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
 	3,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
 	4,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	32, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	39, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
 	1,  // 6: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
-	32, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	39, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
 	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
-	32, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
-	33, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
-	32, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
-	27, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	34, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	30, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	28, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	35, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	34, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	36, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	32, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	34, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	34, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	30, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	31, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	39, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
+	40, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
+	39, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	33, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	41, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	37, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	34, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	42, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	41, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	43, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	39, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	41, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	41, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	37, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	38, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
 	15, // 24: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	37, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	38, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	44, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	45, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
 	18, // 27: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	32, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	32, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
-	39, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	40, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	39, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	39, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	46, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	47, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
 	2,  // 32: kvpilot.v1.ListProgramsRequest.states:type_name -> kvpilot.v1.ProgramState
 	21, // 33: kvpilot.v1.ListProgramsResponse.programs:type_name -> kvpilot.v1.Program
 	22, // 34: kvpilot.v1.ListProgramsResponse.pressure:type_name -> kvpilot.v1.ProgramPressure
 	2,  // 35: kvpilot.v1.Program.state:type_name -> kvpilot.v1.ProgramState
-	32, // 36: kvpilot.v1.Program.wait:type_name -> google.protobuf.Duration
-	32, // 37: kvpilot.v1.Program.idle:type_name -> google.protobuf.Duration
-	25, // 38: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	29, // 39: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	41, // 40: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	42, // 41: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	5,  // 42: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	43, // 43: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	44, // 44: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	44, // 45: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	7,  // 46: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	9,  // 47: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	11, // 48: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	13, // 49: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	16, // 50: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	19, // 51: kvpilot.v1.RoutingService.ListPrograms:input_type -> kvpilot.v1.ListProgramsRequest
-	23, // 52: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	45, // 53: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	46, // 54: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	6,  // 55: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	6,  // 56: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	47, // 57: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	48, // 58: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	8,  // 59: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	10, // 60: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	12, // 61: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	14, // 62: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	17, // 63: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	20, // 64: kvpilot.v1.RoutingService.ListPrograms:output_type -> kvpilot.v1.ListProgramsResponse
-	24, // 65: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	53, // [53:66] is the sub-list for method output_type
-	40, // [40:53] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	39, // 36: kvpilot.v1.Program.wait:type_name -> google.protobuf.Duration
+	39, // 37: kvpilot.v1.Program.idle:type_name -> google.protobuf.Duration
+	25, // 38: kvpilot.v1.ListSplitsResponse.splits:type_name -> kvpilot.v1.Split
+	26, // 39: kvpilot.v1.Split.sides:type_name -> kvpilot.v1.SplitSide
+	35, // 40: kvpilot.v1.SplitSide.labels:type_name -> kvpilot.v1.SplitSide.LabelsEntry
+	48, // 41: kvpilot.v1.SplitSide.stepped_back_since:type_name -> google.protobuf.Timestamp
+	39, // 42: kvpilot.v1.SplitSide.ttft_p50:type_name -> google.protobuf.Duration
+	39, // 43: kvpilot.v1.SplitSide.ttft_p99:type_name -> google.protobuf.Duration
+	39, // 44: kvpilot.v1.SplitSide.answer_p50:type_name -> google.protobuf.Duration
+	39, // 45: kvpilot.v1.SplitSide.answer_p99:type_name -> google.protobuf.Duration
+	39, // 46: kvpilot.v1.SplitSide.shadow_regret:type_name -> google.protobuf.Duration
+	25, // 47: kvpilot.v1.SetSplitSideResponse.split:type_name -> kvpilot.v1.Split
+	31, // 48: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	36, // 49: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	49, // 50: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	50, // 51: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	5,  // 52: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	51, // 53: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	52, // 54: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	52, // 55: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	7,  // 56: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	9,  // 57: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	11, // 58: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	13, // 59: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	16, // 60: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	19, // 61: kvpilot.v1.RoutingService.ListPrograms:input_type -> kvpilot.v1.ListProgramsRequest
+	23, // 62: kvpilot.v1.RoutingService.ListSplits:input_type -> kvpilot.v1.ListSplitsRequest
+	27, // 63: kvpilot.v1.RoutingService.SetSplitSide:input_type -> kvpilot.v1.SetSplitSideRequest
+	29, // 64: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	53, // 65: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	54, // 66: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	6,  // 67: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	6,  // 68: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	55, // 69: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	56, // 70: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	8,  // 71: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	10, // 72: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	12, // 73: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	14, // 74: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	17, // 75: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	20, // 76: kvpilot.v1.RoutingService.ListPrograms:output_type -> kvpilot.v1.ListProgramsResponse
+	24, // 77: kvpilot.v1.RoutingService.ListSplits:output_type -> kvpilot.v1.ListSplitsResponse
+	28, // 78: kvpilot.v1.RoutingService.SetSplitSide:output_type -> kvpilot.v1.SetSplitSideResponse
+	30, // 79: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	65, // [65:80] is the sub-list for method output_type
+	50, // [50:65] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }
@@ -2838,7 +3352,7 @@ func file_kvpilot_v1_routing_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_routing_proto_rawDesc), len(file_kvpilot_v1_routing_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

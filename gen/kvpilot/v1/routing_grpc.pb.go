@@ -32,6 +32,8 @@ const (
 	RoutingService_ScoreOverlap_FullMethodName      = "/kvpilot.v1.RoutingService/ScoreOverlap"
 	RoutingService_GetLoads_FullMethodName          = "/kvpilot.v1.RoutingService/GetLoads"
 	RoutingService_ListPrograms_FullMethodName      = "/kvpilot.v1.RoutingService/ListPrograms"
+	RoutingService_ListSplits_FullMethodName        = "/kvpilot.v1.RoutingService/ListSplits"
+	RoutingService_SetSplitSide_FullMethodName      = "/kvpilot.v1.RoutingService/SetSplitSide"
 	RoutingService_ListPolicies_FullMethodName      = "/kvpilot.v1.RoutingService/ListPolicies"
 )
 
@@ -73,6 +75,11 @@ type RoutingServiceClient interface {
 	// ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
 	// models and ids. A caller without the role observe gets those of its own tenant.
 	ListPrograms(ctx context.Context, in *ListProgramsRequest, opts ...grpc.CallOption) (*ListProgramsResponse, error)
+	// ListSplits compares the sides of the models whose requests are split, by this router's requests of the last hour.
+	ListSplits(ctx context.Context, in *ListSplitsRequest, opts ...grpc.CallOption) (*ListSplitsResponse, error)
+	// SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet. An error with the reason
+	// MODEL_NOT_FOUND says that no request for the model was split, or that there is no such side; CONFLICT, that no other side gets requests.
+	SetSplitSide(ctx context.Context, in *SetSplitSideRequest, opts ...grpc.CallOption) (*SetSplitSideResponse, error)
 	// ListPolicies returns the policies that a request may name.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
 }
@@ -217,6 +224,26 @@ func (c *routingServiceClient) ListPrograms(ctx context.Context, in *ListProgram
 	return out, nil
 }
 
+func (c *routingServiceClient) ListSplits(ctx context.Context, in *ListSplitsRequest, opts ...grpc.CallOption) (*ListSplitsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSplitsResponse)
+	err := c.cc.Invoke(ctx, RoutingService_ListSplits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *routingServiceClient) SetSplitSide(ctx context.Context, in *SetSplitSideRequest, opts ...grpc.CallOption) (*SetSplitSideResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetSplitSideResponse)
+	err := c.cc.Invoke(ctx, RoutingService_SetSplitSide_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *routingServiceClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPoliciesResponse)
@@ -265,6 +292,11 @@ type RoutingServiceServer interface {
 	// ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
 	// models and ids. A caller without the role observe gets those of its own tenant.
 	ListPrograms(context.Context, *ListProgramsRequest) (*ListProgramsResponse, error)
+	// ListSplits compares the sides of the models whose requests are split, by this router's requests of the last hour.
+	ListSplits(context.Context, *ListSplitsRequest) (*ListSplitsResponse, error)
+	// SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet. An error with the reason
+	// MODEL_NOT_FOUND says that no request for the model was split, or that there is no such side; CONFLICT, that no other side gets requests.
+	SetSplitSide(context.Context, *SetSplitSideRequest) (*SetSplitSideResponse, error)
 	// ListPolicies returns the policies that a request may name.
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
 	mustEmbedUnimplementedRoutingServiceServer()
@@ -312,6 +344,12 @@ func (UnimplementedRoutingServiceServer) GetLoads(context.Context, *GetLoadsRequ
 }
 func (UnimplementedRoutingServiceServer) ListPrograms(context.Context, *ListProgramsRequest) (*ListProgramsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPrograms not implemented")
+}
+func (UnimplementedRoutingServiceServer) ListSplits(context.Context, *ListSplitsRequest) (*ListSplitsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSplits not implemented")
+}
+func (UnimplementedRoutingServiceServer) SetSplitSide(context.Context, *SetSplitSideRequest) (*SetSplitSideResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetSplitSide not implemented")
 }
 func (UnimplementedRoutingServiceServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
@@ -535,6 +573,42 @@ func _RoutingService_ListPrograms_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RoutingService_ListSplits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSplitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RoutingServiceServer).ListSplits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RoutingService_ListSplits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RoutingServiceServer).ListSplits(ctx, req.(*ListSplitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RoutingService_SetSplitSide_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetSplitSideRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RoutingServiceServer).SetSplitSide(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RoutingService_SetSplitSide_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RoutingServiceServer).SetSplitSide(ctx, req.(*SetSplitSideRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _RoutingService_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListPoliciesRequest)
 	if err := dec(in); err != nil {
@@ -599,6 +673,14 @@ var RoutingService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPrograms",
 			Handler:    _RoutingService_ListPrograms_Handler,
+		},
+		{
+			MethodName: "ListSplits",
+			Handler:    _RoutingService_ListSplits_Handler,
+		},
+		{
+			MethodName: "SetSplitSide",
+			Handler:    _RoutingService_SetSplitSide_Handler,
 		},
 		{
 			MethodName: "ListPolicies",

@@ -57,6 +57,7 @@ func numbers(p *decision.Params) map[string]*float64 {
 		"match_threshold":     &p.MatchThreshold,
 		"imbalance_threshold": &p.ImbalanceThreshold,
 		"session_bonus":       &p.SessionBonus,
+		"split_bonus":         &p.SplitBonus,
 		"interference":        &p.Interference,
 		"congestion":          &p.Congestion,
 	}

@@ -67,7 +67,7 @@ const (
 )
 
 // Split compares serving the request whole on the pick with the cheapest way to prefill on one candidate and decode on another, and takes
-// that one when it costs less: the pick becomes the candidate that decodes. It fills Ways, into the memory of ways. It needs the pick of
+// that one when it costs less, or no more than Params.SplitBonus above it: the pick becomes the candidate that decodes. It fills Ways, into the memory of ways. It needs the pick of
 // Choose under predicted-ttft.
 func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	d.Ways = nil
@@ -85,12 +85,13 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 		return
 	}
 	split := p.way(d, from, to, cost)
-	if cost > whole.Cost-max(leastGain, leastGainShare*math.Abs(whole.Cost)) {
+	gain := whole.Cost - cost + d.Params.SplitBonus
+	if gain < max(leastGain, leastGainShare*math.Abs(whole.Cost)) {
 		d.Ways = append(ways[:0], whole, split)
 		return
 	}
 	d.Ways = append(ways[:0], split, whole)
-	d.Chosen, d.Reason, d.Margin = to, decision.ReasonSplit, whole.Cost-cost
+	d.Chosen, d.Reason, d.Margin = to, decision.ReasonSplit, gain
 }
 
 // cheapest returns the candidates of the cheapest split, -1 when there is none.

@@ -53,6 +53,16 @@ func TestRequestIsSplitWhereThatCostsLess(t *testing.T) {
 			candidates: []decision.Candidate{{Veto: decision.VetoRole}, decoding},
 		},
 		{
+			name: "a bonus is worth the transfer", prompt: 100, way: "AB", roles: []replica.Role{replica.PrefillOnly, replica.AnyRole},
+			candidates: []decision.Candidate{{Veto: decision.VetoRole}, decoding},
+			change:     func(d *decision.Decision, _ *selector.Pairing) { d.Params.SplitBonus = 1000 },
+		},
+		{
+			name: "no bonus makes a pair", prompt: 100, way: "B", roles: []replica.Role{replica.PrefillOnly, replica.PrefillOnly},
+			candidates: []decision.Candidate{{Veto: decision.VetoRole}, decoding},
+			change:     func(d *decision.Decision, _ *selector.Pairing) { d.Params.SplitBonus = 1000 },
+		},
+		{
 			name: "the one that decodes holds nearly all of it", prompt: 20000, way: "B", roles: []replica.Role{replica.PrefillOnly, replica.AnyRole},
 			candidates: []decision.Candidate{{Veto: decision.VetoRole}, {RankLoad: decoding.RankLoad, Overlap: decision.Overlap{GPU: 19984}}},
 		},

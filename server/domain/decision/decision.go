@@ -46,6 +46,16 @@ type Request struct {
 	// recorded it.
 	TraceID string
 	SpanID  string
+	// Side is the request's side of a split; its zero value: its model is not split.
+	Side Side
+}
+
+// Side is the side of a request whose model is split.
+type Side struct {
+	// Model is the model that is split, as the client named it, Name the side's name.
+	Model, Name string
+	// InsteadOf is the side that the weights would have given, which has stepped back or has no ready replica; empty elsewhere.
+	InsteadOf string
 }
 
 // Prompt is the size of a request, and how exactly it is known.

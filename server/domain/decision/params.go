@@ -31,4 +31,6 @@ type Params struct {
 
 	// SessionBonus is how many seconds of predicted time returning to a session's rank is worth.
 	SessionBonus float64
+	// SplitBonus is how many seconds of predicted time it is worth to split a request (predicted-ttft).
+	SplitBonus float64
 }

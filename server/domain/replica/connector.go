@@ -8,7 +8,7 @@ import (
 
 // The labels that describe how an engine passes KV cache to others. They come from settings, pods or registrations.
 const (
-	// LabelConnector names the engine's KV connector: nixl.
+	// LabelConnector names the engine's KV connector: nixl or nixl-push.
 	LabelConnector = "kv_connector"
 	// LabelRole is the part that the replica may take in a split request: prefill, decode or both.
 	LabelRole = "role"
@@ -27,12 +27,19 @@ const (
 	NoTransport Transport = iota
 	// NIXL is vLLM's NixlConnector in its pull form: the engine that decodes reads the blocks of the engine that prefilled.
 	NIXL
+	// NIXLPush is vLLM's NixlPushConnector: the engine that decodes sends the other one the place to write to, under the request id that both
+	// were sent. Without a match it waits for good.
+	NIXLPush
 )
 
 // String gives the transport in the form that settings and metrics use; empty for none.
 func (t Transport) String() string {
-	if t == NIXL {
+	switch t {
+	case NIXL:
 		return "nixl"
+	case NIXLPush:
+		return "nixl-push"
+	case NoTransport:
 	}
 	return ""
 }
@@ -44,6 +51,8 @@ func ReadTransport(name string) (Transport, bool) {
 		return NoTransport, true
 	case "nixl":
 		return NIXL, true
+	case "nixl-push":
+		return NIXLPush, true
 	}
 	return NoTransport, false
 }
@@ -95,10 +104,16 @@ type Connector struct {
 	Domain string
 }
 
+// Transport returns the way in which the replica passes KV cache on.
+func (r *Replica) Transport() Transport {
+	t, _ := ReadTransport(r.Labels[LabelConnector])
+	return t
+}
+
 // Connector returns the replica's connector, the zero value for none. vLLM compares a hash of its version, block size, data type and
 // parallelism when two engines meet: the first two are known here, the label kv_group stands for the rest.
 func (r *Replica) Connector() Connector {
-	t, _ := ReadTransport(r.Labels[LabelConnector])
+	t := r.Transport()
 	if t == NoTransport {
 		return Connector{}
 	}

@@ -21,6 +21,10 @@ func TestConnectorIsReadFromLabels(t *testing.T) {
 			want: replica.Connector{Transport: replica.NIXL, Group: "nixl/0.33.0/32/"}, prefill: true, decodes: true,
 		},
 		{
+			name: "push", labels: map[string]string{"kv_connector": "nixl-push"},
+			want: replica.Connector{Transport: replica.NIXLPush, Group: "nixl-push/0.33.0/32/"}, prefill: true, decodes: true,
+		},
+		{
 			name: "prefill", labels: map[string]string{"kv_connector": "NIXL", "role": "prefill", "zone": "a"},
 			want: replica.Connector{Transport: replica.NIXL, Role: replica.PrefillOnly, Group: "nixl/0.33.0/32/", Domain: "a"}, prefill: true,
 		},
@@ -62,6 +66,7 @@ func TestOnlyReplicasOfOneGroupPair(t *testing.T) {
 		{name: "one without a connector", list: []*replica.Replica{with("0.33.0", 32), {Version: "0.33.0", BlockSize: 32}}},
 		{name: "two versions", list: []*replica.Replica{with("0.33.0", 32), with("0.32.0", 32)}},
 		{name: "two block sizes", list: []*replica.Replica{with("0.33.0", 32), with("0.33.0", 16)}},
+		{name: "push and pull", list: []*replica.Replica{with("0.33.0", 32, "kv_connector", "nixl-push"), with("0.33.0", 32)}},
 		{name: "two groups", list: []*replica.Replica{with("0.33.0", 32, "kv_group", "a"), with("0.33.0", 32, "kv_group", "b")}},
 		{name: "prefill and prefill", list: []*replica.Replica{with("0.33.0", 32, "role", "prefill"), with("0.33.0", 32, "role", "prefill")}},
 		{name: "decode and decode", list: []*replica.Replica{with("0.33.0", 32, "role", "decode"), with("0.33.0", 32, "role", "decode")}},

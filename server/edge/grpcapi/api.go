@@ -20,6 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
+	sharing "github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
@@ -36,19 +37,25 @@ type Chooser interface {
 	programming
 }
 
+// Records are what the router remembers of requests.
+type Records struct {
+	Decisions *decisionlog.Log
+	History   *history.History
+	Traces    *history.Traces
+	Splits    *sharing.Splits
+}
+
 // Params are the parts that the services expose. All but the optional ones are required.
 type Params struct {
 	Router    Router
 	Lifecycle Lifecycle
 	Chooser   Chooser
 	Ranks     Ranks
-	Decisions *decisionlog.Log
-	Tokens    *tokenizer.Pool
-	Settings  SettingsOwner
-	Health    Health
-	History   *history.History
-	Traces    *history.Traces
-	Version   string
+	Records
+	Tokens   *tokenizer.Pool
+	Settings SettingsOwner
+	Health   Health
+	Version  string
 	// Links are where operators see more, as templates of URLs.
 	Links Links
 	// Registration lets callers without a key register replicas.
@@ -123,6 +130,7 @@ func (a *API) serve(p Params, fleet *others) {
 		records:      &records{decisions: p.Decisions, senders: who, others: fleet, trail: audited, life: a.life},
 		loads:        &loads{ranks: &p.Ranks, rates: p.Chooser, pools: fleet.pools, others: fleet, trail: audited},
 		programs:     &programs{chooser: p.Chooser, pools: fleet.pools, senders: who, others: fleet, trail: audited},
+		splits:       &splits{of: p.Splits, senders: who, others: fleet, trail: audited},
 		policies:     policies{p.Chooser},
 	}
 	a.replicas = &replicas{ranks: &p.Ranks, pools: fleet.pools, senders: who, others: fleet, trail: audited, life: a.life, registration: p.Registration}
@@ -154,5 +162,6 @@ type routing struct {
 	*records
 	*loads
 	*programs
+	*splits
 	policies
 }

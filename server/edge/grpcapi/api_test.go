@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -54,8 +55,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeRouter remembers what it was asked and answers as the test says.
+// fakeRouter remembers what it was asked last and answers as the test says. A call may end at its client before it ends here.
 type fakeRouter struct {
+	mu        sync.Mutex
 	serve     func(context.Context, *router.Call, router.Sink) error
 	choose    func(*router.Question) (*router.Answer, error)
 	call      *router.Call
@@ -64,8 +66,14 @@ type fakeRouter struct {
 	claimed   string
 }
 
+func (f *fakeRouter) remember(what func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	what()
+}
+
 func (f *fakeRouter) Serve(ctx context.Context, c *router.Call, to router.Sink) error {
-	f.call = c
+	f.remember(func() { f.call = c })
 	return f.serve(ctx, c, to)
 }
 
@@ -74,13 +82,13 @@ func (f *fakeRouter) Adapter(ctx context.Context, c *router.Call, to router.Sink
 }
 
 func (f *fakeRouter) Realtime(_ context.Context, c *router.Call, model string, up router.Upgrade) error {
-	f.call = c
+	f.remember(func() { f.call = c })
 	_, err := up.Switch(http.Header{"X-Model": {model}})
 	return err
 }
 
 func (f *fakeRouter) Stored(ctx context.Context, c *router.Call, id string, to router.Sink) error {
-	f.call, f.storedID = c, id
+	f.remember(func() { f.call, f.storedID = c, id })
 	return f.serve(ctx, c, to)
 }
 
@@ -88,7 +96,7 @@ func (f *fakeRouter) Models() []byte                  { return []byte(`{"data":[
 func (f *fakeRouter) Model(id string) ([]byte, error) { return []byte(`{"id":"` + id + `"}`), nil }
 
 func (f *fakeRouter) Choose(_ context.Context, q *router.Question) (*router.Answer, error) {
-	f.questions = append(f.questions, q)
+	f.remember(func() { f.questions = append(f.questions, q) })
 	return f.choose(q)
 }
 
@@ -180,9 +188,9 @@ func newRig(t testing.TB, c grpcapi.Config, with ...func(*grpcapi.Params)) *rig 
 	fleet := registry.New(registry.DefaultConfig(), registry.Params{})
 	r.decisions = decisionlog.New(decisionlog.DefaultConfig(), decisionlog.Params{})
 	params := grpcapi.Params{
-		Router: r.router, Lifecycle: r.life, Chooser: idle{}, Decisions: r.decisions, Settings: idle{}, Health: idle{},
+		Router: r.router, Lifecycle: r.life, Chooser: idle{}, Settings: idle{}, Health: idle{},
 		Ranks:  grpcapi.Ranks{Registry: fleet, Book: book, Engines: silent{}, Index: empty{}, Feeds: empty{}, Breakers: silent{}},
-		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), History: r.history, Traces: &history.Traces{}, Forward: true,
+		Tokens: tokenizer.New(tokenizer.DefaultConfig(), tokenizer.Params{}), Records: grpcapi.Records{Decisions: r.decisions, History: r.history, Traces: &history.Traces{}}, Forward: true,
 	}
 	for _, change := range with {
 		change(&params)

@@ -53,6 +53,9 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 		DecidedBy: d.DecidedBy, AskedBy: d.AskedBy, Alone: aloneProto(d.Alone), Others: uint32(max(d.Others, 0)), VetoedOthers: uint32(max(d.VetoedOthers, 0)),
 		Returning: d.Returning, MemoryWait: memoryWaitProto(d.Memory),
 	}
+	if s := d.Side; s.Name != "" {
+		out.Split = &kvpilotv1.SplitChoice{Model: s.Model, Side: s.Name, InsteadOf: s.InsteadOf}
+	}
 	scale := 1.0
 	if d.Policy == decision.PredictedTTFT {
 		scale = milli

@@ -31,7 +31,7 @@ func TestRolesOfEachMethod(t *testing.T) {
 	want := map[string]string{ // by letters of the roles
 		"Forward": "fa", "LoadAdapter": "a", "UnloadAdapter": "a", "ListModels": "irofa", "GetModel": "irofa",
 		"Register": "a", "Deregister": "a", "Drain": "a", "Undrain": "a", "ReloadConfig": "a", "RollbackConfig": "a", "ListConfigVersions": "a", "List": "roa", "Get": "roa", "Watch": "roa",
-		"ExplainDecision": "irofa", "ListDecisions": "irofa", "WatchDecisions": "irofa", "ListPolicies": "irofa", "ListPrograms": "irofa", "GetLoads": "oa", "GetStatus": "oa", "GetHistory": "oa", "ListTraces": "oa", "ListRouters": "oa",
+		"ExplainDecision": "irofa", "ListDecisions": "irofa", "WatchDecisions": "irofa", "ListPolicies": "irofa", "ListPrograms": "irofa", "GetLoads": "oa", "ListSplits": "oa", "SetSplitSide": "a", "GetStatus": "oa", "GetHistory": "oa", "ListTraces": "oa", "ListRouters": "oa",
 	}
 	protoregistry.GlobalFiles.RangeFilesByPackage("kvpilot.v1", func(file protoreflect.FileDescriptor) bool {
 		for i := range file.Services().Len() {

@@ -57,6 +57,8 @@ func methodRoles() map[string]caller.Roles {
 		kvpilotv1.RoutingService_ScoreOverlap_FullMethodName:      caller.Route,
 		kvpilotv1.RoutingService_GetLoads_FullMethodName:          caller.Observe,
 		kvpilotv1.RoutingService_ListPrograms_FullMethodName:      caller.Any,
+		kvpilotv1.RoutingService_ListSplits_FullMethodName:        caller.Observe,
+		kvpilotv1.RoutingService_SetSplitSide_FullMethodName:      caller.Admin,
 		kvpilotv1.RoutingService_ListPolicies_FullMethodName:      caller.Any,
 
 		kvpilotv1.ConfigService_ReloadConfig_FullMethodName:       caller.Admin,

@@ -32,7 +32,7 @@ func TestEveryMethodHasARole(t *testing.T) {
 			t.Errorf("%s is in methodRoles and not in the contract", name)
 		}
 		changes := false
-		for _, verb := range []string{"/Register", "/Deregister", "/Drain", "/Undrain", "/LoadAdapter", "/UnloadAdapter", "/ReloadConfig", "/RollbackConfig", "/ListConfigVersions"} {
+		for _, verb := range []string{"/Register", "/Deregister", "/Drain", "/Undrain", "/LoadAdapter", "/UnloadAdapter", "/ReloadConfig", "/RollbackConfig", "/ListConfigVersions", "/SetSplitSide"} {
 			changes = changes || strings.HasSuffix(name, verb)
 		}
 		if changes != (r == caller.Admin) {

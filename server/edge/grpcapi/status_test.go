@@ -29,7 +29,7 @@ import (
 // full is a decision with a value in every field that the contract has a place for.
 func full() decisionlog.Entry {
 	d := &decision.Decision{
-		Request:  decision.Request{ID: "d", Attempt: 2, RequestID: "q", Tenant: "team", Model: "m", Adapter: "a", TraceID: "t", SpanID: "s"},
+		Request:  decision.Request{ID: "d", Attempt: 2, RequestID: "q", Tenant: "team", Model: "m", Adapter: "a", TraceID: "t", SpanID: "s", Side: decision.Side{Model: "x", Name: "stable", InsteadOf: "canary"}},
 		At:       time.Unix(1, 2),
 		Rule:     decision.Rule{Policy: decision.PredictedTTFT, Objective: decision.ObjectiveSLO, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond}, Pinned: true, Params: decision.Params{Temperature: 1, KVWeight: .5}, Seed: 1<<63 + 1, Cursor: 3},
 		Reason:   decision.ReasonTie,
@@ -97,6 +97,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
 	complete(t, filed.GetShadow(), "")
 	complete(t, filed.GetMemoryWait(), "")
+	complete(t, filed.GetSplit(), "")
 	if got := filed.GetParams(); len(got) != 2 || got["temperature"] != 1 || got["kv_weight"] != .5 {
 		t.Errorf("the policy's numbers are %v", got)
 	}

@@ -275,7 +275,7 @@ func readTransfer(r podReader) podTransfer {
 func readConnector(text string) (string, error) {
 	t, known := replica.ReadTransport(text)
 	if !known {
-		return "", errors.New("must be nixl")
+		return "", errors.New("must be nixl or nixl-push")
 	}
 	return t.String(), nil
 }

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
-
-	"github.com/zeebo/xxh3"
 )
 
 // rewriteObject is the part of an InferenceModelRewrite that matters here.
@@ -38,11 +36,18 @@ type target struct {
 	Weight *int   `json:"weight"`
 }
 
+// Target is a model that requests for another one get.
+type Target struct {
+	Model string
+	// Weight is its share of the sum of all targets' weights.
+	Weight int
+}
+
 func (o rewriteObject) meta() objectMeta { return o.Metadata }
 
 func (o rewriteObject) weight() int { return max(1, len(o.Spec.Rules)) }
 
-// Rewrites are the InferenceModelRewrites of the pools that the settings name. Model may be called at once with Run.
+// Rewrites are the InferenceModelRewrites of the pools that the settings name. Targets may be called at once with Run.
 type Rewrites struct {
 	log   *slog.Logger
 	pools []InferencePoolConfig
@@ -51,8 +56,8 @@ type Rewrites struct {
 
 // rewriteRules are the rules of one pool: by the model that they match, and the rule for all others.
 type rewriteRules struct {
-	exact map[string]targets
-	rest  targets
+	exact map[string][]Target
+	rest  []Target
 }
 
 // NewRewrites makes the rewrites of the settings' InferencePools. log may be nil.
@@ -60,9 +65,9 @@ func NewRewrites(c Config, log *slog.Logger) *Rewrites {
 	return &Rewrites{log: orDiscard(log), pools: c.InferencePools, known: make([]atomic.Pointer[rewriteRules], len(c.InferencePools))}
 }
 
-// Model returns the model for a request that asks for one. Requests with the same key, such as the requests of a session, get the same
-// one while the rules stay. ok is false when no rule matches; of two pools with a rule that does, the first of the settings counts.
-func (w *Rewrites) Model(asked, key string) (model string, ok bool) {
+// Targets returns the models for requests that ask for one, which share them by their weights; nil when no rule matches. Of two pools with a
+// rule that does, the first of the settings counts. The list must not be changed.
+func (w *Rewrites) Targets(asked string) []Target {
 	for i := range w.known {
 		rules := w.known[i].Load()
 		if rules == nil {
@@ -73,37 +78,34 @@ func (w *Rewrites) Model(asked, key string) (model string, ok bool) {
 			to = rules.rest
 		}
 		if len(to) > 0 {
-			return pickTarget(to, asked, key), true
+			return to
 		}
 	}
-	return "", false
+	return nil
 }
 
+// maxTargetWeight bounds the weight of a target, as its definition does.
+const maxTargetWeight = 1_000_000
+
 // share is the weight of a target. Either all targets of a rule have one or none.
-func (t target) share() uint64 {
+func (t target) share() int {
 	if t.Weight == nil {
 		return 1
 	}
-	return uint64(max(0, *t.Weight))
+	return min(max(0, *t.Weight), maxTargetWeight)
 }
 
-// pickTarget picks one by the key. The models of a rule share the keys by their weights.
-func pickTarget(to targets, asked, key string) string {
-	var sum uint64
-	for _, t := range to {
-		sum += t.share()
+// targetsOf are the targets of a rule. Where all have the weight 0, the first one gets all.
+func targetsOf(list targets) []Target {
+	out, sum := make([]Target, len(list)), 0
+	for i, t := range list {
+		out[i] = Target{t.Model, t.share()}
+		sum += out[i].Weight
 	}
 	if sum == 0 {
-		return to[0].Model
+		out[0].Weight = 1
 	}
-	at := xxh3.HashString(asked+"\x00"+key) % sum
-	for _, t := range to {
-		if at < t.share() {
-			return t.Model
-		}
-		at -= t.share()
-	}
-	return to[len(to)-1].Model
+	return out
 }
 
 // Run follows the API servers until ctx ends. While they cannot be read, the rewrites stay as they are.
@@ -117,7 +119,7 @@ func (w *Rewrites) Run(ctx context.Context) error {
 // readRewrites orders the rules: of two that match a model the rule of the older object counts, and within an object the first. A rule for
 // one model counts more than one for all.
 func readRewrites(pool string, objects map[string]rewriteObject) rewriteRules {
-	rules := rewriteRules{exact: map[string]targets{}}
+	rules := rewriteRules{exact: map[string][]Target{}}
 	list := slices.SortedFunc(maps.Values(objects), func(a, b rewriteObject) int {
 		return cmp.Or(cmp.Compare(a.Metadata.Created, b.Metadata.Created), cmp.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
@@ -129,12 +131,13 @@ func readRewrites(pool string, objects map[string]rewriteObject) rewriteRules {
 			if len(rule.Targets) == 0 || slices.ContainsFunc(rule.Targets, func(t target) bool { return t.Model == "" }) {
 				continue
 			}
+			to := targetsOf(rule.Targets)
 			if len(rule.Matches) == 0 && rules.rest == nil {
-				rules.rest = rule.Targets
+				rules.rest = to
 			}
 			for _, match := range rule.Matches {
 				if name := match.Model.Value; name != "" && rules.exact[name] == nil {
-					rules.exact[name] = rule.Targets
+					rules.exact[name] = to
 				}
 			}
 		}

@@ -166,7 +166,7 @@ func (s Spec) complete(defaults EventsSpec) (Spec, error) {
 func (s Spec) connector() error {
 	name := s.Labels[replica.LabelConnector]
 	_, known := replica.ReadTransport(name)
-	return check.That(known, "labels", "kv_connector must be nixl or absent, not %q", name)
+	return check.That(known, "labels", "kv_connector must be nixl, nixl-push or absent, not %q", name)
 }
 
 // events gives the addresses of each rank; nil when there are none.

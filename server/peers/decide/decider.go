@@ -143,7 +143,7 @@ func (d *Decider) Event(from ID, ev *peerv1.FrontendEvent) {
 // ask decides a question, now or when the hold queue releases it.
 func (d *Decider) ask(c *client, ask *peerv1.Ask) {
 	number := ask.GetNumber()
-	if !isShort(ask.GetId(), ask.GetRequestId(), ask.GetTraceId(), ask.GetSpanId(), ask.GetModel(), ask.GetServed(), ask.GetAdapter(), ask.GetTenant(), ask.GetSession()) {
+	if !isShort(ask.GetId(), ask.GetRequestId(), ask.GetTraceId(), ask.GetSpanId(), ask.GetModel(), ask.GetServed(), ask.GetAdapter(), ask.GetTenant(), ask.GetSession(), ask.GetSplit(), ask.GetSide(), ask.GetInsteadOf()) {
 		return
 	}
 	q := &question{id: ask.GetId(), span: d.trace(ask, c.id)}

@@ -27,6 +27,7 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		Priority: int32(req.Priority), ExpectedOutput: uint32(max(0, req.ExpectedOutput)), Unstreamed: req.Unstreamed, Bytes: uint32(max(0, req.Bytes)),
 		Quiet: req.Quiet, Exclude: texts(req.Exclude), Avoid: texts(req.Avoid), Holder: text(req.Holder), Leased: req.Lease != 0, Reports: req.Reports,
 		Unbooked: req.Booking == chooser.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
+		Split: text(req.Side.Model), Side: text(req.Side.Name), InsteadOf: text(req.Side.InsteadOf),
 	}
 	if req.Hashes != nil {
 		for _, size := range sizes {
@@ -58,7 +59,7 @@ func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.R
 	req := &chooser.Request{
 		Request: decision.Request{
 			ID: ask.GetId(), Attempt: int(ask.GetAttempt()), RequestID: ask.GetRequestId(), Tenant: ask.GetTenant(), Model: ask.GetModel(), Adapter: ask.GetAdapter(),
-			TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(),
+			TraceID: ask.GetTraceId(), SpanID: ask.GetSpanId(), Side: decision.Side{Model: ask.GetSplit(), Name: ask.GetSide(), InsteadOf: ask.GetInsteadOf()},
 		},
 		Pool:   chooser.Pool{Served: ask.GetServed(), Replicas: replicas},
 		Prompt: promptOf(ask, replicas),

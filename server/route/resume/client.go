@@ -16,6 +16,8 @@ type client struct {
 	head []byte
 	// out is what is to be sent next.
 	out []byte
+	// Halted reports whether the engine has aborted an answer of /v1/responses that claims to be whole, since it looks so; nil when that is not known.
+	Halted func() bool
 }
 
 // words are those in which a continuation is written into the stream.

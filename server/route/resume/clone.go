@@ -13,6 +13,8 @@ const shortRepeat = 256
 // stream could be resumed without asking for a text, where it is continued by token ids, and where it is repeated and still short.
 func (f *Follower) Movable() bool {
 	switch {
+	case f.named != nil:
+		return !f.finished && !f.done && f.named.isShort()
 	case f.repeat != nil:
 		return !f.finished && !f.done && f.repeat.isShort()
 	case f.replay == nil:
@@ -41,7 +43,7 @@ func (f *Follower) Clone() *Follower {
 		r.waiting, r.usage = slices.Clone(r.waiting), bytes.Clone(r.usage)
 		c.replay = &r
 	}
-	c.repeat, c.spare = f.repeat.clone(), f.spare.clone()
+	c.repeat, c.spare, c.named = f.repeat.clone(), f.spare.clone(), f.named.clone()
 	return &c
 }
 

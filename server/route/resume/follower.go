@@ -94,6 +94,7 @@ type Follower struct {
 	replay *replay // nil unless a parser may be at work
 	repeat *repeat // nil unless the answer is to be written again
 	spare  *repeat // nil unless that is the second way
+	named  *named  // nil unless the events have names
 	p      Params
 	chunk  openai.Chunk // the event being parsed
 }
@@ -111,6 +112,10 @@ type continuation struct {
 // New makes a Follower.
 func New(p Params) *Follower {
 	f := &Follower{p: p, tokens: tokens{sure: true}, client: client{api: p.API, counted: p.Usage}, stops: newStops(&p)}
+	if p.API == prompt.APIMessages || p.API == prompt.APIResponses {
+		f.named, f.stops = newNamed(), nil
+		return f
+	}
 	if p.Repeated > 0 && p.Parser == HasParser {
 		f.spare = newRepeat(p.Repeated)
 	} else if p.Repeated > 0 {
@@ -126,7 +131,8 @@ func New(p Params) *Follower {
 // Lose ends the following for a reason that the events do not show. Ids are still taken out.
 func (f *Follower) Lose(why Lost) {
 	if f.lost == NotLost {
-		f.lost, f.ids, f.prompt, f.replay, f.repeat = why, nil, nil, nil, nil
+		f.out = append(f.out, f.named.withheld()...)
+		f.lost, f.ids, f.prompt, f.replay, f.repeat, f.named = why, nil, nil, nil, nil, nil
 		if f.stops == nil || !f.resumed { // the end of the text is still searched
 			f.shown = nil
 		}
@@ -217,15 +223,20 @@ func (f *Follower) passThrough(data []byte) ([]byte, error) {
 	}
 	f.Lose(LostForm)
 	f.raw, f.held, f.spare = true, nil, nil
+	if len(f.out) > 0 {
+		return append(f.out, data...), nil
+	}
 	return data, nil
 }
 
 // event takes one event with the blank line that ends it.
 func (f *Follower) event(e []byte) error {
-	data, ok := bytes.CutPrefix(e[:len(e)-2], []byte("data: "))
+	head, data, ok := cutEvent(e)
 	switch {
-	case !ok || bytes.IndexByte(data, '\n') >= 0:
+	case !ok || len(head) > 0 && f.named == nil:
 		return f.lines(e)
+	case f.named != nil && (string(data) != "[DONE]" || !f.done):
+		return f.repeats(e, head, data)
 	case string(data) == "[DONE]":
 		if f.repeat != nil && f.resumed && !f.repeat.over() {
 			return ErrDiverged
@@ -235,7 +246,7 @@ func (f *Follower) event(e []byte) error {
 		return nil
 	}
 	if f.repeat != nil {
-		return f.repeats(e, data)
+		return f.repeats(e, nil, data)
 	}
 	c := &f.chunk
 	if !f.read.Read(data, c) {

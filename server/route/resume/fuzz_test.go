@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -18,9 +19,14 @@ func FuzzFeed(f *testing.F) {
 	f.Add([]byte(first+": keep-alive\n\n"+piece("é", "[8]")+":\n: a\n"+piece("x", "[9]")), uint8(5))
 	f.Add([]byte(strings.Replace(first, `"finish_reason":null`, `"finish_reason":"abort"`, 1)+"data: [DONE]\n\n"), uint8(9))
 	f.Add([]byte(first+piece("", "[8]")+`data: {"choices":[],"usage":{}}`+"\n\n"), uint8(7))
+	f.Add([]byte("event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"a\"}}\n\nevent: content_block_stop\ndata: {\"type\":\"content_block_stop\"}\n\nevent: x\n\n: y\n\n"), uint8(3))
+	f.Add([]byte("event: response.created\ndata: {\"type\":\"response.created\",\"sequence_number\":0,\"response\":{\"id\":\"a\",\"created_at\":1}}\n\nevent: x.delta\ndata: {\"type\":\"x.delta\",\"delta\":\"\\ud83d\"}\n\n"), uint8(30))
 	f.Fuzz(func(t *testing.T, b []byte, size uint8) {
 		run := func(size int) ([]byte, error) {
 			p := resume.Params{Known: []uint32{1, 2}, Usage: size%2 == 0, Logprobs: len(b)%5 == 0}
+			if bytes.HasPrefix(b, []byte("event:")) {
+				p.API, p.Repeated = prompt.APIResponses, 1
+			}
 			if len(b)%2 == 0 {
 				p.Stops = openai.Stops{Strings: []string{"ab", "é"}, Included: len(b)%4 == 0, Least: len(b) % 3}
 			}
@@ -40,7 +46,15 @@ func FuzzFeed(f *testing.F) {
 					t.Fatalf("%+v", point)
 				}
 				point.Whole("xab")
-				f.Resume(&point, texts)
+				if point.Again {
+					c := f.Clone()
+					c.Repeat()
+					if again, err := c.Feed(bytes.Clone(b)); err == nil && f.Repeats() && bytes.Contains(again, []byte("data:")) && bytes.HasSuffix(b, []byte("\n\n")) {
+						t.Fatalf("%q repeats itself, and the client gets\n%q\nonce more", b, again)
+					}
+				} else {
+					f.Resume(&point, texts)
+				}
 				f.Feed(bytes.Clone(b))
 			}
 			f.Ending()

@@ -23,8 +23,10 @@ type Point struct {
 	held             []byte
 	// torn: the client has more of the ids after the point than their text.
 	torn bool
-	// Again is set when another engine is to write the whole answer again.
-	Again bool
+	// Again is set when another engine is to write the whole answer again. Response is the name that the client has for it, where its
+	// engine keeps it under that name; else it is empty.
+	Again    bool
+	Response string
 	// Replay is set for an answer that is continued by token ids. It decides, instead of Sure and Whole.
 	Replay *Replay
 }
@@ -65,8 +67,8 @@ func (f *Follower) reason() Lost {
 
 // Point is false when the stream cannot be resumed: it is not followed, or has nothing left to write.
 func (f *Follower) Point() (Point, bool) {
-	if f.repeat != nil {
-		return Point{Again: true, Sure: true}, !f.done
+	if f.Repeats() {
+		return Point{Again: true, Sure: true, Response: f.named.response(f.p.API)}, !f.done
 	}
 	if f.reason() != NotLost || f.finished || f.done {
 		return f.Again()
@@ -122,6 +124,9 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 func (f *Follower) Ending() ([]byte, bool) {
 	if !f.finished || f.done || f.raw {
 		return nil, false
+	}
+	if f.named != nil {
+		return f.named.ending()
 	}
 	f.out = f.out[:0]
 	if !f.close(&f.tokens) {

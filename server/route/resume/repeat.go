@@ -44,14 +44,18 @@ func newRepeat(choices int) *repeat {
 }
 
 // repeats takes an event of an answer that another replica would write again.
-func (f *Follower) repeats(e, data []byte) (err error) {
-	r := f.repeat
-	f.out, err = r.event(f.out, e, data)
-	switch {
-	case err == nil:
+func (f *Follower) repeats(e, head, data []byte) (err error) {
+	r, n := f.repeat, f.named
+	again := false
+	if n != nil {
+		f.out, err = n.read(f.out, e, head, data, f.Halted)
+		f.finished, f.done, again = n.stopped || n.over, n.over, n.again
+	} else if f.out, err = r.event(f.out, e, data); err == nil {
 		f.finished, f.usage = r.over(), f.usage || r.parts.Choices == 0
-		return nil
-	case errors.Is(err, ErrStrange) && !r.again:
+	} else {
+		again = r.again
+	}
+	if errors.Is(err, ErrStrange) && !again {
 		f.Lose(LostForm)
 		return f.asIs(e)
 	}
@@ -59,10 +63,15 @@ func (f *Follower) repeats(e, data []byte) (err error) {
 }
 
 // Repeats reports whether the answer is one that another engine would write again. No ids are needed of it.
-func (f *Follower) Repeats() bool { return f.repeat != nil }
+func (f *Follower) Repeats() bool { return f.repeat != nil || f.named != nil }
 
 // Repeat announces that what is fed from now on is the whole answer of another replica to the same request.
 func (f *Follower) Repeat() {
+	if f.named != nil {
+		f.continuation, f.held = continuation{resumed: true}, f.held[:0]
+		f.named.begin()
+		return
+	}
 	if f.repeat == nil {
 		spare := f.spare
 		f.Lose(LostForm) // it is not continued by token ids any more

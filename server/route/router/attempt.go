@@ -77,6 +77,8 @@ type halt struct {
 	cancel context.CancelFunc
 	// stopped is set when the chooser stopped the attempt, moves when it did so because the replica is left.
 	stopped, moves atomic.Bool
+	// orphaned is set when it was stopped because the replica that computed its prompt is gone.
+	orphaned atomic.Bool
 }
 
 // errStalled is why the answer of a stalled rank is not used.
@@ -87,6 +89,12 @@ func (h *halt) stop(why chooser.Withdrawal) {
 	h.moves.Store(why == chooser.Leaving)
 	h.stopped.Store(true)
 	h.cancel()
+}
+
+// orphan stops the attempt for the end of the replica that computed its prompt.
+func (h *halt) orphan() {
+	h.orphaned.Store(true)
+	h.stop(chooser.Stalled)
 }
 
 // isStopped reports whether the attempt was stopped, by the chooser and not by the end of ctx.
@@ -200,7 +208,7 @@ func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *f
 	a.hop = rq.story.attempt(rq, a)
 	a.hop.follows(d)
 	if a.isSplit() {
-		at.legs.send(rq, a)
+		actx = at.legs.send(ctx, actx, rq, a)
 		a.hop.began()
 	}
 	if rq.parsed.Prompt.API == prompt.APIResponses {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -59,9 +60,8 @@ type Call struct {
 
 // Rewrites have the models that requests get in place of those that they ask for; *registry.Rewrites does.
 type Rewrites interface {
-	// Model returns the model for a request that asks for one; false when that is the right one. Requests with the same key get the
-	// same one.
-	Model(asked, key string) (model string, ok bool)
+	// Targets returns the models for requests that ask for one, with their weights; none when that is the right one.
+	Targets(asked string) []registry.Target
 }
 
 // Sink receives an answer. Its methods are called from one goroutine.

@@ -150,7 +150,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	}
 	d.attempt.endedEarly()
 	settled := f.outcome
-	if errors.Is(err, errTransfer) { // whose fault that is, is not known
+	if errors.Is(err, errTransfer) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
 		settled = retry.Canceled
 	}
 	an.blame.settle(rq, d, d.attempt, settled)
@@ -205,7 +205,7 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 	first := newReply(rq, d)
 	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
 	d.open(rq, t, first.streamed)
-	from := an.resumer.source(rq, t, d, first)
+	from := an.resumer.source(ctx, rq, t, d, first)
 	defer from.close()
 	a := d.attempt
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.

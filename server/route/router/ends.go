@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
@@ -26,6 +27,7 @@ func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) 
 	}
 	e.metrics.end(ctx, rq, d, public, took)
 	e.countEnd(d, public)
+	endSide(rq, d, public, splits.End{Took: took})
 	rq.story.leave(rq, d, public)
 	level := slog.LevelInfo
 	if public != nil {
@@ -49,6 +51,9 @@ func (e *ends) logLine(rq *request, d *delivery, public *apierror.Error, took ti
 		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
 	if rq.parsed != nil {
 		line = append(line, slog.String("model", clip(rq.parsed.Model, 128)), slog.Bool("stream", rq.parsed.Stream))
+	}
+	if rq.side != nil {
+		line = append(line, slog.String("split", rq.side.Split), slog.String("side", rq.side.Side))
 	}
 	if d.attempt != nil {
 		c := d.attempt.choice

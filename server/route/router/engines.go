@@ -139,6 +139,9 @@ func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte 
 		}
 		return a.cache.legs.Decode(a.cache.params)
 	}
+	if a.point != nil && a.point.Response != "" {
+		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.ResponseIDEdit(a.point.Response))
+	}
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
 		return rq.plain(followed)
 	}

@@ -14,23 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
-
-// imposeOn applies the gateway's model and priority to what was read of the body. A model by a rewrite becomes the gateway's.
-func (c *Call) imposeOn(parsed *openai.Request) {
-	if c.Model == "" && c.Rewrites != nil {
-		if model, ok := c.Rewrites.Model(parsed.Model, cmp.Or(parsed.Session, c.RequestID)); ok {
-			c.Model = model
-		}
-	}
-	if c.Model != "" {
-		parsed.Model = c.Model
-	}
-	if c.Priority != 0 && !parsed.Present("priority") {
-		parsed.Priority = -c.Priority
-	}
-}
 
 // anyPool is the pool of a request without a body: the gateway's model, the only one there is, or, where nothing is computed, any with
 // a replica that takes requests.

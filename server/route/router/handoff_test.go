@@ -291,42 +291,32 @@ func TestASplitHandoffBooksBothReplicas(t *testing.T) {
 	}
 }
 
-// rewrites give every model another one, and note the keys.
-type rewrites struct {
-	to   string
-	keys []string
-}
+// rewrites give every model others, with the same weights.
+type rewrites []string
 
-func (r *rewrites) Model(_, key string) (string, bool) {
-	r.keys = append(r.keys, key)
-	return r.to, r.to != ""
+func (r rewrites) Targets(string) (list []registry.Target) {
+	for _, model := range r {
+		list = append(list, registry.Target{Model: model, Weight: 1})
+	}
+	return list
 }
 
 func TestRewritesNameTheModelOfAHandoff(t *testing.T) {
 	f := start(t, 1, nil)
 	for name, tt := range map[string]struct {
-		rule   rewrites
-		header string
-		model  string
-		want   string
+		rule  rewrites
+		model string
 	}{
-		"a rule":                         {rewrites{to: "m"}, "", "", `{"model":"m","stream":true,"messages":[]}`},
-		"the gateway's word counts more": {rewrites{to: "nothing"}, "", "m", `{"model":"m","stream":true,"messages":[]}`},
-		"a session":                      {rewrites{to: "m"}, "s-1", "", `{"model":"m","stream":true,"messages":[]}`},
+		"a rule":                         {rewrites{"m"}, ""},
+		"the gateway's word counts more": {rewrites{"nothing"}, "m"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			call := chat(`{"model":"alias","stream":true,"messages":[]}`)
-			call.Rewrites, call.Model = &tt.rule, tt.model
-			if tt.header != "" {
-				call.Header.Set("X-Session-Id", tt.header)
-			}
+			call.Rewrites, call.Model = tt.rule, tt.model
 			h, err := f.router.HandOff(t.Context(), call, router.SeesAll)
 			must(t, err)
-			if body, changed := h.Body(); !changed || string(body) != tt.want {
+			if body, changed := h.Body(); !changed || string(body) != `{"model":"m","stream":true,"messages":[]}` {
 				t.Errorf("the replica gets %s", body)
-			}
-			if tt.header != "" && (len(tt.rule.keys) != 1 || tt.rule.keys[0] != tt.header) {
-				t.Errorf("the keys are %q, want the session", tt.rule.keys)
 			}
 			h.End(t.Context(), nil)
 		})

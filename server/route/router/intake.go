@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -32,6 +33,7 @@ type intake struct {
 	responses *responses
 	steering  *steering
 	faults    *faults
+	splits    *splits.Splits
 	// prefix begins the ids of requests.
 	prefix string
 	tracer trace.Tracer
@@ -71,7 +73,7 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	if err := read(rq); err != nil {
 		return err
 	}
-	rq.call.imposeOn(rq.parsed)
+	in.impose(rq)
 	in.limits.capPriority(rq)
 	if err := rq.set.isolation.apply(rq); err != nil {
 		return err

@@ -56,14 +56,14 @@ func newInterruptions(s *instruments.Set) interruptions {
 			case causeDrain, causeHalted, causeGone: // stays where it is until it is over or one of the others
 				continue
 			case causeDiverged:
-				if kind != kindRepeated {
+				if kind != kindRepeated && kind != kindMessages && kind != kindResponses {
 					continue
 				}
 			}
 			all = append(all, interruption{kind, cause, false})
 		}
 	}
-	return interruptions{newCounter(s, "interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (chat, completion, messages, responses, other; parsed: continued by token ids; repeated: repeated and compared), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
+	return interruptions{newCounter(s, "interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
 		func(i interruption) metric.MeasurementOption {
 			result := "lost"
 			if i.continued {
@@ -75,22 +75,20 @@ func newInterruptions(s *instruments.Set) interruptions {
 
 // kindOf is the kind of a stream; the follower may be nil.
 func kindOf(rq *request, f *resume.Follower) string {
+	api := rq.parsed.Prompt.API
 	switch {
+	case api == prompt.APIMessages:
+		return kindMessages
+	case api == prompt.APIResponses:
+		return kindResponses
 	case f != nil && f.Repeats():
 		return kindRepeated
 	case f != nil && f.Parsed():
 		return kindParsed
-	}
-	switch rq.parsed.Prompt.API {
-	case prompt.APIChat:
+	case api == prompt.APIChat:
 		return kindChat
-	case prompt.APICompletions:
+	case api == prompt.APICompletions:
 		return kindCompletion
-	case prompt.APIMessages:
-		return kindMessages
-	case prompt.APIResponses:
-		return kindResponses
-	case prompt.APIOther:
 	}
 	return kindOther
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -101,9 +102,16 @@ type cache struct {
 	params []byte
 	usage  openai.Prefilled
 	sent   time.Time
-	// late stops an attempt whose first token does not come.
-	late *time.Timer
-	over atomic.Bool // lead was released, or will be
+	vigil  vigil
+	over   atomic.Bool // lead was released, or will be
+}
+
+// pushes reports whether the cache is written by the engine that computes it.
+func (c *cache) pushes() bool { return c.lead.Replica.Transport() == replica.NIXLPush }
+
+// fits reports whether the engine passes caches on in the way that its label says.
+func (c *cache) fits() bool {
+	return c.usage.Mode == "" || (c.usage.Mode == "push") == c.pushes()
 }
 
 // isSplit reports whether another replica computes the prompt.
@@ -112,7 +120,7 @@ func (a *attempt) isSplit() bool { return a.choice != nil && a.choice.Prefill() 
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
 func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *attempt) bool {
 	lead := a.choice.Prefill()
-	c := &cache{lead: lead, legs: openai.Legs{Request: rq.parsed, Model: rq.pool.Served, IDs: l.ids(ctx, rq, a)}}
+	c := &cache{lead: lead, vigil: newVigil(), legs: openai.Legs{Request: rq.parsed, Model: rq.pool.Served, IDs: l.ids(ctx, rq, a)}}
 	a.cache = c
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
@@ -181,7 +189,7 @@ func (l *legs) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attem
 	}
 	c.usage = openai.ReadPrefilled(body)
 	switch c.params = c.usage.Params; {
-	case c.params == nil:
+	case c.params == nil, !c.fits():
 		return prefillNoCache
 	case rq.enc != nil && rq.enc.Exact && c.usage.PromptTokens >= 0 && c.usage.PromptTokens != rq.enc.Tokens:
 		return prefillMismatch
@@ -189,8 +197,11 @@ func (l *legs) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attem
 	return prefillDone
 }
 
-// legID is the request id of a leg: no other leg of any request has it.
+// legID is the request id of a leg: no leg of any other request has it. Engines that push find each other by it, so both legs have the same.
 func legID(rq *request, a *attempt, leg string) string {
+	if a.cache.pushes() {
+		leg = "s"
+	}
 	return rq.id + "-" + leg + strconv.Itoa(a.choice.Decision.Attempt)
 }
 
@@ -233,20 +244,22 @@ func (l *legs) settle(rq *request, d *delivery, a *attempt, pass breaker.Pass, o
 	l.blame.settleAt(rq, d, a.cache.lead.Replica.ID, pass, outcome)
 }
 
-// send prepares an attempt to decode from its cache: from now on the first token has a time limit.
-func (l *legs) send(rq *request, a *attempt) {
+// send prepares an attempt to decode from its cache: from now on the answer has a time limit. It returns the context of the leg.
+func (l *legs) send(ctx, actx context.Context, rq *request, a *attempt) context.Context {
 	c := a.cache
 	c.sent = time.Now()
 	a.choice.Sent()
-	if rq.parsed.Stream {
-		c.late = time.AfterFunc(l.limit(a.choice.PredictedMove().Seconds()), func() { a.stop(chooser.Stalled) })
+	go l.watch(rq, a)
+	if c.pushes() {
+		return c.linger(ctx, actx)
 	}
+	return actx
 }
 
 // read notes that the replica that decodes has read the cache.
 func (l *legs) read(a *attempt) {
 	if c := a.cache; c != nil {
-		c.stopLate()
+		c.vigil.close()
 		if l.release(c, decision.EndCompleted) {
 			l.transfers.add(transferRead)
 		}
@@ -260,7 +273,7 @@ func (l *legs) end(a *attempt, end decision.End) {
 	if c == nil {
 		return
 	}
-	if c.stopLate(); end == decision.EndCompleted {
+	if c.vigil.close(); end == decision.EndCompleted {
 		l.read(a)
 		return
 	}
@@ -271,13 +284,6 @@ func (l *legs) end(a *attempt, end decision.End) {
 		l.transfers.add(transferLeft)
 	} else {
 		l.transfers.add(transferLost)
-	}
-}
-
-// stopLate stops the time limit of the first token.
-func (c *cache) stopLate() {
-	if c.late != nil {
-		c.late.Stop()
 	}
 }
 

@@ -63,14 +63,19 @@ type pair struct {
 
 const longPrompt = 6000
 
-// newPair starts the fleet. A nil step is that of a working engine.
+// newPair starts the fleet with NIXL. A nil step is that of a working engine.
 func newPair(t *testing.T, prefill, decode http.HandlerFunc) *pair {
+	t.Helper()
+	return newPairOf(t, "nixl", prefill, decode)
+}
+
+func newPairOf(t *testing.T, connector string, prefill, decode http.HandlerFunc) *pair {
 	t.Helper()
 	p := &pair{reader: metric.NewManualReader(), legs: map[int][]leg{}}
 	p.fleet = start(t, 3, func(params *router.Params, _ *chooser.Config, rc *registry.Config) {
 		params.Meter = metric.NewMeterProvider(metric.WithReader(p.reader))
 		for i, role := range []string{"prefill", "decode"} {
-			rc.Replicas[i].Labels = map[string]string{replica.LabelConnector: "nixl", replica.LabelRole: role}
+			rc.Replicas[i].Labels = map[string]string{replica.LabelConnector: connector, replica.LabelRole: role}
 		}
 	})
 	p.router.SetLegs(20*time.Second, 50*time.Millisecond)
@@ -243,10 +248,11 @@ func TestRequestIsServedWholeWhenNoPrefillComes(t *testing.T) {
 		"half an answer": {func(w http.ResponseWriter, _ *http.Request) {
 			hijacked(w, "HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{\"kv_transfer_params\":{")
 		}, "failed"},
-		"no cache":     {noCache, "no_cache"},
-		"no JSON":      {text(200, `<html>`), "no_cache"},
-		"other tokens": {text(200, prefilled(&leg{Prompt: []int{7}}, 5999)), "mismatch"},
-		"no answer":    {silent, "late"},
+		"no cache":          {noCache, "no_cache"},
+		"no JSON":           {text(200, `<html>`), "no_cache"},
+		"other tokens":      {text(200, prefilled(&leg{Prompt: []int{7}}, 5999)), "mismatch"},
+		"another connector": {text(200, strings.Replace(prefilled(&leg{Prompt: []int{7}}, 6000), `"first"`, `"transfer_mode":"push","first"`, 1)), "no_cache"},
+		"no answer":         {silent, "late"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, tt.step, nil)
@@ -285,10 +291,11 @@ func TestRequestIsServedWholeWhenTheTransferFails(t *testing.T) {
 		"cut after the head":     {streaming(nil, cut), `,"stream":true`},
 		"an end without tokens":  {streaming([]string{"data: [DONE]\n\n"}, nil), `,"stream":true`},
 		"no first token":         {streaming(nil, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }), `,"stream":true`},
+		"no first byte":          {silent, ``},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, nil, tt.step)
-			if name == "no first token" {
+			if strings.HasPrefix(name, "no first") {
 				p.router.SetLegs(500*time.Millisecond, time.Millisecond)
 			}
 			to := &client{}

@@ -205,6 +205,7 @@ func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	s.leave(ctx, point, t)
 	s.d.attempt, s.d.attempts = a, s.d.attempts+1
 	*s.tries = *t
+	s.attempts.responses.pin(s.rq, s.d)
 	a.hop.follows(s.d)
 	s.reply, s.follower, s.ahead, s.fault = next, follower, first, err
 	context.AfterFunc(ctx, cancel)

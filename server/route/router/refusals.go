@@ -120,6 +120,9 @@ func unsendable(err error) *apierror.Error {
 
 // stoppedBefore is the failure of an attempt that was stopped before the client's first byte.
 func (h *halt) stoppedBefore(err error) *failure {
+	if h.orphaned.Load() {
+		return &failure{outcome: retry.EngineError, public: apierror.New(apierror.UpstreamError, errTransfer.Error(), err)}
+	}
 	if h.moves.Load() {
 		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamError, "the replica drains, and no other one takes the request", err)}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -44,6 +45,8 @@ type request struct {
 	pool *registry.Pool
 	// adapter is the LoRA adapter that the blocks belong to; empty for the base model.
 	adapter string
+	// side is its side of a split; nil where its model is not split.
+	side *splits.Assignment
 	// holder is the replica that stores the response which the request continues; empty for none.
 	holder replica.ID
 	tokenized
@@ -95,7 +98,7 @@ func (rq *request) usePool(p *registry.Pool) {
 func newTries(rq *request) *tries {
 	t := &tries{ask: chooser.Request{
 		Settings: rq.policies, Bytes: rq.size(),
-		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter},
+		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter, Side: sideOf(rq.side)},
 		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},
 		Prompt:  chooser.Prompt{Unread: rq.parsed.Unread()},
 		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Priority: -rq.parsed.Priority},

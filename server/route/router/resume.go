@@ -61,14 +61,18 @@ type resumer struct {
 }
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
-func (rs *resumer) source(rq *request, t *tries, d *delivery, first *reply) source {
+func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *delivery, first *reply) source {
 	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
 		return first
 	}
 	if !first.streamed && first.a.follower != nil {
 		first.a.follower.Lose(resume.LostForm)
 	}
-	return &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
+	s := &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
+	if s.follower != nil {
+		s.follower.Halted = func() bool { return s.reply.a.paused.aborted(ctx) }
+	}
+	return s
 }
 
 // resumed is a stream that another replica resumes when its own dies. Its reader gets one stream.
@@ -271,6 +275,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 		case f == nil:
 			a.earlier, a.follower = earlier, s.follower
 			s.reply, s.fault = newReply(s.rq, s.d), nil
+			s.attempts.responses.pin(s.rq, s.d)
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -24,7 +25,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, Count, Log, Meter and Tracer are required.
+// Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, Splits, Count, Log, Meter and Tracer are required.
 type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
@@ -41,6 +42,8 @@ type Params struct {
 	Bodies *openai.Memory
 	// Limits keeps tenants to their limits; nil has none.
 	Limits quota.Owner
+	// Splits share the requests for models between sides; nil splits none.
+	Splits *splits.Splits
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller that names none.
@@ -106,7 +109,7 @@ func New(c Config, p Params) (*Router, error) {
 	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
 	r.intake = &intake{
 		set: &r.set, registry: p.Registry, chooser: p.Chooser, tokens: p.Tokens, bodies: p.Bodies, limits: r.limits, responses: responses,
-		steering: &m.steering, faults: &m.faults, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
+		steering: &m.steering, faults: &m.faults, splits: p.Splits, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	r.blame = &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
 	r.retries = &retries{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}

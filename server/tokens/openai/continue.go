@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
@@ -107,7 +108,7 @@ func (c Continuation) Repeats() bool {
 	if !r.Stream || r.Truncated || r.end == 0 || r.N > maxRepeated || r.KVTransfer || !c.greedy && !c.seeded {
 		return false
 	}
-	if !oneText(&r.Prompt) {
+	if named := c.byName(); !named && !oneText(&r.Prompt) || named && !c.alone() {
 		return false
 	}
 	for _, name := range []string{"return_token_ids", "prompt_logprobs", "use_beam_search", "vllm_xargs", "kv_transfer_params"} {
@@ -115,7 +116,45 @@ func (c Continuation) Repeats() bool {
 			return false
 		}
 	}
-	return r.Prompt.API == prompt.APIChat || r.lastMember("logprobs") < 0 || idle(r.Raw("logprobs")) && string(r.Raw("logprobs")) != "0"
+	return r.Prompt.API != prompt.APICompletions || r.lastMember("logprobs") < 0 || idle(r.Raw("logprobs")) && string(r.Raw("logprobs")) != "0"
+}
+
+// byName reports whether the answer's events have names.
+func (c Continuation) byName() bool {
+	return c.req.Prompt.API == prompt.APIMessages || c.req.Prompt.API == prompt.APIResponses
+}
+
+// alone reports whether nothing but the request decides on an answer whose events have names: no response that another engine stores, and no tool
+// that the engine itself calls. Log probabilities come by token, and are not compared.
+func (c Continuation) alone() bool {
+	r := c.req
+	for _, name := range []string{"previous_response_id", "background", "enable_response_messages", "mcp_servers", "container"} {
+		if r.lastMember(name) >= 0 && !idle(r.Raw(name)) {
+			return false
+		}
+	}
+	if bytes.Contains(r.Raw("include"), []byte("logprobs")) {
+		return false
+	}
+	if r.Prompt.API == prompt.APIMessages { // which has no seed
+		return c.greedy
+	}
+	if r.lastMember("tools") < 0 || idle(r.Raw("tools")) {
+		return true
+	}
+	own := true
+	s := rawjson.Scanner{Data: r.Raw("tools")}
+	return s.Space() == '[' && s.Elements(func(int) bool {
+		from := s.Pos
+		ok := s.Skip()
+		own = own && string(memberOf(s.Data[from:s.Pos], "type")) == `"function"`
+		return ok
+	}) && own
+}
+
+// ResponseIDEdit gives the engine's response a name that its client knows already.
+func ResponseIDEdit(id string) Edit {
+	return Edit{Name: "request_id", Value: rawjson.AppendString(nil, id)}
 }
 
 // ByText reports whether the rest of the streamed answer, asked for as a completion with the beginning as part of

@@ -225,3 +225,38 @@ func TestTheSeedOfAContinuation(t *testing.T) {
 		}
 	}
 }
+
+// Messages and responses are repeated where nothing is drawn, responses with a seed, too, and where nothing but the request decides on the answer.
+func TestWhatIsRepeated(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"stream":true,"temperature":0,"messages":[{"role":"user","content":"x"}],"max_tokens":5}`:                                         true,
+		`{"stream":true,"temperature":0,"messages":[{"role":"user","content":"x"}],"tools":[{"name":"a","input_schema":{}}],"thinking":{}}`: true,
+		`{"stream":true,"temperature":0,"messages":[{"role":"user","content":"x"}],"kv_transfer_params":{"a":1}}`:                           false,
+		`{"stream":true,"messages":[{"role":"user","content":"x"}]}`:                                                                        false,
+		`{"stream":true,"temperature":0.5,"seed":1,"messages":[{"role":"user","content":"x"}]}`:                                             false,
+		`{"stream":false,"temperature":0,"messages":[{"role":"user","content":"x"}]}`:                                                       false,
+		`{"stream":true,"temperature":0,"input":"x"}`:                                                                                       true,
+		`{"stream":true,"temperature":0.5,"seed":1,"input":[{"role":"user","content":"x"}]}`:                                                true,
+		`{"stream":true,"temperature":0.5,"input":"x"}`:                                                                                     false,
+		`{"stream":true,"temperature":0,"input":"x","previous_response_id":"resp_1"}`:                                                       false,
+		`{"stream":true,"temperature":0,"input":"x","previous_response_id":null}`:                                                           true,
+		`{"stream":true,"temperature":0,"input":"x","background":true}`:                                                                     false,
+		`{"stream":true,"temperature":0,"input":"x","include":["message.output_text.logprobs"]}`:                                            false,
+		`{"stream":true,"temperature":0,"input":"x","include":["reasoning.encrypted_content"]}`:                                             true,
+		`{"stream":true,"temperature":0,"input":"x","tools":[{"type":"function","name":"a"}]}`:                                              true,
+		`{"stream":true,"temperature":0,"input":"x","tools":[{"type":"function","name":"a"},{"type":"mcp","server_label":"b"}]}`:            false,
+		`{"stream":true,"temperature":0,"input":"x","tools":"all"}`:                                                                         false,
+	} {
+		route := openai.RouteResponses
+		if strings.Contains(body, `"messages"`) {
+			route = openai.RouteMessages
+		}
+		r, err := openai.Read(openai.Params{Route: route, Body: []byte(body)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Continuation().Way() == openai.WayRepeat; got != want {
+			t.Errorf("%s is repeated: %v, want %v", body, got, want)
+		}
+	}
+}

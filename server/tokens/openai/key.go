@@ -52,6 +52,43 @@ func (r *Request) PromptText() string {
 	return unsafe.String(&w.out[0], len(w.out)) // nothing writes to it any more
 }
 
+// Opening is the text with which a conversation begins, up to its first message of a user: all turns of a conversation have the same one.
+// It is empty for prompts that are no conversation.
+func (r *Request) Opening() string {
+	if r.Prompt.Kind != prompt.KindChat {
+		return ""
+	}
+	var w textWriter
+	for _, name := range [...]string{"system", "instructions"} {
+		if raw := r.Prompt.Field(name); raw != nil {
+			w.s = rawjson.Scanner{Data: raw}
+			w.content()
+		}
+	}
+	for _, m := range r.Prompt.Messages {
+		w.s = rawjson.Scanner{Data: m}
+		w.message()
+		if isUsers(m) {
+			return string(w.out)
+		}
+	}
+	return ""
+}
+
+// isUsers reports whether a message is one of a user.
+func isUsers(m []byte) (is bool) {
+	s := rawjson.Scanner{Data: m}
+	s.Members(func(name []byte, _ int) bool {
+		if string(name) != "role" || s.Space() != '"' {
+			return s.Skip()
+		}
+		t, ok := s.Text()
+		is = string(t.Bytes()) == "user"
+		return ok
+	})
+	return is
+}
+
 // textWriter collects the text of messages. A message that ends early contributes the text before its end.
 type textWriter struct {
 	s   rawjson.Scanner

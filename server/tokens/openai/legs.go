@@ -107,6 +107,8 @@ type Prefilled struct {
 	Params []byte
 	// PromptTokens and CachedTokens are its usage; -1 when it is not there.
 	PromptTokens, CachedTokens int
+	// Mode is its word on the direction of the transfer: pull or push; empty of versions that do not say.
+	Mode string
 }
 
 // ReadPrefilled reads the answer of the engine that computed the prompt.
@@ -115,6 +117,7 @@ func ReadPrefilled(body []byte) Prefilled {
 	if params := rawjson.Member(body, "kv_transfer_params"); len(params) > 2 && params[0] == '{' && params[len(params)-1] == '}' &&
 		string(rawjson.Member(params, "do_remote_prefill")) == "true" && isJSON(params) {
 		p.Params = params
+		p.Mode, _ = rawjson.Unquote(rawjson.Member(params, "transfer_mode")) // of any other kind it says nothing
 	}
 	usage := rawjson.Member(body, "usage")
 	if len(usage) == 0 || usage[0] != '{' {

@@ -27,6 +27,7 @@ type Core struct {
 	frozen   Stats                   // guarded by mu: the last report of a paused core
 	pins     map[string]*pinned      // guarded by mu
 	expired  int                     // guarded by mu: pins whose lease ended
+	pinnings int                     // guarded by mu: pins that there have been
 }
 
 // Stats are a rank's present load and its counts.

@@ -8,19 +8,24 @@ type Pin struct {
 	Name string
 	// Lease is how long they are kept.
 	Lease time.Duration
+	// Print distinguishes the prompt from others.
+	Print uint64
 }
 
 // pinned are the kept blocks of one prompt.
 type pinned struct {
 	blocks []int32
 	ends   *time.Timer
+	print  uint64
+	number int // in the order in which they were kept
 }
 
 // pin keeps the blocks of s, which has ended; c.mu is held.
 func (c *Core) pin(s *Sequence) {
 	full := min(len(s.m.Keys), s.prompt/c.cfg.BlockSize)
 	name := s.p.Pin.Name
-	p := &pinned{blocks: c.machine.Pin(s.m.Keys[:full])}
+	c.pinnings++
+	p := &pinned{blocks: c.machine.Pin(s.m.Keys[:full]), print: s.p.Pin.Print, number: c.pinnings}
 	p.ends = time.AfterFunc(s.p.Pin.Lease, func() {
 		c.mu.Lock()
 		if c.pins[name] == p {
@@ -35,11 +40,25 @@ func (c *Core) pin(s *Sequence) {
 	c.pins[name] = p
 }
 
-// HasPin reports whether blocks are kept under the name.
-func (c *Core) HasPin(name string) bool {
+// FindPin returns the name and the print of the prompt that was the first to be kept, of those whose names match; false when there is none.
+func (c *Core) FindPin(match func(name string) bool) (name string, print uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.pins[name] != nil
+	first := 0
+	for n, p := range c.pins {
+		if match(n) && (first == 0 || p.number < first) {
+			name, print, first = n, p.print, p.number
+		}
+	}
+	return name, print, first > 0
+}
+
+// Strand takes the blocks of the prompt of s, which was not submitted, out of use until the engine ends: NixlPushConnector of vLLM 0.33 keeps
+// those of a request that is aborted while it waits for its cache.
+func (c *Core) Strand(s *Sequence) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.machine.Strand((s.prompt + c.cfg.BlockSize - 1) / c.cfg.BlockSize)
 }
 
 // Unpin ends the keeping of blocks; false when none are kept under the name.

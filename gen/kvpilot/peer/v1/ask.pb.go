@@ -158,7 +158,13 @@ type Ask struct {
 	// The one replica that can serve, even while it drains.
 	Holder string `protobuf:"bytes,35,opt,name=holder,proto3" json:"holder,omitempty"`
 	// The request's limits of the choice; absent: none.
-	Options       *AskOptions `protobuf:"bytes,36,opt,name=options,proto3" json:"options,omitempty"`
+	Options *AskOptions `protobuf:"bytes,36,opt,name=options,proto3" json:"options,omitempty"`
+	// The model that is split, as the client named it; empty: none is.
+	Split string `protobuf:"bytes,37,opt,name=split,proto3" json:"split,omitempty"`
+	// The side of the split.
+	Side string `protobuf:"bytes,38,opt,name=side,proto3" json:"side,omitempty"`
+	// The side that the weights would have given; empty: the same.
+	InsteadOf     string `protobuf:"bytes,39,opt,name=instead_of,json=insteadOf,proto3" json:"instead_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -443,6 +449,27 @@ func (x *Ask) GetOptions() *AskOptions {
 		return x.Options
 	}
 	return nil
+}
+
+func (x *Ask) GetSplit() string {
+	if x != nil {
+		return x.Split
+	}
+	return ""
+}
+
+func (x *Ask) GetSide() string {
+	if x != nil {
+		return x.Side
+	}
+	return ""
+}
+
+func (x *Ask) GetInsteadOf() string {
+	if x != nil {
+		return x.InsteadOf
+	}
+	return ""
 }
 
 // BlockKeys are a prompt's block hashes for a block size.
@@ -1176,7 +1203,7 @@ var File_kvpilot_peer_v1_ask_proto protoreflect.FileDescriptor
 
 const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvpilot/peer/v1/ask.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"\xfa\b\n" +
+	"\x19kvpilot/peer/v1/ask.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc3\t\n" +
 	"\x03Ask\x12\x1f\n" +
 	"\x06number\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06number\x12\x1a\n" +
 	"\x02id\x18\x02 \x01(\tB\n" +
@@ -1218,7 +1245,11 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\aexclude\x18! \x03(\tR\aexclude\x12\x14\n" +
 	"\x05avoid\x18\" \x03(\tR\x05avoid\x12\x16\n" +
 	"\x06holder\x18# \x01(\tR\x06holder\x125\n" +
-	"\aoptions\x18$ \x01(\v2\x1b.kvpilot.peer.v1.AskOptionsR\aoptions\"J\n" +
+	"\aoptions\x18$ \x01(\v2\x1b.kvpilot.peer.v1.AskOptionsR\aoptions\x12\x14\n" +
+	"\x05split\x18% \x01(\tR\x05split\x12\x12\n" +
+	"\x04side\x18& \x01(\tR\x04side\x12\x1d\n" +
+	"\n" +
+	"instead_of\x18' \x01(\tR\tinsteadOf\"J\n" +
 	"\tBlockKeys\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\x01 \x01(\rR\tblockSize\x12\x1e\n" +

@@ -165,7 +165,7 @@ class Overlap(_message.Message):
     def __init__(self, gpu_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning", "ways", "memory_wait", "prefill_rate")
+    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning", "ways", "memory_wait", "prefill_rate", "split")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class Decision(_message.Message):
     WAYS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_WAIT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     attempt: int
     request_id: str
@@ -267,7 +268,18 @@ class Decision(_message.Message):
     ways: _containers.RepeatedCompositeFieldContainer[Way]
     memory_wait: MemoryWait
     prefill_rate: float
-    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ..., ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ..., memory_wait: _Optional[_Union[MemoryWait, _Mapping]] = ..., prefill_rate: _Optional[float] = ...) -> None: ...
+    split: SplitChoice
+    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ..., ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ..., memory_wait: _Optional[_Union[MemoryWait, _Mapping]] = ..., prefill_rate: _Optional[float] = ..., split: _Optional[_Union[SplitChoice, _Mapping]] = ...) -> None: ...
+
+class SplitChoice(_message.Message):
+    __slots__ = ("model", "side", "instead_of")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    INSTEAD_OF_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    side: str
+    instead_of: str
+    def __init__(self, model: _Optional[str] = ..., side: _Optional[str] = ..., instead_of: _Optional[str] = ...) -> None: ...
 
 class MemoryWait(_message.Message):
     __slots__ = ("program_id", "needed_tokens", "free_tokens", "programs_before", "expected", "waited")

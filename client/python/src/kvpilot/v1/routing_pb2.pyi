@@ -1,5 +1,6 @@
 from google.api import httpbody_pb2 as _httpbody_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from kvpilot.v1 import decision_pb2 as _decision_pb2
 from kvpilot.v1 import prompt_pb2 as _prompt_pb2
 from kvpilot.v1 import reservation_pb2 as _reservation_pb2
@@ -410,6 +411,87 @@ class ProgramPressure(_message.Message):
     replicas: int
     replicas_needed: int
     def __init__(self, model: _Optional[str] = ..., placed: _Optional[int] = ..., paused: _Optional[int] = ..., waiting: _Optional[int] = ..., replicas: _Optional[int] = ..., replicas_needed: _Optional[int] = ...) -> None: ...
+
+class ListSplitsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSplitsResponse(_message.Message):
+    __slots__ = ("splits",)
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    splits: _containers.RepeatedCompositeFieldContainer[Split]
+    def __init__(self, splits: _Optional[_Iterable[_Union[Split, _Mapping]]] = ...) -> None: ...
+
+class Split(_message.Message):
+    __slots__ = ("model", "sides")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SIDES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    sides: _containers.RepeatedCompositeFieldContainer[SplitSide]
+    def __init__(self, model: _Optional[str] = ..., sides: _Optional[_Iterable[_Union[SplitSide, _Mapping]]] = ...) -> None: ...
+
+class SplitSide(_message.Message):
+    __slots__ = ("side", "target_model", "labels", "weight", "baseline", "ready", "stepped_back_since", "stepped_back_why", "stepped_back_by", "requests", "failed", "ttft_p50", "ttft_p99", "answer_p50", "answer_p99", "shadow_regret", "worse")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STEPPED_BACK_SINCE_FIELD_NUMBER: _ClassVar[int]
+    STEPPED_BACK_WHY_FIELD_NUMBER: _ClassVar[int]
+    STEPPED_BACK_BY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P50_FIELD_NUMBER: _ClassVar[int]
+    TTFT_P99_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_P50_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_P99_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_REGRET_FIELD_NUMBER: _ClassVar[int]
+    WORSE_FIELD_NUMBER: _ClassVar[int]
+    side: str
+    target_model: str
+    labels: _containers.ScalarMap[str, str]
+    weight: int
+    baseline: bool
+    ready: bool
+    stepped_back_since: _timestamp_pb2.Timestamp
+    stepped_back_why: str
+    stepped_back_by: str
+    requests: int
+    failed: int
+    ttft_p50: _duration_pb2.Duration
+    ttft_p99: _duration_pb2.Duration
+    answer_p50: _duration_pb2.Duration
+    answer_p99: _duration_pb2.Duration
+    shadow_regret: _duration_pb2.Duration
+    worse: str
+    def __init__(self, side: _Optional[str] = ..., target_model: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., weight: _Optional[int] = ..., baseline: bool = ..., ready: bool = ..., stepped_back_since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., stepped_back_why: _Optional[str] = ..., stepped_back_by: _Optional[str] = ..., requests: _Optional[int] = ..., failed: _Optional[int] = ..., ttft_p50: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft_p99: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., answer_p50: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., answer_p99: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., shadow_regret: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., worse: _Optional[str] = ...) -> None: ...
+
+class SetSplitSideRequest(_message.Message):
+    __slots__ = ("model", "side", "back")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    side: str
+    back: bool
+    def __init__(self, model: _Optional[str] = ..., side: _Optional[str] = ..., back: bool = ...) -> None: ...
+
+class SetSplitSideResponse(_message.Message):
+    __slots__ = ("split", "unanswered")
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    split: Split
+    unanswered: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, split: _Optional[_Union[Split, _Mapping]] = ..., unanswered: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListPoliciesRequest(_message.Message):
     __slots__ = ()

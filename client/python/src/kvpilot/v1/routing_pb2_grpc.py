@@ -97,6 +97,16 @@ class RoutingServiceStub(object):
                 request_serializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsRequest.SerializeToString,
                 response_deserializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsResponse.FromString,
                 _registered_method=True)
+        self.ListSplits = channel.unary_unary(
+                '/kvpilot.v1.RoutingService/ListSplits',
+                request_serializer=kvpilot_dot_v1_dot_routing__pb2.ListSplitsRequest.SerializeToString,
+                response_deserializer=kvpilot_dot_v1_dot_routing__pb2.ListSplitsResponse.FromString,
+                _registered_method=True)
+        self.SetSplitSide = channel.unary_unary(
+                '/kvpilot.v1.RoutingService/SetSplitSide',
+                request_serializer=kvpilot_dot_v1_dot_routing__pb2.SetSplitSideRequest.SerializeToString,
+                response_deserializer=kvpilot_dot_v1_dot_routing__pb2.SetSplitSideResponse.FromString,
+                _registered_method=True)
         self.ListPolicies = channel.unary_unary(
                 '/kvpilot.v1.RoutingService/ListPolicies',
                 request_serializer=kvpilot_dot_v1_dot_routing__pb2.ListPoliciesRequest.SerializeToString,
@@ -179,6 +189,18 @@ class RoutingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSplits(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSplitSide(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListPolicies(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -247,6 +269,16 @@ def add_RoutingServiceServicer_to_server(servicer, server):
                     servicer.ListPrograms,
                     request_deserializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsRequest.FromString,
                     response_serializer=kvpilot_dot_v1_dot_routing__pb2.ListProgramsResponse.SerializeToString,
+            ),
+            'ListSplits': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSplits,
+                    request_deserializer=kvpilot_dot_v1_dot_routing__pb2.ListSplitsRequest.FromString,
+                    response_serializer=kvpilot_dot_v1_dot_routing__pb2.ListSplitsResponse.SerializeToString,
+            ),
+            'SetSplitSide': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSplitSide,
+                    request_deserializer=kvpilot_dot_v1_dot_routing__pb2.SetSplitSideRequest.FromString,
+                    response_serializer=kvpilot_dot_v1_dot_routing__pb2.SetSplitSideResponse.SerializeToString,
             ),
             'ListPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPolicies,
@@ -578,6 +610,60 @@ class RoutingService(object):
             '/kvpilot.v1.RoutingService/ListPrograms',
             kvpilot_dot_v1_dot_routing__pb2.ListProgramsRequest.SerializeToString,
             kvpilot_dot_v1_dot_routing__pb2.ListProgramsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSplits(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpilot.v1.RoutingService/ListSplits',
+            kvpilot_dot_v1_dot_routing__pb2.ListSplitsRequest.SerializeToString,
+            kvpilot_dot_v1_dot_routing__pb2.ListSplitsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSplitSide(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpilot.v1.RoutingService/SetSplitSide',
+            kvpilot_dot_v1_dot_routing__pb2.SetSplitSideRequest.SerializeToString,
+            kvpilot_dot_v1_dot_routing__pb2.SetSplitSideResponse.FromString,
             options,
             channel_credentials,
             insecure,

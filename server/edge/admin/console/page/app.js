@@ -2,6 +2,7 @@ import { chart } from './chart.js';
 import { el, ms, count, share, bytes, clock, duration, units, say, sync } from './parts.js';
 import * as router from './router.js';
 import { replicaTable, routerRow, decisionRow, programRow, pressure, urgent } from './tables.js';
+import { splitRows, splitNotes } from './splits.js';
 import { showDecision } from './detail.js';
 import { showTraces, openTrace } from './traces.js';
 import { filterOf, keep, names } from './filter.js';
@@ -122,6 +123,12 @@ function showPrograms(s) {
   say($('more-programs'), left > 0 ? `${more ? 'more than ' : ''}${count(left)} more; kvpilot top lists them` : '');
 }
 
+function showSplits(s) {
+  $('split-section').hidden = s.splits.length === 0;
+  sync($('split-table').tBodies[0], s.splits.flatMap(splitRows));
+  sync($('split-notes'), s.splits.flatMap(splitNotes));
+}
+
 function showReplicas(s) {
   const { rows, left } = replicaTable(s.replicas, s.at, allReplicas);
   sync($('replica-table').tBodies[0], rows);
@@ -151,6 +158,7 @@ function show(s) {
   showTiles(s);
   showCharts(s);
   showRouters(s);
+  showSplits(s);
   showPrograms(s);
   showReplicas(s);
   showDecisions(s);

@@ -42,6 +42,7 @@ function facts(d, toTrace) {
     d.margin ? ['margin to the next', cost(d, d.margin)] : null,
     ['fleet load', `${(100 * d.load).toFixed(0)} %`],
     held ? ['held in the router', ms(held)] : null,
+    d.split ? ['side', `${d.split.side} of the split of ${d.split.model}${d.split.instead_of ? `, in place of ${d.split.instead_of}` : ''}`] : null,
     d.memory_wait ? ['waited for memory', memoryWait(d.memory_wait)] : null,
     ['the choice took', ms(milliseconds(d.took))],
   ];

@@ -52,15 +52,15 @@ function wanted({ show, model, replica, tenant }) {
 // look is the router at this moment, with the decisions that the filter lets through. Of the history only what is new is asked for.
 export async function look(filter) {
   const since = seconds.length ? '?since=' + encodeURIComponent(seconds.at(-1).time) : '';
-  const [status, fleet, loads, recent, history, routers, programs] = await Promise.all(
-    [call('status'), pages('replicas', 'replicas'), pages('loads', 'ranks'), call('decisions?' + wanted(filter)), call('history' + since), call('routers'), call('programs')]);
+  const [status, fleet, loads, recent, history, routers, programs, splits] = await Promise.all(
+    [call('status'), pages('replicas', 'replicas'), pages('loads', 'ranks'), call('decisions?' + wanted(filter)), call('history' + since), call('routers'), call('programs'), call('splits')]);
   const fresh = steps(history.steps);
   const from = fresh.length ? fresh[0].t : Infinity;
   const at = Date.parse(status.time);
   seconds = [...seconds.filter((s) => s.t < from && s.t > at / 1000 - 301), ...fresh];
   const load = new Map(loads.map((l) => [`${l.replica_id}/${l.rank}`, l]));
   for (const r of fleet) for (const k of r.ranks) k.load = load.get(`${r.replica_id}/${k.rank}`) || {};
-  return { at, status, minute: steps([status.minute])[0], replicas: fleet, routers: routers.routers, programs, recent: recent.decisions, history: seconds };
+  return { at, status, minute: steps([status.minute])[0], replicas: fleet, routers: routers.routers, programs, splits: splits.splits, recent: recent.decisions, history: seconds };
 }
 
 export async function hour() { return steps((await call('history?step=15s')).steps); }

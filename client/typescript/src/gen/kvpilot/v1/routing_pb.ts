@@ -6,8 +6,8 @@ import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobu
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { HttpBodySchema } from "../../google/api/httpbody_pb.js";
 import { file_google_api_httpbody } from "../../google/api/httpbody_pb.js";
-import type { Duration } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_duration } from "@bufbuild/protobuf/wkt";
+import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { ChoiceReason, Decision, End, FeedState, Overlap, RankConduct, RankSpeed } from "./decision_pb.js";
 import { file_kvpilot_v1_decision } from "./decision_pb.js";
 import type { DetokenizeRequestSchema, DetokenizeResponseSchema, RequestBody, TokenIds, TokenizeRequestSchema, TokenizeResponseSchema } from "./prompt_pb.js";
@@ -20,7 +20,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file kvpilot/v1/routing.proto.
  */
 export const file_kvpilot_v1_routing: GenFile = /*@__PURE__*/
-  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgPIAEoCRIPCgdleHBsYWluGBAgASgIEhgKEHJldHVybl90b2tlbl9pZHMYESABKAgSJAoHcmVwb3J0cxgSIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQiwAYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIoCgZyZWFzb24YDCABKA4yGC5rdnBpbG90LnYxLkNob2ljZVJlYXNvbhIVCg1wcm9tcHRfdG9rZW5zGA0gASgNEhoKEm92ZXJsYXBfZ3B1X3Rva2VucxgOIAEoDRIaChJvdmVybGFwX2NwdV90b2tlbnMYDyABKA0SGwoTb3ZlcmxhcF9kaXNrX3Rva2VucxgQIAEoDRIxCg5wcmVkaWN0ZWRfdHRmdBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhJOCg9yZXF1ZXN0X2hlYWRlcnMYEiADKAsyNS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5SZXF1ZXN0SGVhZGVyc0VudHJ5EiYKCGRlY2lzaW9uGBMgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhInCgl0b2tlbl9pZHMYFCABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzEj0KBmxhYmVscxgVIAMoCzItLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlLkxhYmVsc0VudHJ5EiIKBmVmZmVjdBgWIAEoDjISLmt2cGlsb3QudjEuRWZmZWN0EhIKCmNhY2hlX3NhbHQYFyABKAkSDgoGdGVuYW50GBggASgJGjUKE1JlcXVlc3RIZWFkZXJzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkwKFkV4cGxhaW5EZWNpc2lvblJlcXVlc3QSFQoLZGVjaXNpb25faWQYASABKAlIABIUCgpyZXF1ZXN0X2lkGAIgASgJSABCBQoDa2V5IkIKF0V4cGxhaW5EZWNpc2lvblJlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24i1AEKFExpc3REZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgSDgoGdGVuYW50GAQgASgJEh0KBGVuZHMYBSADKA4yDy5rdnBpbG90LnYxLkVuZBIuCgtzbG93ZXJfdGhhbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCSJtChVMaXN0RGVjaXNpb25zUmVzcG9uc2USJwoJZGVjaXNpb25zGAEgAygLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSJPChVXYXRjaERlY2lzaW9uc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRITCgtvbmx5X2Nob3NlbhgDIAEoCCJOChZXYXRjaERlY2lzaW9uc1Jlc3BvbnNlEiYKCGRlY2lzaW9uGAEgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhIMCgRsb3N0GAIgASgEIrcBChNTY29yZU92ZXJsYXBSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIPCgdhZGFwdGVyGAUgASgJEhIKCmNhY2hlX3NhbHQYBiABKAlCCAoGcHJvbXB0IlUKFFNjb3JlT3ZlcmxhcFJlc3BvbnNlEiYKBXJhbmtzGAEgAygLMhcua3ZwaWxvdC52MS5SYW5rT3ZlcmxhcBIVCg1wcm9tcHRfdG9rZW5zGAIgASgNIo4BCgtSYW5rT3ZlcmxhcBISCgpyZXBsaWNhX2lkGAEgASgJEgwKBHJhbmsYAiABKA0SJAoHb3ZlcmxhcBgDIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgFIAEoDSJbCg9HZXRMb2Fkc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJkChBHZXRMb2Fkc1Jlc3BvbnNlEiMKBXJhbmtzGAEgAygLMhQua3ZwaWxvdC52MS5SYW5rTG9hZBISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UimQEKE0xpc3RQcm9ncmFtc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSKAoGc3RhdGVzGAQgAygOMhgua3ZwaWxvdC52MS5Qcm9ncmFtU3RhdGUSEQoJcGFnZV9zaXplGAUgASgNEhIKCnBhZ2VfdG9rZW4YBiABKAkimQEKFExpc3RQcm9ncmFtc1Jlc3BvbnNlEiUKCHByb2dyYW1zGAEgAygLMhMua3ZwaWxvdC52MS5Qcm9ncmFtEi0KCHByZXNzdXJlGAIgAygLMhsua3ZwaWxvdC52MS5Qcm9ncmFtUHJlc3N1cmUSEgoKdW5hbnN3ZXJlZBgDIAMoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YBCABKAki2QIKB1Byb2dyYW0SEgoKcHJvZ3JhbV9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSJwoFc3RhdGUYBCABKA4yGC5rdnBpbG90LnYxLlByb2dyYW1TdGF0ZRISCgpyZXBsaWNhX2lkGAUgASgJEgwKBHJhbmsYBiABKA0SFwoPcmVzaWRlbnRfdG9rZW5zGAcgASgEEhUKDW5lZWRlZF90b2tlbnMYCCABKAQSDQoFY2FsbHMYCSABKAQSFQoNcHJvbXB0X3Rva2VucxgKIAEoBBIVCg1jYWNoZWRfdG9rZW5zGAsgASgEEicKBHdhaXQYDCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJwoEaWRsZRgNIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYXJlbnRfaWQYDiABKAkifAoPUHJvZ3JhbVByZXNzdXJlEg0KBW1vZGVsGAEgASgJEg4KBnBsYWNlZBgCIAEoDRIOCgZwYXVzZWQYAyABKA0SDwoHd2FpdGluZxgEIAEoDRIQCghyZXBsaWNhcxgFIAEoDRIXCg9yZXBsaWNhc19uZWVkZWQYBiABKA0iFQoTTGlzdFBvbGljaWVzUmVxdWVzdCI8ChRMaXN0UG9saWNpZXNSZXNwb25zZRIkCghwb2xpY2llcxgBIAMoCzISLmt2cGlsb3QudjEuUG9saWN5IpsBCgZQb2xpY3kSDAoEbmFtZRgBIAEoCRITCgtkZXNjcmlwdGlvbhgCIAEoCRIuCgZwYXJhbXMYAyADKAsyHi5rdnBpbG90LnYxLlBvbGljeS5QYXJhbXNFbnRyeRIPCgdkZWZhdWx0GAQgASgIGi0KC1BhcmFtc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEqRAoHUmVwb3J0cxIXChNSRVBPUlRTX1VOU1BFQ0lGSUVEEAASDwoLUkVQT1JUU19BTEwQARIPCgtSRVBPUlRTX0VORBACKl4KB0Jvb2tpbmcSFwoTQk9PS0lOR19VTlNQRUNJRklFRBAAEhMKD0JPT0tJTkdfUkVTRVJWRRABEhAKDEJPT0tJTkdfTk9ORRACEhMKD0JPT0tJTkdfRFJZX1JVThADKpQBCgxQcm9ncmFtU3RhdGUSHQoZUFJPR1JBTV9TVEFURV9VTlNQRUNJRklFRBAAEhkKFVBST0dSQU1fU1RBVEVfUlVOTklORxABEhUKEVBST0dSQU1fU1RBVEVfR0FQEAISGAoUUFJPR1JBTV9TVEFURV9QQVVTRUQQAxIZChVQUk9HUkFNX1NUQVRFX1dBSVRJTkcQBDK3CAoOUm91dGluZ1NlcnZpY2USRQoIVG9rZW5pemUSGy5rdnBpbG90LnYxLlRva2VuaXplUmVxdWVzdBocLmt2cGlsb3QudjEuVG9rZW5pemVSZXNwb25zZRJLCgpEZXRva2VuaXplEh0ua3ZwaWxvdC52MS5EZXRva2VuaXplUmVxdWVzdBoeLmt2cGlsb3QudjEuRGV0b2tlbml6ZVJlc3BvbnNlElQKDUNob29zZVJlcGxpY2ESIC5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXF1ZXN0GiEua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVzcG9uc2USRAoJUm91dGVCb2R5EhQuZ29vZ2xlLmFwaS5IdHRwQm9keRohLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlEksKEVJlcG9ydFJlc2VydmF0aW9uEh0ua3ZwaWxvdC52MS5SZXNlcnZhdGlvblJlcG9ydBoXLmt2cGlsb3QudjEuUmVzZXJ2YXRpb24SWwoQVHJhY2tSZXNlcnZhdGlvbhIdLmt2cGlsb3QudjEuUmVzZXJ2YXRpb25SZXBvcnQaJC5rdnBpbG90LnYxLlRyYWNrUmVzZXJ2YXRpb25SZXNwb25zZSgBMAESWgoPRXhwbGFpbkRlY2lzaW9uEiIua3ZwaWxvdC52MS5FeHBsYWluRGVjaXNpb25SZXF1ZXN0GiMua3ZwaWxvdC52MS5FeHBsYWluRGVjaXNpb25SZXNwb25zZRJUCg1MaXN0RGVjaXNpb25zEiAua3ZwaWxvdC52MS5MaXN0RGVjaXNpb25zUmVxdWVzdBohLmt2cGlsb3QudjEuTGlzdERlY2lzaW9uc1Jlc3BvbnNlElkKDldhdGNoRGVjaXNpb25zEiEua3ZwaWxvdC52MS5XYXRjaERlY2lzaW9uc1JlcXVlc3QaIi5rdnBpbG90LnYxLldhdGNoRGVjaXNpb25zUmVzcG9uc2UwARJRCgxTY29yZU92ZXJsYXASHy5rdnBpbG90LnYxLlNjb3JlT3ZlcmxhcFJlcXVlc3QaIC5rdnBpbG90LnYxLlNjb3JlT3ZlcmxhcFJlc3BvbnNlEkUKCEdldExvYWRzEhsua3ZwaWxvdC52MS5HZXRMb2Fkc1JlcXVlc3QaHC5rdnBpbG90LnYxLkdldExvYWRzUmVzcG9uc2USUQoMTGlzdFByb2dyYW1zEh8ua3ZwaWxvdC52MS5MaXN0UHJvZ3JhbXNSZXF1ZXN0GiAua3ZwaWxvdC52MS5MaXN0UHJvZ3JhbXNSZXNwb25zZRJRCgxMaXN0UG9saWNpZXMSHy5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1JlcXVlc3QaIC5rdnBpbG90LnYxLkxpc3RQb2xpY2llc1Jlc3BvbnNlQjVaM2dpdGh1Yi5jb20va3ZwaWxvdC9rdnBpbG90L2dlbi9rdnBpbG90L3YxO2t2cGlsb3R2MWIGcHJvdG8z", [file_google_api_httpbody, file_google_protobuf_duration, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
+  fileDesc("ChhrdnBpbG90L3YxL3JvdXRpbmcucHJvdG8SCmt2cGlsb3QudjEibAoKQ2FuZGlkYXRlcxINCgVhbGxvdxgBIAMoCRIMCgRkZW55GAIgAygJEgsKA3BpbhgDIAEoCRIQCghtaW5fcmFuaxgEIAEoDRIVCghtYXhfcmFuaxgFIAEoDUgAiAEBQgsKCV9tYXhfcmFuayKvAQoOUG9saWN5T3ZlcnJpZGUSDAoEbmFtZRgBIAEoCRI2CgZwYXJhbXMYAiADKAsyJi5rdnBpbG90LnYxLlBvbGljeU92ZXJyaWRlLlBhcmFtc0VudHJ5EhgKC3RlbXBlcmF0dXJlGAMgASgBSACIAQEaLQoLUGFyYW1zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4AUIOCgxfdGVtcGVyYXR1cmUivQQKFENob29zZVJlcGxpY2FSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIqCgpjYW5kaWRhdGVzGAUgASgLMhYua3ZwaWxvdC52MS5DYW5kaWRhdGVzEioKBnBvbGljeRgGIAEoCzIaLmt2cGlsb3QudjEuUG9saWN5T3ZlcnJpZGUSEgoKc2Vzc2lvbl9pZBgHIAEoCRIQCghwcmlvcml0eRgIIAEoBRIwCg10dGZ0X2RlYWRsaW5lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEh4KFmV4cGVjdGVkX291dHB1dF90b2tlbnMYCiABKA0SDwoHYWRhcHRlchgLIAEoCRISCgpjYWNoZV9zYWx0GAwgASgJEiQKB2Jvb2tpbmcYDSABKA4yEy5rdnBpbG90LnYxLkJvb2tpbmcSKAoFbGVhc2UYDiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEgoKcmVxdWVzdF9pZBgPIAEoCRIPCgdleHBsYWluGBAgASgIEhgKEHJldHVybl90b2tlbl9pZHMYESABKAgSJAoHcmVwb3J0cxgSIAEoDjITLmt2cGlsb3QudjEuUmVwb3J0c0IICgZwcm9tcHQiwAYKFUNob29zZVJlcGxpY2FSZXNwb25zZRIMCgRob3N0GAEgASgJEgwKBHBvcnQYAiABKA0SEgoKcmVwbGljYV9pZBgDIAEoCRIMCgRyYW5rGAQgASgNEgsKA3VybBgFIAEoCRINCgVtb2RlbBgGIAEoCRITCgtkZWNpc2lvbl9pZBgHIAEoCRIWCg5yZXNlcnZhdGlvbl9pZBgIIAEoCRIPCgdhdHRlbXB0GAkgASgNEigKBWxlYXNlGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEg4KBnBvbGljeRgLIAEoCRIoCgZyZWFzb24YDCABKA4yGC5rdnBpbG90LnYxLkNob2ljZVJlYXNvbhIVCg1wcm9tcHRfdG9rZW5zGA0gASgNEhoKEm92ZXJsYXBfZ3B1X3Rva2VucxgOIAEoDRIaChJvdmVybGFwX2NwdV90b2tlbnMYDyABKA0SGwoTb3ZlcmxhcF9kaXNrX3Rva2VucxgQIAEoDRIxCg5wcmVkaWN0ZWRfdHRmdBgRIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhJOCg9yZXF1ZXN0X2hlYWRlcnMYEiADKAsyNS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZS5SZXF1ZXN0SGVhZGVyc0VudHJ5EiYKCGRlY2lzaW9uGBMgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhInCgl0b2tlbl9pZHMYFCABKAsyFC5rdnBpbG90LnYxLlRva2VuSWRzEj0KBmxhYmVscxgVIAMoCzItLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlLkxhYmVsc0VudHJ5EiIKBmVmZmVjdBgWIAEoDjISLmt2cGlsb3QudjEuRWZmZWN0EhIKCmNhY2hlX3NhbHQYFyABKAkSDgoGdGVuYW50GBggASgJGjUKE1JlcXVlc3RIZWFkZXJzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ARotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkwKFkV4cGxhaW5EZWNpc2lvblJlcXVlc3QSFQoLZGVjaXNpb25faWQYASABKAlIABIUCgpyZXF1ZXN0X2lkGAIgASgJSABCBQoDa2V5IkIKF0V4cGxhaW5EZWNpc2lvblJlc3BvbnNlEicKCWRlY2lzaW9ucxgBIAMoCzIULmt2cGlsb3QudjEuRGVjaXNpb24i1AEKFExpc3REZWNpc2lvbnNSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEhIKCnJlcGxpY2FfaWQYAiABKAkSEwoLb25seV9jaG9zZW4YAyABKAgSDgoGdGVuYW50GAQgASgJEh0KBGVuZHMYBSADKA4yDy5rdnBpbG90LnYxLkVuZBIuCgtzbG93ZXJfdGhhbhgGIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCSJtChVMaXN0RGVjaXNpb25zUmVzcG9uc2USJwoJZGVjaXNpb25zGAEgAygLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSJPChVXYXRjaERlY2lzaW9uc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRITCgtvbmx5X2Nob3NlbhgDIAEoCCJOChZXYXRjaERlY2lzaW9uc1Jlc3BvbnNlEiYKCGRlY2lzaW9uGAEgASgLMhQua3ZwaWxvdC52MS5EZWNpc2lvbhIMCgRsb3N0GAIgASgEIrcBChNTY29yZU92ZXJsYXBSZXF1ZXN0Eg0KBW1vZGVsGAEgASgJEikKCXRva2VuX2lkcxgCIAEoCzIULmt2cGlsb3QudjEuVG9rZW5JZHNIABIOCgR0ZXh0GAMgASgJSAASJwoEYm9keRgEIAEoCzIXLmt2cGlsb3QudjEuUmVxdWVzdEJvZHlIABIPCgdhZGFwdGVyGAUgASgJEhIKCmNhY2hlX3NhbHQYBiABKAlCCAoGcHJvbXB0IlUKFFNjb3JlT3ZlcmxhcFJlc3BvbnNlEiYKBXJhbmtzGAEgAygLMhcua3ZwaWxvdC52MS5SYW5rT3ZlcmxhcBIVCg1wcm9tcHRfdG9rZW5zGAIgASgNIo4BCgtSYW5rT3ZlcmxhcBISCgpyZXBsaWNhX2lkGAEgASgJEgwKBHJhbmsYAiABKA0SJAoHb3ZlcmxhcBgDIAEoCzITLmt2cGlsb3QudjEuT3ZlcmxhcBIjCgRmZWVkGAQgASgOMhUua3ZwaWxvdC52MS5GZWVkU3RhdGUSEgoKYmxvY2tfc2l6ZRgFIAEoDSJbCg9HZXRMb2Fkc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIRCglwYWdlX3NpemUYAyABKA0SEgoKcGFnZV90b2tlbhgEIAEoCSJkChBHZXRMb2Fkc1Jlc3BvbnNlEiMKBXJhbmtzGAEgAygLMhQua3ZwaWxvdC52MS5SYW5rTG9hZBISCgp1bmFuc3dlcmVkGAIgAygJEhcKD25leHRfcGFnZV90b2tlbhgDIAEoCSLAAwoIUmFua0xvYWQSEgoKcmVwbGljYV9pZBgBIAEoCRIMCgRyYW5rGAIgASgNEhAKCHJlcXVlc3RzGAMgASgNEg8KB3dhaXRpbmcYBCABKA0SFQoNcXVldWVkX3Rva2VucxgFIAEoBBIVCg1kZWNvZGVfYmxvY2tzGAYgASgBEhsKDmVuZ2luZV9ydW5uaW5nGAcgASgNSACIAQESGwoOZW5naW5lX3dhaXRpbmcYCCABKA1IAYgBARIVCghrdl91c2FnZRgJIAEoAUgCiAEBEi0KCmVuZ2luZV9hZ2UYCiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHYmFja2xvZxgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIkCgVzcGVlZBgMIAEoCzIVLmt2cGlsb3QudjEuUmFua1NwZWVkEhIKCmNvdW50ZWRfYnkYDSABKAkSKAoHY29uZHVjdBgOIAEoCzIXLmt2cGlsb3QudjEuUmFua0NvbmR1Y3RCEQoPX2VuZ2luZV9ydW5uaW5nQhEKD19lbmdpbmVfd2FpdGluZ0ILCglfa3ZfdXNhZ2UimQEKE0xpc3RQcm9ncmFtc1JlcXVlc3QSDQoFbW9kZWwYASABKAkSEgoKcmVwbGljYV9pZBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSKAoGc3RhdGVzGAQgAygOMhgua3ZwaWxvdC52MS5Qcm9ncmFtU3RhdGUSEQoJcGFnZV9zaXplGAUgASgNEhIKCnBhZ2VfdG9rZW4YBiABKAkimQEKFExpc3RQcm9ncmFtc1Jlc3BvbnNlEiUKCHByb2dyYW1zGAEgAygLMhMua3ZwaWxvdC52MS5Qcm9ncmFtEi0KCHByZXNzdXJlGAIgAygLMhsua3ZwaWxvdC52MS5Qcm9ncmFtUHJlc3N1cmUSEgoKdW5hbnN3ZXJlZBgDIAMoCRIXCg9uZXh0X3BhZ2VfdG9rZW4YBCABKAki2QIKB1Byb2dyYW0SEgoKcHJvZ3JhbV9pZBgBIAEoCRINCgVtb2RlbBgCIAEoCRIOCgZ0ZW5hbnQYAyABKAkSJwoFc3RhdGUYBCABKA4yGC5rdnBpbG90LnYxLlByb2dyYW1TdGF0ZRISCgpyZXBsaWNhX2lkGAUgASgJEgwKBHJhbmsYBiABKA0SFwoPcmVzaWRlbnRfdG9rZW5zGAcgASgEEhUKDW5lZWRlZF90b2tlbnMYCCABKAQSDQoFY2FsbHMYCSABKAQSFQoNcHJvbXB0X3Rva2VucxgKIAEoBBIVCg1jYWNoZWRfdG9rZW5zGAsgASgEEicKBHdhaXQYDCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SJwoEaWRsZRgNIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIRCglwYXJlbnRfaWQYDiABKAkifAoPUHJvZ3JhbVByZXNzdXJlEg0KBW1vZGVsGAEgASgJEg4KBnBsYWNlZBgCIAEoDRIOCgZwYXVzZWQYAyABKA0SDwoHd2FpdGluZxgEIAEoDRIQCghyZXBsaWNhcxgFIAEoDRIXCg9yZXBsaWNhc19uZWVkZWQYBiABKA0iEwoRTGlzdFNwbGl0c1JlcXVlc3QiNwoSTGlzdFNwbGl0c1Jlc3BvbnNlEiEKBnNwbGl0cxgBIAMoCzIRLmt2cGlsb3QudjEuU3BsaXQiPAoFU3BsaXQSDQoFbW9kZWwYASABKAkSJAoFc2lkZXMYAiADKAsyFS5rdnBpbG90LnYxLlNwbGl0U2lkZSLIBAoJU3BsaXRTaWRlEgwKBHNpZGUYASABKAkSFAoMdGFyZ2V0X21vZGVsGAIgASgJEjEKBmxhYmVscxgDIAMoCzIhLmt2cGlsb3QudjEuU3BsaXRTaWRlLkxhYmVsc0VudHJ5Eg4KBndlaWdodBgEIAEoDRIQCghiYXNlbGluZRgFIAEoCBINCgVyZWFkeRgGIAEoCBI2ChJzdGVwcGVkX2JhY2tfc2luY2UYByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhgKEHN0ZXBwZWRfYmFja193aHkYCCABKAkSFwoPc3RlcHBlZF9iYWNrX2J5GAkgASgJEhAKCHJlcXVlc3RzGAogASgNEg4KBmZhaWxlZBgLIAEoDRIrCgh0dGZ0X3A1MBgMIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIrCgh0dGZ0X3A5ORgNIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhItCgphbnN3ZXJfcDUwGA4gASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi0KCmFuc3dlcl9wOTkYDyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SMAoNc2hhZG93X3JlZ3JldBgQIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhINCgV3b3JzZRgRIAEoCRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIkAKE1NldFNwbGl0U2lkZVJlcXVlc3QSDQoFbW9kZWwYASABKAkSDAoEc2lkZRgCIAEoCRIMCgRiYWNrGAMgASgIIkwKFFNldFNwbGl0U2lkZVJlc3BvbnNlEiAKBXNwbGl0GAEgASgLMhEua3ZwaWxvdC52MS5TcGxpdBISCgp1bmFuc3dlcmVkGAIgAygJIhUKE0xpc3RQb2xpY2llc1JlcXVlc3QiPAoUTGlzdFBvbGljaWVzUmVzcG9uc2USJAoIcG9saWNpZXMYASADKAsyEi5rdnBpbG90LnYxLlBvbGljeSKbAQoGUG9saWN5EgwKBG5hbWUYASABKAkSEwoLZGVzY3JpcHRpb24YAiABKAkSLgoGcGFyYW1zGAMgAygLMh4ua3ZwaWxvdC52MS5Qb2xpY3kuUGFyYW1zRW50cnkSDwoHZGVmYXVsdBgEIAEoCBotCgtQYXJhbXNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBKkQKB1JlcG9ydHMSFwoTUkVQT1JUU19VTlNQRUNJRklFRBAAEg8KC1JFUE9SVFNfQUxMEAESDwoLUkVQT1JUU19FTkQQAipeCgdCb29raW5nEhcKE0JPT0tJTkdfVU5TUEVDSUZJRUQQABITCg9CT09LSU5HX1JFU0VSVkUQARIQCgxCT09LSU5HX05PTkUQAhITCg9CT09LSU5HX0RSWV9SVU4QAyqUAQoMUHJvZ3JhbVN0YXRlEh0KGVBST0dSQU1fU1RBVEVfVU5TUEVDSUZJRUQQABIZChVQUk9HUkFNX1NUQVRFX1JVTk5JTkcQARIVChFQUk9HUkFNX1NUQVRFX0dBUBACEhgKFFBST0dSQU1fU1RBVEVfUEFVU0VEEAMSGQoVUFJPR1JBTV9TVEFURV9XQUlUSU5HEAQy1wkKDlJvdXRpbmdTZXJ2aWNlEkUKCFRva2VuaXplEhsua3ZwaWxvdC52MS5Ub2tlbml6ZVJlcXVlc3QaHC5rdnBpbG90LnYxLlRva2VuaXplUmVzcG9uc2USSwoKRGV0b2tlbml6ZRIdLmt2cGlsb3QudjEuRGV0b2tlbml6ZVJlcXVlc3QaHi5rdnBpbG90LnYxLkRldG9rZW5pemVSZXNwb25zZRJUCg1DaG9vc2VSZXBsaWNhEiAua3ZwaWxvdC52MS5DaG9vc2VSZXBsaWNhUmVxdWVzdBohLmt2cGlsb3QudjEuQ2hvb3NlUmVwbGljYVJlc3BvbnNlEkQKCVJvdXRlQm9keRIULmdvb2dsZS5hcGkuSHR0cEJvZHkaIS5rdnBpbG90LnYxLkNob29zZVJlcGxpY2FSZXNwb25zZRJLChFSZXBvcnRSZXNlcnZhdGlvbhIdLmt2cGlsb3QudjEuUmVzZXJ2YXRpb25SZXBvcnQaFy5rdnBpbG90LnYxLlJlc2VydmF0aW9uElsKEFRyYWNrUmVzZXJ2YXRpb24SHS5rdnBpbG90LnYxLlJlc2VydmF0aW9uUmVwb3J0GiQua3ZwaWxvdC52MS5UcmFja1Jlc2VydmF0aW9uUmVzcG9uc2UoATABEloKD0V4cGxhaW5EZWNpc2lvbhIiLmt2cGlsb3QudjEuRXhwbGFpbkRlY2lzaW9uUmVxdWVzdBojLmt2cGlsb3QudjEuRXhwbGFpbkRlY2lzaW9uUmVzcG9uc2USVAoNTGlzdERlY2lzaW9ucxIgLmt2cGlsb3QudjEuTGlzdERlY2lzaW9uc1JlcXVlc3QaIS5rdnBpbG90LnYxLkxpc3REZWNpc2lvbnNSZXNwb25zZRJZCg5XYXRjaERlY2lzaW9ucxIhLmt2cGlsb3QudjEuV2F0Y2hEZWNpc2lvbnNSZXF1ZXN0GiIua3ZwaWxvdC52MS5XYXRjaERlY2lzaW9uc1Jlc3BvbnNlMAESUQoMU2NvcmVPdmVybGFwEh8ua3ZwaWxvdC52MS5TY29yZU92ZXJsYXBSZXF1ZXN0GiAua3ZwaWxvdC52MS5TY29yZU92ZXJsYXBSZXNwb25zZRJFCghHZXRMb2FkcxIbLmt2cGlsb3QudjEuR2V0TG9hZHNSZXF1ZXN0Ghwua3ZwaWxvdC52MS5HZXRMb2Fkc1Jlc3BvbnNlElEKDExpc3RQcm9ncmFtcxIfLmt2cGlsb3QudjEuTGlzdFByb2dyYW1zUmVxdWVzdBogLmt2cGlsb3QudjEuTGlzdFByb2dyYW1zUmVzcG9uc2USSwoKTGlzdFNwbGl0cxIdLmt2cGlsb3QudjEuTGlzdFNwbGl0c1JlcXVlc3QaHi5rdnBpbG90LnYxLkxpc3RTcGxpdHNSZXNwb25zZRJRCgxTZXRTcGxpdFNpZGUSHy5rdnBpbG90LnYxLlNldFNwbGl0U2lkZVJlcXVlc3QaIC5rdnBpbG90LnYxLlNldFNwbGl0U2lkZVJlc3BvbnNlElEKDExpc3RQb2xpY2llcxIfLmt2cGlsb3QudjEuTGlzdFBvbGljaWVzUmVxdWVzdBogLmt2cGlsb3QudjEuTGlzdFBvbGljaWVzUmVzcG9uc2VCNVozZ2l0aHViLmNvbS9rdnBpbG90L2t2cGlsb3QvZ2VuL2t2cGlsb3QvdjE7a3ZwaWxvdHYxYgZwcm90bzM", [file_google_api_httpbody, file_google_protobuf_duration, file_google_protobuf_timestamp, file_kvpilot_v1_decision, file_kvpilot_v1_prompt, file_kvpilot_v1_reservation]);
 
 /**
  * Candidates narrows the choice. An empty message allows every replica of the pool.
@@ -1271,6 +1271,266 @@ export const ProgramPressureSchema: GenMessage<ProgramPressure> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_routing, 19);
 
 /**
+ * ListSplitsRequest has no filters.
+ *
+ * @generated from message kvpilot.v1.ListSplitsRequest
+ */
+export type ListSplitsRequest = Message<"kvpilot.v1.ListSplitsRequest"> & {
+};
+
+/**
+ * Describes the message kvpilot.v1.ListSplitsRequest.
+ * Use `create(ListSplitsRequestSchema)` to create a new message.
+ */
+export const ListSplitsRequestSchema: GenMessage<ListSplitsRequest> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 20);
+
+/**
+ * ListSplitsResponse has the splits.
+ *
+ * @generated from message kvpilot.v1.ListSplitsResponse
+ */
+export type ListSplitsResponse = Message<"kvpilot.v1.ListSplitsResponse"> & {
+  /**
+   * The splits with a request in the last hour, or with a side that stepped back, by model.
+   *
+   * @generated from field: repeated kvpilot.v1.Split splits = 1;
+   */
+  splits: Split[];
+};
+
+/**
+ * Describes the message kvpilot.v1.ListSplitsResponse.
+ * Use `create(ListSplitsResponseSchema)` to create a new message.
+ */
+export const ListSplitsResponseSchema: GenMessage<ListSplitsResponse> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 21);
+
+/**
+ * Split is how the requests for a model are shared between sides.
+ *
+ * @generated from message kvpilot.v1.Split
+ */
+export type Split = Message<"kvpilot.v1.Split"> & {
+  /**
+   * The model as clients name it.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * The sides, in the order of the settings or of the InferenceModelRewrite.
+   *
+   * @generated from field: repeated kvpilot.v1.SplitSide sides = 2;
+   */
+  sides: SplitSide[];
+};
+
+/**
+ * Describes the message kvpilot.v1.Split.
+ * Use `create(SplitSchema)` to create a new message.
+ */
+export const SplitSchema: GenMessage<Split> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 22);
+
+/**
+ * SplitSide is one side, with what it did in the last hour.
+ *
+ * @generated from message kvpilot.v1.SplitSide
+ */
+export type SplitSide = Message<"kvpilot.v1.SplitSide"> & {
+  /**
+   * Its name.
+   *
+   * @generated from field: string side = 1;
+   */
+  side: string;
+
+  /**
+   * The model that its requests get.
+   *
+   * @generated from field: string target_model = 2;
+   */
+  targetModel: string;
+
+  /**
+   * The labels of its replicas; empty for all that serve the model.
+   *
+   * @generated from field: map<string, string> labels = 3;
+   */
+  labels: { [key: string]: string };
+
+  /**
+   * Its weight; its share is the weight by the sum of all.
+   *
+   * @generated from field: uint32 weight = 4;
+   */
+  weight: number;
+
+  /**
+   * The other sides are compared with it.
+   *
+   * @generated from field: bool baseline = 5;
+   */
+  baseline: boolean;
+
+  /**
+   * A replica could serve its last request.
+   *
+   * @generated from field: bool ready = 6;
+   */
+  ready: boolean;
+
+  /**
+   * Since when it gets no requests. Absent: it gets them.
+   *
+   * @generated from field: google.protobuf.Timestamp stepped_back_since = 7;
+   */
+  steppedBackSince?: Timestamp | undefined;
+
+  /**
+   * Why it stepped back; empty while it gets requests.
+   *
+   * @generated from field: string stepped_back_why = 8;
+   */
+  steppedBackWhy: string;
+
+  /**
+   * Who sent it back: the word rule, or the name of the caller.
+   *
+   * @generated from field: string stepped_back_by = 9;
+   */
+  steppedBackBy: string;
+
+  /**
+   * Requests that ended.
+   *
+   * @generated from field: uint32 requests = 10;
+   */
+  requests: number;
+
+  /**
+   * Those of them that ended in an error for their client.
+   *
+   * @generated from field: uint32 failed = 11;
+   */
+  failed: number;
+
+  /**
+   * The median time to the first token of streams. Absent: none was seen, as for the times below.
+   *
+   * @generated from field: google.protobuf.Duration ttft_p50 = 12;
+   */
+  ttftP50?: Duration | undefined;
+
+  /**
+   * Their 99th percentile.
+   *
+   * @generated from field: google.protobuf.Duration ttft_p99 = 13;
+   */
+  ttftP99?: Duration | undefined;
+
+  /**
+   * The median time of whole answers.
+   *
+   * @generated from field: google.protobuf.Duration answer_p50 = 14;
+   */
+  answerP50?: Duration | undefined;
+
+  /**
+   * Their 99th percentile.
+   *
+   * @generated from field: google.protobuf.Duration answer_p99 = 15;
+   */
+  answerP99?: Duration | undefined;
+
+  /**
+   * How much slower the choices of the shadow policy were predicted to be, on average. Absent: no shadow policy ran.
+   *
+   * @generated from field: google.protobuf.Duration shadow_regret = 16;
+   */
+  shadowRegret?: Duration | undefined;
+
+  /**
+   * In which way it is clearly worse than the baseline; empty when it is not, or while too little is known.
+   *
+   * @generated from field: string worse = 17;
+   */
+  worse: string;
+};
+
+/**
+ * Describes the message kvpilot.v1.SplitSide.
+ * Use `create(SplitSideSchema)` to create a new message.
+ */
+export const SplitSideSchema: GenMessage<SplitSide> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 23);
+
+/**
+ * SetSplitSideRequest names a side.
+ *
+ * @generated from message kvpilot.v1.SetSplitSideRequest
+ */
+export type SetSplitSideRequest = Message<"kvpilot.v1.SetSplitSideRequest"> & {
+  /**
+   * The model as clients name it.
+   *
+   * @generated from field: string model = 1;
+   */
+  model: string;
+
+  /**
+   * The side's name.
+   *
+   * @generated from field: string side = 2;
+   */
+  side: string;
+
+  /**
+   * Whether it gets no further requests; otherwise it gets them again.
+   *
+   * @generated from field: bool back = 3;
+   */
+  back: boolean;
+};
+
+/**
+ * Describes the message kvpilot.v1.SetSplitSideRequest.
+ * Use `create(SetSplitSideRequestSchema)` to create a new message.
+ */
+export const SetSplitSideRequestSchema: GenMessage<SetSplitSideRequest> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 24);
+
+/**
+ * SetSplitSideResponse is the state after the call.
+ *
+ * @generated from message kvpilot.v1.SetSplitSideResponse
+ */
+export type SetSplitSideResponse = Message<"kvpilot.v1.SetSplitSideResponse"> & {
+  /**
+   * The split at the router that was asked.
+   *
+   * @generated from field: kvpilot.v1.Split split = 1;
+   */
+  split?: Split | undefined;
+
+  /**
+   * The names of the fleet's routers that did not answer in time: their state is as before.
+   *
+   * @generated from field: repeated string unanswered = 2;
+   */
+  unanswered: string[];
+};
+
+/**
+ * Describes the message kvpilot.v1.SetSplitSideResponse.
+ * Use `create(SetSplitSideResponseSchema)` to create a new message.
+ */
+export const SetSplitSideResponseSchema: GenMessage<SetSplitSideResponse> = /*@__PURE__*/
+  messageDesc(file_kvpilot_v1_routing, 25);
+
+/**
  * ListPoliciesRequest has no filters.
  *
  * @generated from message kvpilot.v1.ListPoliciesRequest
@@ -1283,7 +1543,7 @@ export type ListPoliciesRequest = Message<"kvpilot.v1.ListPoliciesRequest"> & {
  * Use `create(ListPoliciesRequestSchema)` to create a new message.
  */
 export const ListPoliciesRequestSchema: GenMessage<ListPoliciesRequest> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_routing, 20);
+  messageDesc(file_kvpilot_v1_routing, 26);
 
 /**
  * ListPoliciesResponse has every policy.
@@ -1304,7 +1564,7 @@ export type ListPoliciesResponse = Message<"kvpilot.v1.ListPoliciesResponse"> & 
  * Use `create(ListPoliciesResponseSchema)` to create a new message.
  */
 export const ListPoliciesResponseSchema: GenMessage<ListPoliciesResponse> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_routing, 21);
+  messageDesc(file_kvpilot_v1_routing, 27);
 
 /**
  * Policy is a routing policy.
@@ -1346,7 +1606,7 @@ export type Policy = Message<"kvpilot.v1.Policy"> & {
  * Use `create(PolicySchema)` to create a new message.
  */
 export const PolicySchema: GenMessage<Policy> = /*@__PURE__*/
-  messageDesc(file_kvpilot_v1_routing, 22);
+  messageDesc(file_kvpilot_v1_routing, 28);
 
 /**
  * Reports is what a caller reports of a booking before its end.
@@ -1604,6 +1864,27 @@ export const RoutingService: GenService<{
     methodKind: "unary";
     input: typeof ListProgramsRequestSchema;
     output: typeof ListProgramsResponseSchema;
+  },
+  /**
+   * ListSplits compares the sides of the models whose requests are split, by this router's requests of the last hour.
+   *
+   * @generated from rpc kvpilot.v1.RoutingService.ListSplits
+   */
+  listSplits: {
+    methodKind: "unary";
+    input: typeof ListSplitsRequestSchema;
+    output: typeof ListSplitsResponseSchema;
+  },
+  /**
+   * SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet. An error with the reason
+   * MODEL_NOT_FOUND says that no request for the model was split, or that there is no such side; CONFLICT, that no other side gets requests.
+   *
+   * @generated from rpc kvpilot.v1.RoutingService.SetSplitSide
+   */
+  setSplitSide: {
+    methodKind: "unary";
+    input: typeof SetSplitSideRequestSchema;
+    output: typeof SetSplitSideResponseSchema;
   },
   /**
    * ListPolicies returns the policies that a request may name.

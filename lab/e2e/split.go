@@ -1,0 +1,632 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+)
+
+// splits are the checks of requests whose prompt one engine computes while another one writes the answer.
+type splits struct {
+	stack
+	// letters are the ids of tokens whose text is whole characters, nonce distinguishes the prompts of one run from another's.
+	letters []uint32
+	nonce   int
+}
+
+func (r *run) splitChecks(ctx context.Context) {
+	s := &splits{stack: r.stack, nonce: int(time.Now().UnixNano() % 1e9)}
+	r.check(ctx, "texts of split requests", s.checkTexts)
+	r.check(ctx, "conversation that is split", s.checkTurns)
+	r.check(ctx, "one request id for all", s.checkCrossTalk)
+	r.check(ctx, "time of transfers", s.checkTimes)
+	r.check(ctx, "clients that leave", s.checkLeavers)
+	r.check(ctx, "kill -9 of the one that prefills", func(ctx context.Context) (string, error) { return s.checkKill(ctx, 0) })
+	r.check(ctx, "kill -9 of the one that decodes", func(ctx context.Context) (string, error) { return s.checkKill(ctx, 1) })
+}
+
+// shared is a request that is to be split, with the answer that one engine gives.
+type shared struct {
+	path string
+	body object
+	want string // the text
+}
+
+// answered is what a client made of an answer.
+type answered struct {
+	text, prefill, replica string
+	prompt, output, cached int
+	took                   time.Duration
+}
+
+// make makes up request n, of so many words, and has one engine answer it by itself.
+func (s *splits) make(ctx context.Context, n, words, tokens int) (*shared, error) {
+	if s.letters == nil {
+		var err error
+		if s.letters, err = s.fleet.letters(ctx); err != nil {
+			return nil, err
+		}
+	}
+	prompt := s.prompt(n, words)
+	r := &shared{path: "/v1/completions", body: object{"prompt": prompt}}
+	if n%2 == 0 {
+		r.path, r.body = "/v1/chat/completions", object{"messages": []object{{"role": "user", "content": prompt}}}
+	}
+	maps.Copy(r.body, object{
+		"model": "tiny", "temperature": 0, "max_tokens": tokens, "ignore_eos": true, "repetition_penalty": 1.3, "allowed_token_ids": s.letters,
+	})
+	alone, err := s.ask(ctx, s.engines[len(s.engines)-1].url(), r, n%4 < 2, object{"cache_salt": "alone"})
+	r.want = alone.text
+	if err == nil && (alone.text == "" || alone.output != tokens) {
+		err = fmt.Errorf("one engine answers %+v", alone)
+	}
+	return r, err
+}
+
+// makeAll makes up requests from number first on.
+func (s *splits) makeAll(ctx context.Context, first, count, words, tokens int) ([]*shared, error) {
+	list := make([]*shared, count)
+	failed := make([]error, count)
+	slots := make(chan struct{}, 8)
+	var wg sync.WaitGroup
+	for i := range list {
+		slots <- struct{}{}
+		wg.Go(func() {
+			list[i], failed[i] = s.make(ctx, first+i, words, tokens)
+			<-slots
+		})
+	}
+	wg.Wait()
+	for _, err := range failed {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// prompt is one that begins as no other does.
+func (s *splits) prompt(n, count int) string {
+	return fmt.Sprintf("%d of run %d: ", n, s.nonce) + words(rand.New(rand.NewPCG(uint64(n), uint64(s.nonce))), count)
+}
+
+// ask sends a request, as a stream or not, and reads the answer. Anything but a whole answer is an error.
+func (s *splits) ask(ctx context.Context, url string, r *shared, stream bool, more object, header ...string) (a answered, err error) {
+	body := maps.Clone(r.body)
+	maps.Copy(body, more)
+	if stream {
+		body["stream"], body["stream_options"] = true, object{"include_usage": true}
+	}
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return a, err
+	}
+	began := time.Now()
+	defer func() { a.took = time.Since(began) }()
+	resp, err := open(ctx, http.MethodPost, url+r.path, raw, header...)
+	if err != nil {
+		return a, err
+	}
+	defer resp.Body.Close()
+	all, err := io.ReadAll(resp.Body)
+	a.prefill, a.replica = resp.Header.Get("X-Kvpilot-Prefill"), resp.Header.Get("X-Kvpilot-Replica")
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return a, fmt.Errorf("status %d: %.300s: %w", resp.StatusCode, all, errorOr(err))
+	}
+	if !stream {
+		return a, a.read(all)
+	}
+	done := false
+	for line := range bytes.Lines(all) {
+		data, ok := bytes.CutPrefix(bytes.TrimSpace(line), []byte("data: "))
+		if done = string(data) == "[DONE]"; !ok || done {
+			continue
+		}
+		if err := a.read(data); err != nil {
+			return a, err
+		}
+	}
+	if !bytes.HasSuffix(all, []byte("data: [DONE]\n\n")) {
+		return a, fmt.Errorf("the stream ends with %.200q", all[max(0, len(all)-200):])
+	}
+	return a, nil
+}
+
+func errorOr(err error) error {
+	if err == nil {
+		return errStatus
+	}
+	return err
+}
+
+// errStatus is why an answer with another status than 200 is not used.
+var errStatus = fmt.Errorf("the answer is not 200")
+
+// read reads an answer, or an event of a stream.
+func (a *answered) read(data []byte) error {
+	var v struct {
+		Choices []struct {
+			Text           string
+			Message, Delta struct{ Content string }
+		}
+		Usage *struct {
+			Prompt  int `json:"prompt_tokens"`
+			Output  int `json:"completion_tokens"`
+			Details struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+		Error any
+	}
+	if err := json.Unmarshal(data, &v); err != nil || v.Error != nil {
+		return fmt.Errorf("%.300s: %w", data, errorOr(err))
+	}
+	for _, c := range v.Choices {
+		a.text += c.Text + c.Message.Content + c.Delta.Content
+	}
+	if v.Usage != nil {
+		a.prompt, a.output, a.cached = v.Usage.Prompt, v.Usage.Output, v.Usage.Details.Cached
+	}
+	return nil
+}
+
+// gauge sums a metric of an engine over its series.
+func (e *engine) gauge(ctx context.Context, name string) (float64, error) {
+	_, text, err := call(ctx, http.MethodGet, e.url()+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	sum := 0.0
+	for line := range strings.Lines(string(text)) {
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		f := strings.Fields(line)
+		v, err := strconv.ParseFloat(f[len(f)-1], 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += v
+	}
+	return sum, nil
+}
+
+// counter reads a metric of the router, summed over the series that have the label.
+func (p *routerProcess) counter(ctx context.Context, name, label string) (float64, error) {
+	_, text, err := call(ctx, http.MethodGet, "http://"+p.admin+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	sum := 0.0
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, name) && strings.Contains(line, label) {
+			f := strings.Fields(line)
+			v, err := strconv.ParseFloat(f[len(f)-1], 64)
+			if err != nil {
+				return 0, err
+			}
+			sum += v
+		}
+	}
+	return sum, nil
+}
+
+// longestLease bounds the time for which an engine keeps blocks that nothing reads.
+const longestLease = 45 * time.Second
+
+// unpinned waits until no engine has blocks in use: what was pinned for others is back.
+func (s *splits) unpinned(ctx context.Context) (time.Duration, error) {
+	began := time.Now()
+	for {
+		used := map[string]float64{}
+		for _, e := range s.engines {
+			if e.process == nil {
+				continue
+			}
+			v, err := e.gauge(ctx, "vllm:kv_cache_usage_perc")
+			if err != nil {
+				return 0, err
+			}
+			if v > 0 {
+				used[e.id] = v
+			}
+		}
+		if len(used) == 0 {
+			return time.Since(began), nil
+		}
+		if time.Since(began) > longestLease {
+			return 0, fmt.Errorf("after %s, shares of caches are in use by nothing: %v", longestLease, used)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// checkTexts: chat and completions, streamed and not, have the text of one engine, and the records say split.
+func (s *splits) checkTexts(ctx context.Context) (string, error) {
+	list, err := s.makeAll(ctx, 0, 40, 400, 24)
+	if err != nil {
+		return "", err
+	}
+	handed, err := s.router.counter(ctx, "kvpilot_tokenizer_handoffs_total", "")
+	if err != nil {
+		return "", err
+	}
+	before, err := s.hits(ctx)
+	if err != nil {
+		return "", err
+	}
+	pairs, moved := map[string]int{}, 0
+	for i, r := range list {
+		id := fmt.Sprintf("split-%d-%d", s.nonce, i)
+		a, err := s.ask(ctx, s.router.url(), r, i%4 < 2, nil, "X-Request-Id", id)
+		if err != nil {
+			return "", fmt.Errorf("request %d: %w", i, err)
+		}
+		d, err := s.router.decided(ctx, id)
+		if err != nil {
+			return "", fmt.Errorf("request %d: %w", i, err)
+		}
+		w := d.GetWays()[0]
+		switch o := d.GetOutcome(); {
+		case a.text != r.want:
+			return "", fmt.Errorf("request %d: the text is %q, want %q", i, a.text, r.want)
+		case a.prefill == "" || w.GetKind() != "split" || w.GetPrefillReplicaId() != a.prefill || w.GetDecodeReplicaId() != a.replica:
+			return "", fmt.Errorf("request %d: the client gets %s and %s, the record says %v", i, a.prefill, a.replica, w)
+		case a.cached != int(o.GetPredictedCachedTokens()) || a.cached != int(o.GetCachedTokens()):
+			return "", fmt.Errorf("request %d: %d cached tokens, recorded %v", i, a.cached, o)
+		}
+		pairs[a.prefill+">"+a.replica]++
+		moved += int(w.GetMovedTokens())
+	}
+	after, err := s.hits(ctx)
+	if err != nil {
+		return "", err
+	}
+	if after-before != float64(moved) && !s.sim {
+		return "", fmt.Errorf("%d tokens were to move, the engines count %v", moved, after-before)
+	}
+	now, err := s.router.counter(ctx, "kvpilot_tokenizer_handoffs_total", "")
+	if err != nil {
+		return "", err
+	}
+	took, err := s.unpinned(ctx)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d requests, %v, %d tokens moved as predicted; %v hand-overs; nothing pinned after %.1f s", len(list), pairs, moved, now-handed, took.Seconds()), nil
+}
+
+// hits are the tokens that the engines have read from each other.
+func (s *splits) hits(ctx context.Context) (float64, error) {
+	sum := 0.0
+	for _, e := range s.engines {
+		v, err := e.gauge(ctx, "vllm:external_prefix_cache_hits_total")
+		if err != nil {
+			return 0, err
+		}
+		sum += v
+	}
+	return sum, nil
+}
+
+// decided is the last record of a request that has ended.
+func (p *routerProcess) decided(ctx context.Context, id string) (*kvpilotv1.Decision, error) {
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		list, err := p.api.Explain(ctx, id)
+		if err == nil && len(list) > 0 && list[len(list)-1].GetOutcome() != nil && len(list[len(list)-1].GetWays()) > 0 {
+			return list[len(list)-1], nil
+		}
+		if time.Now().After(end) {
+			return nil, fmt.Errorf("no ended decision with ways of %s: %v %w", id, list, errorOr(err))
+		}
+	}
+}
+
+// checkTurns plays conversations: the engines hold parts of the prompts.
+func (s *splits) checkTurns(ctx context.Context) (string, error) {
+	turns, cached, right, split := 0, 0, 0, 0
+	for n := range 5 {
+		r := &shared{path: "/v1/chat/completions", body: object{"model": "tiny", "temperature": 0, "max_tokens": 24, "ignore_eos": true, "repetition_penalty": 1.3, "allowed_token_ids": s.letters}}
+		var messages []object
+		for turn := range 4 {
+			messages = append(messages, object{"role": "user", "content": s.prompt(1000+10*n+turn, 150)})
+			r.body["messages"] = messages
+			alone, err := s.ask(ctx, s.engines[len(s.engines)-1].url(), r, false, object{"cache_salt": "alone"})
+			if err != nil {
+				return "", err
+			}
+			id := fmt.Sprintf("turn-%d-%d-%d", s.nonce, n, turn)
+			a, err := s.ask(ctx, s.router.url(), r, turn%2 == 0, nil, "X-Request-Id", id)
+			if err != nil {
+				return "", fmt.Errorf("chat %d, turn %d: %w", n, turn, err)
+			}
+			predicted, err := s.router.predicted(ctx, id)
+			if err != nil {
+				return "", err
+			}
+			if a.text != alone.text {
+				return "", fmt.Errorf("chat %d, turn %d, %s and %s: %q, want %q", n, turn, a.prefill, a.replica, a.text, alone.text)
+			}
+			if turns++; a.cached == predicted {
+				right++
+			}
+			if a.prefill != "" { // a prompt whose length is estimated is not split
+				split++
+			}
+			cached += a.cached
+			messages = append(messages, object{"role": "assistant", "content": a.text})
+			time.Sleep(50 * time.Millisecond) // the last block's event is under way
+		}
+	}
+	if cached == 0 || right < turns || split < turns/4 {
+		return "", fmt.Errorf("of %d turns %d were split, %d predicted rightly, %d cached tokens", turns, split, right, cached)
+	}
+	return fmt.Sprintf("%d turns, %d of them split, texts as of one engine, cached tokens (%d) as predicted", turns, split, cached), nil
+}
+
+// checkCrossTalk: requests under one id of the client, all at once, get the answers to their own prompts.
+func (s *splits) checkCrossTalk(ctx context.Context) (string, error) {
+	list, err := s.makeAll(ctx, 2000, 200, 120, 16)
+	if err != nil {
+		return "", err
+	}
+	out := s.all(ctx, list, len(list), nil, "X-Request-Id", "the-same")
+	whole, err := out.judge(list)
+	if err != nil {
+		return "", err
+	}
+	took, err := s.unpinned(ctx)
+	if err != nil {
+		return "", err
+	}
+	if whole > len(list)/10 {
+		return "", fmt.Errorf("%d of %d were served whole", whole, len(list))
+	}
+	return fmt.Sprintf("%d requests at once, every text right, %d served whole, the slowest in %.1f s; nothing pinned after %.1f s", len(list), whole, out.slowest().Seconds(), took.Seconds()), nil
+}
+
+// outcomes are the answers to requests, in their order.
+type outcomes struct {
+	got    []answered
+	failed []error
+}
+
+// all sends requests, so many at once; ended is called after each.
+func (s *splits) all(ctx context.Context, list []*shared, atOnce int, ended func(n int), header ...string) *outcomes {
+	o := &outcomes{got: make([]answered, len(list)), failed: make([]error, len(list))}
+	slots := make(chan struct{}, atOnce)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	count := 0
+	for i, r := range list {
+		slots <- struct{}{}
+		wg.Go(func() {
+			o.got[i], o.failed[i] = s.ask(ctx, s.router.url(), r, i%4 < 2, nil, header...)
+			<-slots
+			if ended != nil {
+				mu.Lock()
+				count++
+				n := count
+				mu.Unlock()
+				ended(n)
+			}
+		})
+	}
+	wg.Wait()
+	return o
+}
+
+// slowest is the longest time of an answer.
+func (o *outcomes) slowest() time.Duration {
+	most := time.Duration(0)
+	for i := range o.got {
+		most = max(most, o.got[i].took)
+	}
+	return most
+}
+
+// judge wants each answer whole and right, and counts those that were not split.
+func (o *outcomes) judge(list []*shared) (whole int, err error) {
+	var lost, wrong []string
+	for i, r := range list {
+		a := &o.got[i]
+		switch {
+		case o.failed[i] != nil:
+			lost = append(lost, fmt.Sprintf("%d (%s, %s, after %.1f s): %v", i, a.prefill, a.replica, a.took.Seconds(), o.failed[i]))
+		case a.text != r.want:
+			wrong = append(wrong, fmt.Sprintf("%d (%s, %s): %q, want %q", i, a.prefill, a.replica, a.text, r.want))
+		case a.prefill == "":
+			whole++
+		}
+	}
+	if len(lost)+len(wrong) > 0 {
+		return whole, fmt.Errorf("of %d requests %d were lost: %s; %d have a wrong text: %s", len(list), len(lost), strings.Join(lost[:min(3, len(lost))], "; "), len(wrong), strings.Join(wrong[:min(3, len(wrong))], "; "))
+	}
+	return whole, nil
+}
+
+// What checkTimes wants of predicted over actual times, in the middle.
+const (
+	transfersLow, transfersHigh = 0.8, 1.25
+	transfersTaught             = 50
+)
+
+// checkTimes: after a number of transfers the router predicts how long they take.
+func (s *splits) checkTimes(ctx context.Context) (string, error) {
+	var ratios, times, moves, rests []float64
+	for i := range transfersTaught + 50 {
+		r := &shared{path: "/v1/completions", body: object{"model": "tiny", "prompt": s.prompt(4000+i, 100+i%8*80), "max_tokens": 4, "temperature": 0}}
+		trace := fmt.Sprintf("%016x%016x", time.Now().UnixNano(), i+1)
+		id := fmt.Sprintf("time-%d-%d", s.nonce, i)
+		a, err := s.ask(ctx, s.router.url(), r, true, nil, "X-Request-Id", id, "Traceparent", "00-"+trace+"-00f067aa0ba902b7-01")
+		if err != nil {
+			return "", err
+		}
+		if a.prefill == "" || i < transfersTaught {
+			continue
+		}
+		d, err := s.router.decided(ctx, id)
+		if err != nil {
+			return "", err
+		}
+		wait, cancel := context.WithTimeout(ctx, 10*time.Second)
+		list, found := s.spans.wait(wait, trace, "kvpilot.transfer")
+		cancel()
+		if !found {
+			return "", fmt.Errorf("no span of the transfer of request %d: %v", i, list)
+		}
+		at := slices.IndexFunc(list, func(one span) bool { return one.name == "kvpilot.transfer" })
+		took := list[at].took.Seconds()
+		move, rest := d.GetWays()[0].GetTransfer().AsDuration().Seconds(), stepAfter(d)
+		ratios, times = append(ratios, (move+rest)/took), append(times, took)
+		moves, rests = append(moves, move), append(rests, rest)
+	}
+	if len(ratios) < 40 {
+		return "", fmt.Errorf("only %d of 50 were split", len(ratios))
+	}
+	slices.Sort(ratios)
+	slices.Sort(times)
+	slices.Sort(moves)
+	slices.Sort(rests)
+	at := func(list []float64, q float64) float64 { return list[int(q*float64(len(list)-1))] }
+	detail := fmt.Sprintf("%d transfers of 200 to 1,400 tokens, first token after p50 %.0f ms, p90 %.0f ms, predicted p50 %.0f ms and %.0f ms for the step; predicted / actual p10 %.2f, p50 %.2f, p90 %.2f",
+		len(ratios), 1e3*at(times, 0.5), 1e3*at(times, 0.9), 1e3*at(moves, 0.5), 1e3*at(rests, 0.5), at(ratios, 0.1), at(ratios, 0.5), at(ratios, 0.9))
+	if p50 := at(ratios, 0.5); p50 < transfersLow || p50 > transfersHigh {
+		return "", fmt.Errorf("%s; want p50 %.2f to %.2f", detail, transfersLow, transfersHigh)
+	}
+	return detail, nil
+}
+
+// stepAfter is the predicted time in seconds from the end of the transfer to the first token.
+func stepAfter(d *kvpilotv1.Decision) float64 {
+	w := d.GetWays()[0]
+	for _, c := range d.GetCandidates() {
+		if c.GetReplicaId() == w.GetDecodeReplicaId() {
+			step := c.GetTtft().AsDuration() - c.GetBacklog().AsDuration() - c.GetPlanned().AsDuration()
+			return step.Seconds() - c.GetPrefill().AsDuration().Seconds()*(1+c.GetSlowdown())
+		}
+	}
+	return 0
+}
+
+// checkLeavers: clients leave at any moment of a split request, and nothing stays booked or pinned.
+func (s *splits) checkLeavers(ctx context.Context) (string, error) {
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			ctx, leave := context.WithTimeout(ctx, time.Duration(20+i*20)*time.Millisecond)
+			defer leave()
+			r := &shared{path: "/v1/completions", body: object{"model": "tiny", "prompt": s.prompt(5000+i, 500), "max_tokens": 200, "ignore_eos": true}}
+			_, _ = s.ask(ctx, s.router.url(), r, i%4 < 2, nil) // it is to fail
+		})
+		time.Sleep(20 * time.Millisecond)
+	}
+	wg.Wait()
+	left, err := s.router.counter(ctx, "kvpilot_router_transfers_total", `result="left"`)
+	if err != nil {
+		return "", err
+	}
+	took, err := s.unpinned(ctx)
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	for {
+		n, err := s.router.inFlight(ctx)
+		if err != nil {
+			return "", err
+		}
+		if n == 0 {
+			break
+		}
+		if time.Since(began) > longestLease {
+			return "", fmt.Errorf("%d reservations are left", n)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	return fmt.Sprintf("40 clients, %v left during a transfer; nothing pinned after %.1f s, nothing booked after %.1f s more", left, took.Seconds(), time.Since(began).Seconds()), nil
+}
+
+// longestAnswer is the time within which each request has to end while an engine dies.
+const longestAnswer = 60 * time.Second
+
+// checkKill kills an engine while requests are split, and once more between the legs.
+func (s *splits) checkKill(ctx context.Context, victim int) (string, error) {
+	list, err := s.makeAll(ctx, 6000+1000*victim, 100, 300, 60)
+	if err != nil {
+		return "", err
+	}
+	e := s.engines[victim]
+	out := s.all(ctx, list, 10, func(n int) {
+		if n == 40 {
+			e.kill()
+		}
+	})
+	whole, err := out.judge(list)
+	if err != nil {
+		return "", err
+	}
+	if most := out.slowest(); most > longestAnswer {
+		return "", fmt.Errorf("an answer took %s", most)
+	}
+	results := ""
+	for _, name := range []string{"kvpilot_router_prefills_total", "kvpilot_router_transfers_total", "kvpilot_router_resumes_total"} {
+		_, text, err := call(ctx, http.MethodGet, "http://"+s.router.admin+"/metrics", nil)
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, name) && !strings.HasSuffix(line, " 0\n") {
+				results += " " + strings.TrimSpace(strings.TrimPrefix(line, "kvpilot_router_"))
+			}
+		}
+	}
+	took, err := s.unpinned(ctx)
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	if err := e.start(ctx); err != nil {
+		return "", err
+	}
+	if err := e.wait(ctx, startWait); err != nil {
+		return "", err
+	}
+	if err := s.remember(); err != nil {
+		return "", err
+	}
+	if err := s.router.waitExact(ctx, len(s.engines), time.Minute); err != nil {
+		return "", err
+	}
+	back := time.Since(began)
+	again, err := s.makeAll(ctx, 8000+1000*victim, 10, 300, 16)
+	if err != nil {
+		return "", err
+	}
+	after := s.all(ctx, again, 2, nil)
+	if _, err := after.judge(again); err != nil {
+		return "", fmt.Errorf("after the return: %w", err)
+	}
+	used := false
+	for i := range after.got {
+		used = used || after.got[i].prefill == e.id || after.got[i].replica == e.id && after.got[i].prefill != ""
+	}
+	if !used {
+		return "", fmt.Errorf("%s is not used in pairs after its return", e.id)
+	}
+	return fmt.Sprintf("%d requests, none lost, every text right, %d served whole, the slowest in %.1f s; nothing pinned after %.1f s; back after %.0f s and used in pairs; all so far:%s",
+		len(list), whole, out.slowest().Seconds(), took.Seconds(), back.Seconds(), results), nil
+}

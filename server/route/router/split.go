@@ -1,0 +1,121 @@
+package router
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/splits"
+)
+
+// impose applies the gateway's priority, and the model of the gateway, of a rewrite or of a split, to what was read of the body.
+func (in *intake) impose(rq *request) {
+	c, parsed := rq.call, rq.parsed
+	if c.Priority != 0 && !parsed.Present("priority") {
+		parsed.Priority = -c.Priority
+	}
+	if c.Model == "" {
+		in.split(rq)
+	}
+	if c.Model != "" {
+		parsed.Model = c.Model
+	}
+}
+
+// split puts a request on its side, where its model is split. A request that one replica alone can serve is on none.
+func (in *intake) split(rq *request) {
+	c, asked := rq.call, rq.parsed.Model
+	var sides []splits.Side
+	if c.Rewrites != nil {
+		to := c.Rewrites.Targets(asked)
+		if len(to) == 1 {
+			c.Model = to[0].Model
+			return
+		}
+		for _, t := range to {
+			sides = append(sides, splits.Side{Name: t.Model, Model: t.Model, Weight: t.Weight})
+		}
+	}
+	if len(sides) == 0 {
+		sides = in.splits.Of(asked)
+	}
+	if len(sides) == 0 || c.Options.Pinned != "" || rq.parsed.PreviousResponse != "" {
+		return
+	}
+	view := in.registry.Snapshot()
+	key := cmp.Or(rq.parsed.Session, rq.parsed.Opening(), c.RequestID)
+	rq.side = in.splits.Assign(asked, sides, rq.call.Tenant+"\x00"+key, func(s splits.Side) bool { return hasReady(view, cmp.Or(s.Model, asked), s.Labels) })
+	if rq.side == nil {
+		return
+	}
+	if rq.side.Model != asked {
+		c.Model = rq.side.Model
+	}
+	in.limitTo(rq, view)
+}
+
+// limitTo limits the choice to the replicas of the request's side. Where the caller's own limits leave none of these, they count alone.
+func (in *intake) limitTo(rq *request, view *registry.Snapshot) {
+	if len(rq.side.Labels) == 0 {
+		return
+	}
+	pool, ok := view.Pool(rq.side.Model)
+	if !ok {
+		return
+	}
+	own := rq.call.Options.Allowed
+	var allowed []replica.ID
+	for _, r := range pool.Replicas {
+		if hasLabels(r, rq.side.Labels) && (len(own) == 0 || slices.Contains(own, r.ID)) {
+			allowed = append(allowed, r.ID)
+		}
+	}
+	if len(allowed) > 0 {
+		rq.call.Options.Allowed = allowed
+	}
+}
+
+// hasReady reports whether a ready replica with the labels serves the model.
+func hasReady(view *registry.Snapshot, model string, labels map[string]string) bool {
+	pool, ok := view.Pool(model)
+	return ok && slices.ContainsFunc(pool.Replicas, func(r *replica.Replica) bool {
+		return r.State == replica.StateReady && hasLabels(r, labels)
+	})
+}
+
+func hasLabels(r *replica.Replica, labels map[string]string) bool {
+	for name, value := range labels {
+		if r.Labels[name] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// endSide counts the end of a request on its side. What is not about the side is not counted: clients that leave, tenants' limits.
+func endSide(rq *request, d *delivery, public *apierror.Error, e splits.End) {
+	if rq.side == nil || public != nil && (public.Fault() == apierror.FaultGone || public.Reason == apierror.RateLimitExceeded) {
+		return
+	}
+	e.Failed = public != nil || d.status >= 400
+	if !d.firstToken.IsZero() {
+		e.FirstToken = d.firstToken.Sub(rq.received)
+	}
+	if d.attempt != nil {
+		if shadow := d.attempt.choice.Decision.Shadow; shadow != nil {
+			e.Regret, e.HasRegret = shadow.Regret, true
+		}
+	}
+	rq.side.Ended(e)
+}
+
+// sideOf is a request's side, as its decisions have it.
+func sideOf(a *splits.Assignment) decision.Side {
+	if a == nil {
+		return decision.Side{}
+	}
+	return decision.Side{Model: a.Split, Name: a.Side, InsteadOf: a.InsteadOf}
+}

@@ -1,0 +1,114 @@
+package router
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// vigil watches the leg of a split request that decodes, until an answer shows that the cache was read. An engine may wait for a cache for
+// good: when the replica that computed it has died, or when nothing was written.
+type vigil struct {
+	// over is closed when the cache was read, or when the leg has ended.
+	over  chan struct{}
+	close func()
+}
+
+func newVigil() vigil {
+	over := make(chan struct{})
+	return vigil{over: over, close: sync.OnceFunc(func() { close(over) })}
+}
+
+// lookEvery is how often the vigil looks for the replica that computed the prompt.
+const lookEvery = 500 * time.Millisecond
+
+// lingerFor bounds how long a leg outlives its client.
+const lingerFor = 5 * time.Second
+
+// watch stops the attempt when the answer takes too long, or cannot come because the replica that computed the prompt is gone.
+func (l *legs) watch(rq *request, a *attempt) {
+	c := a.cache
+	expected := a.choice.PredictedMove().Seconds()
+	bounded := true
+	if !rq.parsed.Stream { // its first byte comes after its last token
+		var answer float64
+		answer, bounded = longestAnswer(rq, a)
+		expected += answer
+	}
+	deadline := make(<-chan time.Time)
+	if bounded {
+		timer := time.NewTimer(l.limit(expected))
+		defer timer.Stop()
+		deadline = timer.C
+	}
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-c.vigil.over:
+			return
+		case <-deadline:
+			c.vigil.close()
+			a.stop(chooser.Stalled)
+			return
+		case <-look.C:
+		}
+		if !l.isGone(c.lead.Replica.ID) {
+			continue
+		}
+		// An answer in one piece does not show whether the cache was read before: it gets the time that it would need.
+		if rest := time.Until(c.sent.Add(time.Duration(legTimes * expected * float64(time.Second)))); !rq.parsed.Stream && rest > 0 && bounded {
+			timer := time.NewTimer(rest)
+			defer timer.Stop()
+			select {
+			case <-c.vigil.over:
+				return
+			case <-timer.C:
+			}
+		}
+		c.vigil.close()
+		a.orphan()
+		return
+	}
+}
+
+// isGone reports whether a replica cannot pass a cache on.
+func (l *legs) isGone(id replica.ID) bool {
+	r, ok := l.engines.registry.Snapshot().Replica(id)
+	return !ok || r.State == replica.StateUnhealthy || r.State == replica.StateStarting
+}
+
+// longestAnswer is the predicted time in seconds of the longest answer that the request allows; false when it is not known.
+func longestAnswer(rq *request, a *attempt) (seconds float64, known bool) {
+	pick := a.choice.Decision.Pick()
+	if pick == nil || pick.TPOT <= 0 {
+		return 0, false
+	}
+	tokens := rq.parsed.MaxTokens
+	if tokens <= 0 {
+		m, _ := a.choice.Replica.Serves(rq.pool.Served)
+		tokens = m.MaxLen - a.choice.Decision.PromptTokens
+	}
+	return pick.TPOT * float64(tokens), tokens > 0
+}
+
+// linger returns the context of a leg to an engine that keeps the blocks of a request for good whose client leaves while it waits for
+// the cache (NixlPushConnector of vLLM 0.33): ctx is the client's. The leg outlives the client until the cache was read.
+func (c *cache) linger(ctx, actx context.Context) context.Context {
+	lctx, cancel := context.WithCancel(context.WithoutCancel(actx))
+	context.AfterFunc(actx, func() {
+		if ctx.Err() != nil {
+			timer := time.NewTimer(lingerFor)
+			defer timer.Stop()
+			select {
+			case <-c.vigil.over:
+			case <-timer.C:
+			}
+		}
+		cancel()
+	})
+	return lctx
+}
