@@ -89,7 +89,7 @@ func isUsers(m []byte) (is bool) {
 	return is
 }
 
-// textWriter collects the text of messages. A message that ends early contributes what came before.
+// textWriter collects the text of messages. A message that ends early contributes the text before its end.
 type textWriter struct {
 	s   rawjson.Scanner
 	out []byte
