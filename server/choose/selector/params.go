@@ -34,12 +34,12 @@ func DefaultParams() decision.Params {
 }
 
 // usualInterference is the default weight of the answers that a prefill delays.
-const usualInterference = 0.6
+const usualInterference = 0.24
 
 // ForObjective returns base with the numbers that o sets.
 func ForObjective(base decision.Params, o decision.Objective) decision.Params {
 	if o == decision.ObjectiveTTFT {
-		base.Interference = 0.1
+		base.Interference = 0.04
 	}
 	return base
 }

@@ -98,8 +98,7 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
 // that is already promised to others. The weight is Omega, for requests that wait in the fleet, plus the
 // rank's own Busy, plus Interference for requests that decode on the rank: each full step of prefill
-// delays them all by one step. Their number counts by its square root: weighted in full, a busy rank
-// is avoided at the price of queues elsewhere. It grows with the rank's speed, since a fast rank has more of them
+// delays them all by one step. Their number grows with the rank's speed, since a fast rank has more of them
 // than a slow one by its speed, not by chance (docs/adr/017-whole-answer.md).
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
@@ -121,16 +120,14 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	return cost
 }
 
-// delayed is the weight of the answers that a prefill on the rank delays. Their number counts by its root where a rank serves each request
-// whole. Where the request may be split it counts itself, too, so that prefill gathers on ranks that write few answers: see
-// docs/adr/036-price-of-a-split.md.
+// delayed is the number of answers that a prefill on the rank delays, as the price counts it: docs/adr/017-whole-answer.md. Where the
+// request may be split few of them weigh more, so that prefill gathers on ranks that write few answers: docs/adr/036-price-of-a-split.md.
 func delayed(d *decision.Decision, c *decision.Candidate) float64 {
 	n := decoding(d, c)
-	root := math.Sqrt(n)
 	if !d.Splittable {
-		return root
+		return n
 	}
-	return root/2 + n/8
+	return 1.25*math.Sqrt(n) + n/3.2
 }
 
 // answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the

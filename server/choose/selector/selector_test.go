@@ -178,12 +178,12 @@ func TestAFastRanksDecodesCountMore(t *testing.T) {
 		}
 	}
 	fleet := func(rate float64) *decision.Decision {
-		d := question(decision.PredictedTTFT, 24_000, rank(24_000, 3, 30), rank(8_000, 0, 10))
+		d := question(decision.PredictedTTFT, 24_000, rank(24_000, 1, 30), rank(8_000, 0, 10))
 		d.Rate = rate
 		return d
 	}
 	if got := chosen(fleet(16_000)); got != "B" {
-		t.Errorf("chose %s: a second of prefill on the fast rank delays 30 answers, after a queue of 3 s", got)
+		t.Errorf("chose %s: a second of prefill on the fast rank delays 30 answers, after a queue of 1 s", got)
 	}
 	if got := chosen(fleet(0)); got != "A" {
 		t.Errorf("chose %s without a rate of the fleet: the number alone counts", got)

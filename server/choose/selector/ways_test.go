@@ -49,7 +49,7 @@ func TestRequestIsSplitWhereThatCostsLess(t *testing.T) {
 			candidates: []decision.Candidate{{Veto: decision.VetoRole}, decoding},
 		},
 		{
-			name: "a short one would not", prompt: 100, way: "B", roles: []replica.Role{replica.PrefillOnly, replica.AnyRole},
+			name: "a short one would not", prompt: 50, way: "B", roles: []replica.Role{replica.PrefillOnly, replica.AnyRole},
 			candidates: []decision.Candidate{{Veto: decision.VetoRole}, decoding},
 		},
 		{
@@ -96,7 +96,7 @@ func TestRequestIsSplitWhereThatCostsLess(t *testing.T) {
 		},
 		{
 			name: "ranks of one replica do not pair", prompt: 20000, way: "B", roles: []replica.Role{replica.AnyRole, replica.AnyRole},
-			candidates: []decision.Candidate{{Forecast: decision.Forecast{Decode: 9}}, decoding},
+			candidates: []decision.Candidate{{Forecast: decision.Forecast{Decode: 30}}, decoding},
 			change:     func(_ *decision.Decision, p *selector.Pairing) { p.Members[1].Owner = 0 },
 		},
 		{
@@ -118,6 +118,7 @@ func TestRequestIsSplitWhereThatCostsLess(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d, p := ranked(tt.prompt, tt.candidates...), pairing(tt.roles...)
+			d.Splittable = true
 			if tt.change != nil {
 				tt.change(d, p)
 			}

@@ -102,7 +102,7 @@ type cache struct {
 	params []byte
 	usage  openai.Prefilled
 	sent   time.Time
-	vigil  vigil
+	vigil  *vigil
 	over   atomic.Bool // lead was released, or will be
 }
 

@@ -13,14 +13,14 @@ import (
 // good: when the replica that computed it has died, or when nothing was written.
 type vigil struct {
 	// over is closed when the cache was read, or when the leg has ended.
-	over  chan struct{}
-	close func()
+	over   chan struct{}
+	closed sync.Once
 }
 
-func newVigil() vigil {
-	over := make(chan struct{})
-	return vigil{over: over, close: sync.OnceFunc(func() { close(over) })}
-}
+func newVigil() *vigil { return &vigil{over: make(chan struct{})} }
+
+// close ends the vigil. It is idempotent.
+func (v *vigil) close() { v.closed.Do(func() { close(v.over) }) }
 
 // lookEvery is how often the vigil looks for the replica that computed the prompt.
 const lookEvery = 500 * time.Millisecond
