@@ -16,7 +16,7 @@ func session(t *testing.T, trace *Trace, rate float64, o Options) (*sim, *servic
 	}
 	o.Block, o.PaceBias = 512, 1
 	w := newWorkload(trace, o.Block)
-	j := &job{work: w, speed: rate / w.rate(), seed: 1, setup: Setup{Policy: decision.PredictedTTFT}, options: o}
+	j := &job{work: w, speed: rate / w.rate(), seed: 1, setup: ruleset{Policy: decision.PredictedTTFT}, options: o}
 	s := newSim(w, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
 	s.delays = LocalDelays()
 	s.turn(o.Turns, &o.Profile)

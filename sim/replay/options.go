@@ -86,20 +86,20 @@ type Rules struct {
 }
 
 // setups are what is played: each policy, and predicted-ttft under each division of the replicas.
-func (r *Rules) setups() []Setup {
-	var list []Setup
+func (r *Rules) setups() []ruleset {
+	var list []ruleset
 	for _, p := range r.Policies {
 		if p != decision.PredictedTTFT || len(r.Roles) == 0 {
-			list = append(list, Setup{Policy: p})
+			list = append(list, ruleset{Policy: p})
 			continue
 		}
 		for _, roles := range r.Roles {
 			if roles == (Roles{}) || len(r.Splits) == 0 {
-				list = append(list, Setup{Policy: p, Roles: roles, Split: SplitByPrice})
+				list = append(list, ruleset{Policy: p, Roles: roles, Split: SplitByPrice})
 				continue
 			}
 			for _, split := range r.Splits {
-				list = append(list, Setup{Policy: p, Roles: roles, Split: split})
+				list = append(list, ruleset{Policy: p, Roles: roles, Split: split})
 			}
 		}
 	}

@@ -111,7 +111,7 @@ type job struct {
 	work    *workload
 	speed   float64
 	seed    uint64
-	setup   Setup
+	setup   ruleset
 	atOnce  int // sessions at once; 0: they start at their own times
 	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64

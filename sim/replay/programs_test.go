@@ -99,7 +99,7 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 		if o.Routers = routers; routers > 1 {
 			o.Fleet, o.RTT = FleetDecider, 0.001
 		}
-		j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: 1, setup: Setup{Policy: decision.PredictedTTFT}}
+		j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: 1, setup: ruleset{Policy: decision.PredictedTTFT}}
 		s := newSim(j.work, newEngines(&p, nil, o.Replicas, 512), 1, 1)
 		s.delays = o.Delays
 		s.limit(o.fitting(2))

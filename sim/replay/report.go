@@ -35,7 +35,7 @@ type Report struct {
 	AtOnce int          `json:"programs_at_once,omitempty"`
 	Memory float64      `json:"memory,omitempty"`
 	Oracle PolicyReport `json:"oracle"`
-	// Policies has a report for each Setup, by its name.
+	// Policies has a report for each ruleset, by its name.
 	Policies map[decision.Policy]PolicyReport `json:"policies"`
 	order    []decision.Policy
 }

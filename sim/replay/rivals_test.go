@@ -105,7 +105,7 @@ func TestRivalsServeEveryCallAndForgetIt(t *testing.T) {
 		for _, whole := range []bool{false, true} {
 			trace := generated(t, "conv", 400)
 			p := Profiles()[0]
-			j := &job{work: newWorkload(trace, 512), speed: 3, seed: 1, setup: Setup{Policy: policy}}
+			j := &job{work: newWorkload(trace, 512), speed: 3, seed: 1, setup: ruleset{Policy: policy}}
 			j.options.Answers.Whole = whole
 			s := newSim(j.work, newEngines(&p, nil, 4, 512), j.speed, j.seed)
 			s.delays = LocalDelays()

@@ -126,15 +126,15 @@ func (r SplitRule) threshold() *selector.Threshold {
 	return nil
 }
 
-// Setup is a policy, and how the replicas divide the work under it.
-type Setup struct {
+// ruleset is a policy, and how the replicas divide the work under it.
+type ruleset struct {
 	Policy decision.Policy
 	Roles  Roles
 	Split  SplitRule
 }
 
 // String names the setup in reports.
-func (s Setup) String() string {
+func (s ruleset) String() string {
 	if s.Policy == "" || s.Roles == (Roles{}) {
 		return string(s.Policy)
 	}
@@ -146,4 +146,4 @@ func (s Setup) String() string {
 }
 
 // name is the setup's name in a report.
-func (s Setup) name() decision.Policy { return decision.Policy(s.String()) }
+func (s ruleset) name() decision.Policy { return decision.Policy(s.String()) }

@@ -19,7 +19,7 @@ func TestSeveralRoutersServeTheCallsThatComeToThem(t *testing.T) {
 func testSeveralRouters(t *testing.T, fleet Fleet) {
 	trace := generated(t, "conv", 600)
 	p := Profiles()[0]
-	j := &job{work: newWorkload(trace, 512), speed: 3, seed: 1, setup: Setup{Policy: decision.PredictedTTFT}}
+	j := &job{work: newWorkload(trace, 512), speed: 3, seed: 1, setup: ruleset{Policy: decision.PredictedTTFT}}
 	j.options.Profile, j.options.Replicas, j.options.Block, j.options.PaceBias, j.options.Routers = p, 4, 512, 1, 3
 	j.options.Fleet, j.options.RTT = fleet, 0.001
 	s := newSim(j.work, newEngines(&p, nil, 4, 512), j.speed, j.seed)

@@ -80,7 +80,7 @@ func New(p Params) *Demand {
 		for _, model := range d.models() {
 			state := d.state(model)
 			label := instruments.Label("model", model)
-			o.ObserveInt64(wanted, int64(d.Wanted(model, state, now)), label)
+			o.ObserveInt64(wanted, int64(d.wanted(model, state, now)), label)
 			o.ObserveFloat64(offered, d.load(model, now), label)
 			o.ObserveInt64(waiting, int64(state.Waiting), label)
 		}
@@ -106,7 +106,7 @@ func (d *Demand) Decision(of *decision.Decision) {
 	if of.DryRun || of.Attempt > 0 || of.DecidedBy != "" || of.Pick() == nil {
 		return
 	}
-	d.add(of.Request.Model, Work(of), of.At)
+	d.add(of.Request.Model, workOf(of), of.At)
 }
 
 func (d *Demand) add(model string, work float64, now time.Time) {
@@ -137,8 +137,8 @@ func (p *pool) forget(now time.Time) {
 	}
 }
 
-// Work is the predicted work of a request, in seconds of the replica that was chosen.
-func Work(of *decision.Decision) float64 {
+// workOf is the predicted work of a request, in seconds of the replica that was chosen.
+func workOf(of *decision.Decision) float64 {
 	pick := of.Pick()
 	output := float64(of.ExpectedOutput)
 	if output <= 0 {
@@ -173,8 +173,8 @@ func (d *Demand) look(model string, now time.Time) (work, requests float64) {
 	return p.work, p.requests
 }
 
-// Wanted is the number of replicas that the model's pool needs: 0 when it has nothing to do.
-func (d *Demand) Wanted(model string, s State, now time.Time) int {
+// wanted is the number of replicas that the model's pool needs: 0 when it has nothing to do.
+func (d *Demand) wanted(model string, s State, now time.Time) int {
 	work, requests := d.look(model, now)
 	mean := usualWork
 	if requests > 0 && work > 0 {

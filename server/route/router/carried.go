@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -115,11 +116,24 @@ func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt
 	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
 }
 
-// leaving is the end of the router, for streams that their clients carry.
+// leaving is the end of the router, for streams that their clients carry. It is safe for concurrent use.
 type leaving struct {
-	gone  context.Context
-	leave context.CancelFunc
+	mu      sync.Mutex
+	gone    bool
+	streams map[*context.CancelCauseFunc]struct{}
 }
+
+// leave ends the streams with an error that says how they continue, and those that begin later, too.
+func (l *leaving) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.gone = true
+	for end := range l.streams {
+		(*end)(errLeaving)
+	}
+}
+
+var errLeaving = apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil)
 
 // endWith returns a context that also ends with the router, where the client of a request carries its stream.
 func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, context.CancelFunc) {
@@ -127,11 +141,19 @@ func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, co
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(l.gone, func() {
-		cancel(apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil))
-	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone {
+		cancel(errLeaving)
+	}
+	if l.streams == nil {
+		l.streams = map[*context.CancelCauseFunc]struct{}{}
+	}
+	l.streams[&cancel] = struct{}{}
 	return ctx, func() {
-		stop()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.streams, &cancel)
 		cancel(nil)
 	}
 }

@@ -112,9 +112,8 @@ func New(c Config, p Params) (*Router, error) {
 		return nil, err
 	}
 	known := poison.New()
-	gone, leave := context.WithCancel(context.Background())
 	m.remembered(p.Meter, known.Size)
-	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}, leaving: leaving{gone, leave}}
+	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}}
 	r.set.Store(newSettings(c, p.Attempts))
 	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
 	r.intake = &intake{

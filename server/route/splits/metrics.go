@@ -79,7 +79,7 @@ func (m *metrics) ended(a *Assignment, e End) {
 func (m *metrics) steppedBack(model, side string, byRule bool) {
 	by := "caller"
 	if byRule {
-		by = ByRule
+		by = actorRule
 	}
 	m.stepBacks.Add(context.Background(), 1, m.label(model, side, ""), metric.WithAttributes(attribute.String("by", by)))
 }

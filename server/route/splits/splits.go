@@ -103,8 +103,8 @@ type Back struct {
 	Why, By string
 }
 
-// ByRule is Back.By of a side that the rule sent back.
-const ByRule = "rule"
+// actorRule is Back.By of a side that the rule sent back.
+const actorRule = "rule"
 
 // Assignment is a request's side. Nil is none; its methods are safe for a nil Assignment.
 type Assignment struct {
@@ -266,7 +266,7 @@ func (s *Splits) compare(sp *split, now time.Time) {
 		if base.round.requests >= least && one.round.requests >= least<<one.looks {
 			one.looks++
 			if why := verdict(&base.round, &one.round); why != "" && s.config.StepBack {
-				s.setBack(sp, one, &Back{At: now, Why: why, By: ByRule})
+				s.setBack(sp, one, &Back{At: now, Why: why, By: actorRule})
 			}
 		}
 		over = over && one.looks >= looks
@@ -291,7 +291,7 @@ func (s *Splits) setBack(sp *split, one *side, back *Back) {
 		s.log.Info("a side of a split gets requests again", "model", sp.model, "side", one.name)
 		return
 	}
-	s.metrics.steppedBack(sp.model, one.name, back.By == ByRule)
+	s.metrics.steppedBack(sp.model, one.name, back.By == actorRule)
 	s.log.Warn("a side of a split gets no further requests", "model", sp.model, "side", one.name, "why", back.Why, "by", back.By)
 }
 

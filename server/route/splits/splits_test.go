@@ -129,7 +129,7 @@ func TestAClearlyWorseCanaryStepsBack(t *testing.T) {
 			s, dice := stepping(), rand.New(rand.NewPCG(1, 2))
 			canaries := play(s, dice, 20_000, map[string]load{"stable": good, "canary": tc.canary})
 			side := s.List()[0].Sides[1]
-			if side.Back == nil || !strings.Contains(side.Back.Why, tc.why) || side.Back.By != splits.ByRule || canaries > tc.within {
+			if side.Back == nil || !strings.Contains(side.Back.Why, tc.why) || side.Back.By != "rule" || canaries > tc.within {
 				t.Fatalf("after %d requests of the canary: %+v", canaries, side)
 			}
 			for i := range 2000 { // it gets nothing more, however good it is now

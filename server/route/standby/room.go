@@ -87,8 +87,8 @@ func (r *Room) Waiting(model string) int {
 	return r.held[model]
 }
 
-// Ready reports whether a replica of the model takes requests.
-func Ready(view *registry.Snapshot, model string) bool {
+// ready reports whether a replica of the model takes requests.
+func ready(view *registry.Snapshot, model string) bool {
 	pool, ok := view.Pool(model)
 	return ok && slices.ContainsFunc(pool.Replicas, func(one *replica.Replica) bool { return one.State == replica.StateReady })
 }
@@ -97,7 +97,7 @@ func Ready(view *registry.Snapshot, model string) bool {
 // returns at once. begins is called before it blocks. size is the memory that the request holds. It returns ErrFull, ErrTimeout, ErrClosed
 // or the context's cause.
 func (r *Room) Wait(ctx context.Context, model string, size int, begins func()) (waited time.Duration, err error) {
-	if !r.Scales(model) || Ready(r.registry.Snapshot(), model) {
+	if !r.Scales(model) || ready(r.registry.Snapshot(), model) {
 		return 0, nil
 	}
 	if !r.enter(model, int64(size)) {
@@ -135,7 +135,7 @@ func (r *Room) await(ctx context.Context, model string) error {
 	defer probe.Stop()
 	for {
 		view := r.registry.Snapshot()
-		if Ready(view, model) {
+		if ready(view, model) {
 			return nil
 		}
 		select {
