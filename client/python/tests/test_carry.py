@@ -76,9 +76,10 @@ def said(event: dict[str, Any]) -> str:
     for choice in event.get("choices", ()):
         assert choice.get("token_ids") is None, event
         delta = choice["delta"]
-        out += (delta.get("content") or "") + (delta.get("reasoning") or "") + (choice.get("finish_reason") or "")
+        out += (delta.get("content") or "") + (delta.get("reasoning") or "")
         for call in delta.get("tool_calls") or ():
             out += call["function"].get("name", "") + call["function"].get("arguments", "")
+        out += choice.get("finish_reason") or ""
     delta = event.get("delta", "")
     if isinstance(delta, dict):
         return out + "".join(delta.get(name) or "" for name in ("text", "thinking", "partial_json"))
