@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
@@ -287,4 +289,21 @@ func TestAThousandStreams(t *testing.T) {
 	eventually(t, "all streams to run", func() bool { return r.Stats()[0].Running == 1000 })
 	cancel()
 	eventually(t, "all streams to end", func() bool { s := r.Stats()[0]; return s.Running == 0 && s.Usage == 0 })
+}
+
+// net/http does not notice a closed connection while the request's body is unread.
+func TestASlowRequestEndsWithTheEngine(t *testing.T) {
+	others := goleak.IgnoreCurrent()
+	t.Run("an engine", func(t *testing.T) {
+		r := start(t, fast())
+		r.post(t, "/sim/faults", `{"slow":"1h"}`)
+		before := len(r.Requests())
+		go func() {
+			if resp, err := r.client.Post(r.url+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","prompt":"x"}`)); err == nil {
+				resp.Body.Close()
+			}
+		}()
+		eventually(t, "the request", func() bool { return len(r.Requests()) > before })
+	})
+	goleak.VerifyNone(t, others)
 }

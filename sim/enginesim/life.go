@@ -3,6 +3,7 @@ package enginesim
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -71,8 +72,12 @@ func (l *life) run(ctx context.Context) error {
 			group.Go(func() error { return quiet(ctx, pub.ServeReplay(ctx, rl)) })
 		}
 	}
+	// Requests end with the life, after its connections: net/http does not notice a closed connection while a body is unread.
+	requests, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
 	server := &http.Server{
 		Handler:     http.HandlerFunc(l.serve),
+		BaseContext: func(net.Listener) context.Context { return requests },
 		IdleTimeout: l.cfg.KeepAlive,
 		ErrorLog:    nil,
 	}
@@ -87,6 +92,7 @@ func (l *life) run(ctx context.Context) error {
 	group.Go(func() error {
 		<-ctx.Done()
 		l.sockets.end()
+		defer end()
 		return server.Close()
 	})
 	return group.Wait()
