@@ -76,10 +76,10 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 		result = resultIneligible
 	}
 	if result != resultResumed {
-		an.resumer.results.add(result)
+		an.resumer.results.Add(result)
 		return false, errNotCarried(result)
 	}
-	an.resumer.results.add(resultTaken)
+	an.resumer.results.Add(resultTaken)
 	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
 	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.call.RequestID, "tokens", point.Answer)
 	t.carried = s.follower

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -50,7 +51,7 @@ const stopPatience = 500 * time.Millisecond
 // stopper finds streamed requests that stop the replicas which get them, so that no third one does.
 type stopper struct {
 	upstream *upstream.Client
-	results  *counter[string]
+	results  *instruments.Keyed[string]
 	log      *slog.Logger
 }
 
@@ -71,7 +72,7 @@ func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery,
 	}
 	if !t.deaths.named {
 		t.deaths.named = true
-		s.results.add(resultPoison)
+		s.results.Add(resultPoison)
 		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.call.RequestID, "decision", rq.id,
 			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.tokensIn(d.scan.ContentEvents()), "error", f.public)
 	}

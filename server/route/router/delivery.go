@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -120,7 +121,7 @@ type answers struct {
 	limits    *limits
 	responses *responses
 	resumer   *resumer
-	empties   *counter[string]
+	empties   *instruments.Keyed[string]
 	// interrupted counts the streams that are lost.
 	interrupted *interruptions
 }
@@ -173,9 +174,9 @@ func (an *answers) lost(rq *request, a *attempt, cause string, counted bool) {
 	if a != nil {
 		follower = a.follower
 	}
-	an.interrupted.add(interruption{kindOf(rq, follower), cause, false})
+	an.interrupted.Add(interruption{kindOf(rq, follower), cause, false})
 	if !counted && rq.set.ResumeStreams > 0 {
-		an.resumer.results.add(resultIneligible)
+		an.resumer.results.Add(resultIneligible)
 	}
 }
 

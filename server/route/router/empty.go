@@ -177,11 +177,11 @@ func (an *answers) compared(t *tries, d *delivery) {
 	}
 	o := &d.opening
 	if o.streamed && (d.scan.Failed() || emptyStream(&d.scan, o.api, o.choices, nil)) || !o.streamed && o.empty {
-		an.empties.add(emptyAgreed)
+		an.empties.Add(emptyAgreed)
 		return
 	}
 	t.blank.choice.Emptied()
-	an.empties.add(emptyRetried)
+	an.empties.Add(emptyRetried)
 }
 
 // giveBlank gives the client the answer without a token that no other replica could better. It reports false when there is none.
@@ -190,7 +190,7 @@ func (an *answers) giveBlank(ctx context.Context, rq *request, t *tries, d *deli
 	if b == nil || d.begun || ctx.Err() != nil {
 		return false, nil
 	}
-	an.empties.add(emptyPassed)
+	an.empties.Add(emptyPassed)
 	d.begun, d.status = true, b.status
 	rq.explain(&attempt{choice: b.choice}, b.header)
 	an.limits.explain(rq, b.header)

@@ -15,9 +15,9 @@ type fault struct {
 }
 
 // faults counts failures.
-type faults struct{ counter[fault] }
+type faults struct{ instruments.Keyed[fault] }
 
-func (f *faults) found(one retry.Finding) { f.add(fault{one.Verdict, one.Cause}) }
+func (f *faults) found(one retry.Finding) { f.Add(fault{one.Verdict, one.Cause}) }
 
 func newFaults(s *instruments.Set) faults {
 	var all []fault
@@ -28,7 +28,7 @@ func newFaults(s *instruments.Set) faults {
 			}
 		}
 	}
-	return faults{newCounter(s, "faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
+	return faults{instruments.NewKeyed(s, ns+"faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
 		func(f fault) metric.MeasurementOption {
 			return instruments.Labels(attribute.String("cause", f.cause.String()), attribute.String("outcome", f.verdict.String()))
 		})}

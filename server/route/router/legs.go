@@ -69,8 +69,8 @@ type legs struct {
 	legTiming
 	engines   *engines
 	blame     *blame
-	prefills  *counter[string]
-	transfers *counter[string]
+	prefills  *instruments.Keyed[string]
+	transfers *instruments.Keyed[string]
 	// pinned counts the prompts whose blocks wait at the replica that computed them for the end of their lease.
 	pinned metric.Int64UpDownCounter
 	log    *slog.Logger
@@ -78,15 +78,15 @@ type legs struct {
 
 // legMetrics declares the metrics of legs.
 type legMetrics struct {
-	prefills, transfers counter[string]
+	prefills, transfers instruments.Keyed[string]
 	pinned              metric.Int64UpDownCounter
 }
 
 func newLegMetrics(s *instruments.Set) legMetrics {
 	m := legMetrics{
-		prefills: newCounter(s, "prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
+		prefills: instruments.NewKeyed(s, ns+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
 			prefillResults(), byResult),
-		transfers: newCounter(s, "transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
+		transfers: instruments.NewKeyed(s, ns+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
 			transferResults(), byResult),
 		pinned: s.UpDownCounter(ns+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
 	}
@@ -127,7 +127,7 @@ func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *a
 	note := rq.story.lead(a)
 	result := l.ask(ctx, lctx, rq, d, a)
 	note.ended(c, result)
-	l.prefills.add(result)
+	l.prefills.Add(result)
 	if result == prefillDone {
 		lead.FirstToken()
 		return true
@@ -261,7 +261,7 @@ func (l *legs) read(a *attempt) {
 	if c := a.cache; c != nil {
 		c.vigil.close()
 		if l.release(c, decision.EndCompleted) {
-			l.transfers.add(transferRead)
+			l.transfers.Add(transferRead)
 		}
 	}
 }
@@ -281,9 +281,9 @@ func (l *legs) end(a *attempt, end decision.End) {
 		return
 	}
 	if end == decision.EndCanceled {
-		l.transfers.add(transferLeft)
+		l.transfers.Add(transferLeft)
 	} else {
-		l.transfers.add(transferLost)
+		l.transfers.Add(transferLost)
 	}
 }
 

@@ -27,9 +27,9 @@ type metrics struct {
 	tokens   metric.Int64Counter
 	requests metric.Int64Counter
 	aborted  metric.Int64Counter
-	retries  counter[retry.Verdict]
-	resumes  counter[string]
-	empties  counter[string]
+	retries  instruments.Keyed[retry.Verdict]
+	resumes  instruments.Keyed[string]
+	empties  instruments.Keyed[string]
 	broken   interruptions
 	keyless  keyless
 	faults   faults
@@ -43,31 +43,6 @@ type metrics struct {
 
 // times are the histograms of a request's times.
 type times struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
-
-// counter counts by one label, the values of which are known.
-type counter[K comparable] struct {
-	of     metric.Int64Counter
-	labels map[K]metric.MeasurementOption
-}
-
-// newCounter makes a counter with a series for each key, under the label that name returns.
-func newCounter[K comparable](s *instruments.Set, name, unit, help string, keys []K, label func(K) metric.MeasurementOption) counter[K] {
-	c := counter[K]{labels: map[K]metric.MeasurementOption{}}
-	all := make([]metric.MeasurementOption, 0, len(keys))
-	for _, key := range keys {
-		c.labels[key] = label(key)
-		all = append(all, c.labels[key])
-	}
-	c.of = s.CounterBy(ns+name, unit, help, all...)
-	return c
-}
-
-// add counts one; a key without a label is not counted.
-func (c *counter[K]) add(key K) {
-	if label, ok := c.labels[key]; ok {
-		c.of.Add(context.Background(), 1, label)
-	}
-}
 
 // byResult labels a result.
 func byResult(name string) metric.MeasurementOption { return instruments.Label("result", name) }
@@ -95,15 +70,15 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	m.encode = s.Histogram(ns+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
 	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	retryable := slices.DeleteFunc(retry.Verdicts(), func(v retry.Verdict) bool { return !v.Retryable() })
-	m.retries = newCounter(s, "retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
+	m.retries = instruments.NewKeyed(s, ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
 		func(v retry.Verdict) metric.MeasurementOption { return instruments.Label("outcome", v.String()) })
 	m.faults = newFaults(s)
-	m.resumes = newCounter(s, "resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
+	m.resumes = instruments.NewKeyed(s, ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
 	m.broken = newInterruptions(s)
 	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
 	m.legs = newLegMetrics(s)
-	m.empties = newCounter(s, "empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
+	m.empties = instruments.NewKeyed(s, ns+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
 	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }

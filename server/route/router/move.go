@@ -234,8 +234,8 @@ func (p *reply) first(ctx context.Context) ([]byte, error) {
 func (s *resumed) leave(ctx context.Context, point *resume.Point, t *tries) {
 	old := s.reply.a
 	f := &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica is left, and the stream continues on another one", nil)}
-	s.results.add(resultMoved)
-	s.interrupted.add(interruption{kindOf(s.rq, s.follower), leftFor(old.choice.Replica.ID, s.attempts.engines.registry.Snapshot()), true})
+	s.results.Add(resultMoved)
+	s.interrupted.Add(interruption{kindOf(s.rq, s.follower), leftFor(old.choice.Replica.ID, s.attempts.engines.registry.Snapshot()), true})
 	s.retries.again()
 	span.Note(ctx, span.EventResume, span.Replica.String(string(old.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	s.log.Info("a stream moves to another replica", "request", s.rq.call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)

@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -56,7 +57,7 @@ type resumer struct {
 	attempts *attempts
 	retries  *retries
 	tokens   *tokenizer.Pool
-	results  *counter[string]
+	results  *instruments.Keyed[string]
 	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.
 	interrupted *interruptions
 	log         *slog.Logger
@@ -117,7 +118,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		}
 		why := interruption{kindOf(s.rq, s.follower), causeOf(s.reply.a, f), true}
 		if end, ok := s.ending(ctx); ok {
-			s.interrupted.add(why)
+			s.interrupted.Add(why)
 			return end, nil
 		}
 		if errors.Is(err, resume.ErrDiverged) {
@@ -126,13 +127,13 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		if f := s.resume(ctx, f); f != nil {
 			return nil, f
 		}
-		s.interrupted.add(why)
+		s.interrupted.Add(why)
 	}
 }
 
 // diverged ends a stream whose answer another replica writes in another way, through no fault of that replica.
 func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
-	s.results.add(resultDiverged)
+	s.results.Add(resultDiverged)
 	s.attempts.blame.settle(s.rq, s.d, s.reply.a, retry.Canceled)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndFailed)
 	return f
@@ -212,7 +213,7 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	if ok {
 		s.fault = io.EOF
 		s.reply.a.endedEarly()
-		s.results.add(resultEnded)
+		s.results.Add(resultEnded)
 	}
 	return end, ok
 }
@@ -237,10 +238,10 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 		result = resultBudget
 	}
 	if result != resultResumed {
-		s.results.add(result)
+		s.results.Add(result)
 		return s.worst(f)
 	}
-	s.results.add(result)
+	s.results.Add(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	s.log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
 	if s.first == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -13,7 +14,7 @@ import (
 type retries struct {
 	blame   *blame
 	budget  *retry.Budget
-	retried *counter[retry.Verdict]
+	retried *instruments.Keyed[retry.Verdict]
 	count   Counter
 	log     *slog.Logger
 }
@@ -52,7 +53,7 @@ func (rt *retries) elsewhere(ctx context.Context, rq *request, t *tries, d *deli
 
 // note counts a retry after f, and leaves it on the request's span.
 func (rt *retries) note(ctx context.Context, f *failure) {
-	rt.retried.add(f.outcome)
+	rt.retried.Add(f.outcome)
 	rt.again()
 	span.Note(ctx, span.EventRetry, span.Reason.String(f.outcome.String()))
 }

@@ -52,10 +52,12 @@ func (in *intake) checkID(rq *request) {
 }
 
 // steering counts what was dropped.
-type steering struct{ counter[openai.Steering] }
+type steering struct {
+	instruments.Keyed[openai.Steering]
+}
 
 func newSteering(s *instruments.Set) steering {
-	return steering{newCounter(s, "steering.dropped", "{word}", "What requests of callers without the role steer said to engines' KV connectors and was dropped, by word: kv_transfer_params, ec_transfer_params, request_id (one with a connector's addresses in it).",
+	return steering{instruments.NewKeyed(s, ns+"steering.dropped", "{word}", "What requests of callers without the role steer said to engines' KV connectors and was dropped, by word: kv_transfer_params, ec_transfer_params, request_id (one with a connector's addresses in it).",
 		openai.Steerings(), func(one openai.Steering) metric.MeasurementOption { return instruments.Label("word", one.Names()[0]) })}
 }
 
@@ -63,7 +65,7 @@ func newSteering(s *instruments.Set) steering {
 func (m *steering) addAll(found openai.Steering) {
 	for _, one := range openai.Steerings() {
 		if found&one != 0 {
-			m.add(one)
+			m.Add(one)
 		}
 	}
 }
