@@ -23,12 +23,6 @@ const headerAdapter = "X-Kvpilot-Adapter"
 // adaptersAtOnce bounds the replicas that load an adapter at the same time: they read one store.
 const adaptersAtOnce = 16
 
-// Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
-// that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
-func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
-}
-
 // adapters loads LoRA adapters on all replicas of a pool, and unloads them.
 type adapters struct {
 	registry *registry.Registry
@@ -109,21 +103,6 @@ func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replic
 	}
 	slices.SortFunc(targets, func(a, b *replica.Replica) int { return strings.Compare(string(a.ID), string(b.ID)) })
 	return targets, nil
-}
-
-// onlyBase is the pool of the only base model.
-func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
-	var base *registry.Pool
-	for _, pool := range s.Models() {
-		if pool.Entry.Parent != "" {
-			continue
-		}
-		if base != nil && base.Served != pool.Served {
-			return nil, false
-		}
-		base = pool
-	}
-	return base, base != nil
 }
 
 // ask sends the call to one replica.

@@ -3,7 +3,6 @@ package router
 import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // ahead is the booking of the replica that computes the prompt of a request, where the replica that answers asks it by itself. The zero value
@@ -24,12 +23,4 @@ func (p *ahead) release(end decision.End) {
 		p.lead = nil
 		lead.Release(chooser.ResultOf(end))
 	}
-}
-
-// Prefiller is the replica that is to compute the prompt for Replica; nil where the request is served whole.
-func (h *Handoff) Prefiller() *replica.Replica {
-	if lead := h.d.attempt.choice.Prefill(); lead != nil {
-		return lead.Replica
-	}
-	return nil
 }

@@ -3,20 +3,22 @@ package router
 import (
 	"context"
 	"errors"
+	"net/http"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
-
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/route/splits"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -81,9 +83,6 @@ type halt struct {
 	orphaned atomic.Bool
 }
 
-// errStalled is why the answer of a stalled rank is not used.
-var errStalled = errors.New("the replica has stalled")
-
 // stop stops the attempt. Any goroutine may call it.
 func (h *halt) stop(why chooser.Withdrawal) {
 	h.moves.Store(why == chooser.Leaving)
@@ -136,63 +135,6 @@ func (t *tries) next(a *attempt, f *failure) {
 	t.ask.Attempt++
 }
 
-// attempts makes the attempts of requests: it has a replica chosen, sends it the request, and releases the reservation at the end.
-type attempts struct {
-	picker    *picker
-	engines   *engines
-	legs      *legs
-	refusals  refusals
-	blame     *blame
-	tokens    *tokenizer.Pool
-	responses *responses
-	pausable  pausable
-	stopper   stopper
-	// aborted counts answers that an engine aborted.
-	aborted metric.Int64Counter
-}
-
-// open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
-// replica was chosen.
-func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
-	actx, cancel := context.WithCancel(ctx)
-	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point, warms: t.warms}}
-	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
-	if f := at.choose(ctx, rq, t, d, a); f != nil {
-		cancel()
-		return nil, f
-	}
-	switch {
-	case !a.isSplit():
-		at.picker.learnRouted(ctx, rq, t, a)
-	case !at.legs.prefill(ctx, actx, rq, d, a):
-		at.legs.abandon(rq, d, t, a)
-		return at.open(ctx, rq, t, d) // whole: once
-	}
-	if f := at.send(ctx, actx, rq, d); f != nil {
-		end := endOf(f.outcome)
-		if f.poisoned = at.stopper.stops(ctx, rq, t, d, f); f.poisoned {
-			end = decision.EndPoisoned
-		}
-		at.end(ctx, rq, d, f, end)
-		return a, f
-	}
-	return a, nil
-}
-
-// choose has a replica chosen, and makes a the attempt under way.
-func (at *attempts) choose(ctx context.Context, rq *request, t *tries, d *delivery, a *attempt) *failure {
-	d.attempt = nil
-	d.attempts++
-	if err := at.picker.pick(ctx, rq, t, a); err != nil {
-		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
-			err = rq.refusal()
-		}
-		return &failure{unchosen: true, public: apierror.From(err)}
-	}
-	d.attempt, d.chosen = a, true
-	return nil
-}
-
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs
 // to its end: if every engine takes that long, another one does not help.
 func (t *tries) mayMove(rq *request) bool {
@@ -201,55 +143,6 @@ func (t *tries) mayMove(rq *request) bool {
 		tried = t.refusals
 	}
 	return rq.upload == nil && rq.call.Options.Pinned == "" && len(t.ask.Replicas) > 1 && tried+1 < rq.set.attempts
-}
-
-// send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and
-// reads the head of the answer.
-func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
-	a := d.attempt
-	a.hop = rq.story.attempt(rq, a)
-	a.hop.follows(d)
-	if a.isSplit() {
-		actx = at.legs.send(ctx, actx, rq, a)
-		a.hop.began()
-	}
-	if rq.parsed.Prompt.API == prompt.APIResponses {
-		a.paused = at.pausable.watch(actx, at.engines.upstream, a.choice.Replica)
-	}
-	resp, err := at.engines.exchange(actx, rq, a)
-	outcome := upstream.Classify(resp, err)
-	a.hop.answered(resp, outcome)
-	if err != nil || outcome != retry.OK {
-		f := at.refusals.refusal(ctx, a, resp, err, outcome)
-		if a.isSplit() && f.outcome == retry.EngineError { // as vLLM answers when it cannot read the cache
-			at.blame.settle(rq, d, a, retry.Canceled)
-			return f
-		}
-		at.blame.settle(rq, d, a, f.outcome)
-		return f
-	}
-	a.resp = resp
-	return nil
-}
-
-// end ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
-func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
-	a := d.attempt
-	if a == nil || a.ended {
-		return
-	}
-	a.ended = true
-	result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-	if a.resp != nil {
-		a.resp.Close()
-		at.learnUsage(ctx, rq, d, &result)
-	}
-	a.hop.over(rq, d, f)
-	a.choice.Release(result)
-	at.legs.end(a, result.End)
-	a.hop.released(end)
-	a.cancel()
-	a.paused.wait()
 }
 
 // endOf says how the decision ended, for the record.
@@ -271,43 +164,230 @@ func endOf(o retry.Verdict) decision.End {
 	return decision.EndFailed
 }
 
-// learnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the
-// router's own count is used, and marked.
-func (at *attempts) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
-	a := d.attempt
-	if u, ok := d.scan.Usage(); ok {
-		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
-		if a.point != nil { // the client's counts are those of the whole request
-			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.point.Answer, u.CompletionTokens-a.point.Answer
-		}
-	}
-	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
-		at.observe(ctx, rq, a, to)
-		at.responses.pin(rq, d)
-	}
-	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
-		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()
-		to.OutputTokens, to.Counted = rq.tokensIn(n), true
-	}
-	if a.point == nil && rq.parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
-		at.tokens.Answered(rq.pool.Served, rq.enc, a.choice.Slot, to.OutputTokens)
-	}
-}
-
-// tokensIn is about how many tokens came in n content events of a stream: each format but that of completions begins
-// with an event that has none, chat for each of its choices.
-func (rq *request) tokensIn(n int) int {
-	switch rq.parsed.Prompt.API {
-	case prompt.APIChat:
-		return max(1, n-rq.parsed.N)
-	case prompt.APIResponses, prompt.APIMessages:
-		return max(1, n-1)
-	case prompt.APICompletions, prompt.APIOther:
-	}
-	return n
-}
-
 // cachedOwn is how much of the prompt the router takes to have come from the cache.
 func (a *attempt) cachedOwn() int {
 	return min(overlap(a.choice.Decision), a.choice.Decision.PromptTokens)
+}
+
+// newTries makes the question to the chooser for the first attempt.
+func newTries(rq *request) *tries {
+	t := &tries{before: rq.standby.took, ask: chooser.Request{
+		Settings: rq.policies, Bytes: rq.size(),
+		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter, Side: sideOf(rq.side)},
+		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},
+		Prompt:  chooser.Prompt{Unread: rq.parsed.Unread()},
+		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Priority: -rq.parsed.Priority},
+		Reply: chooser.Reply{
+			ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens, Samples: rq.parsed.N,
+			Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0,
+		},
+		Limits: chooser.Limits{Options: rq.call.Options, Holder: rq.holder},
+	}}
+	rq.prompt(&t.ask)
+	t.ask.Splittable = rq.pool.Pairs && (rq.question == nil || rq.question.Booking == DryRun) && rq.upload == nil && openai.Splittable(rq.parsed)
+	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {
+		t.ask.Text = rq.apart(rq.parsed.PromptText())
+	}
+	return t
+}
+
+// delivery is the answer as the client gets it, from one or more attempts. It belongs to one goroutine.
+type delivery struct {
+	to Sink
+	// begun is set once the client has the head of the answer, of this status.
+	begun  bool
+	status int
+	// scan reads what the client gets.
+	scan       sse.Scanner
+	firstToken time.Time
+	// opening is the beginning of the answer of the attempt under way.
+	opening opening
+
+	// attempt is the one under way or the last one; nil before the first choice and when none was made after a failure.
+	attempt *attempt
+	// attempts counts them, chosen is set when one of them had a replica.
+	attempts int
+	chosen   bool
+	doubts   doubts
+}
+
+// sawFirstToken marks the end of a prefill; the client's first token is the first replica's.
+func (d *delivery) sawFirstToken() {
+	now := time.Now()
+	if d.firstToken.IsZero() {
+		d.firstToken = now
+	}
+	d.attempt.choice.FirstToken()
+	if h := d.attempt.hop; h != nil {
+		h.firstToken = now
+	}
+}
+
+// outcome says what a complete answer means: an engine may report its failure in a stream.
+func (d *delivery) outcome() (retry.Verdict, decision.End) {
+	switch {
+	case !d.scan.Failed():
+		return retry.OK, decision.EndCompleted
+	case d.scan.ContentEvents() == 0:
+		return retry.ClientFault, decision.EndFailed // the cause is not known
+	}
+	return retry.EngineError, decision.EndFailed
+}
+
+// aborted gives the client of a stream that has begun the rest of the answer, up to the event that claims to end it.
+func (d *delivery) aborted(rest []byte, streamed bool) error {
+	if d.begun && streamed && len(rest) > 0 {
+		if err := d.to.Write(rest); err != nil {
+			return gone(err)
+		}
+	}
+	return resume.ErrAborted
+}
+
+// endedEarly notes that the answer ended early.
+func (a *attempt) endedEarly() {
+	a.broken = true
+	a.hop.endedEarly()
+}
+
+// blank is an answer without a token that the client does not have, because another replica is asked first.
+type blank struct {
+	choice *chooser.Choice
+	status int
+	header http.Header
+	body   []byte
+}
+
+// stoppedBefore is the failure of an attempt that was stopped before the client's first byte.
+func (h *halt) stoppedBefore(err error) *failure {
+	if h.orphaned.Load() {
+		return &failure{outcome: retry.EngineError, public: apierror.New(apierror.UpstreamError, errTransfer.Error(), err)}
+	}
+	if h.moves.Load() {
+		return &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamError, "the replica drains, and no other one takes the request", err)}
+	}
+	return &failure{outcome: retry.Stalled, public: apierror.New(apierror.UpstreamError, "the replica has stalled", err)}
+}
+
+// sideOf is a request's side, as its decisions have it.
+func sideOf(a *splits.Assignment) decision.Side {
+	if a == nil {
+		return decision.Side{}
+	}
+	return decision.Side{Model: a.Split, Name: a.Side, InsteadOf: a.InsteadOf}
+}
+
+// cache is what an attempt decodes from: the prompt's cache on the replica that computed it.
+type cache struct {
+	lead *chooser.Choice
+	legs openai.Legs
+	// params is what the engine passed on, raw; nil until then.
+	params []byte
+	usage  openai.Prefilled
+	sent   time.Time
+	vigil  *vigil
+	over   atomic.Bool // lead was released, or will be
+}
+
+// pushes reports whether the cache is written by the engine that computes it.
+func (c *cache) pushes() bool { return c.lead.Replica.Transport() == replica.NIXLPush }
+
+// fits reports whether the engine passes caches on in the way that its label says.
+func (c *cache) fits() bool {
+	return c.usage.Mode == "" || (c.usage.Mode == "push") == c.pushes()
+}
+
+// booked is how the booking of the rank that prefills ends.
+func (c *cache) booked(end decision.End) chooser.Result {
+	result := chooser.ResultOf(end)
+	if c.params != nil {
+		result.End, result.PromptTokens, result.OutputTokens, result.CachedTokens = decision.EndCompleted, c.usage.PromptTokens, 1, c.usage.CachedTokens
+	}
+	return result
+}
+
+// isSplit reports whether another replica computes the prompt.
+func (a *attempt) isSplit() bool { return a.choice != nil && a.choice.Prefill() != nil }
+
+// legID is the request id of a leg: no leg of any other request has it. Engines that push find each other by it, so both legs have the same.
+func legID(rq *request, a *attempt, leg string) string {
+	if a.cache.pushes() {
+		leg = "s"
+	}
+	return rq.id + "-" + leg + strconv.Itoa(a.choice.Decision.Attempt)
+}
+
+// idAt is the request id that an attempt's engine gets.
+func idAt(rq *request, a *attempt) string {
+	if a.cache != nil {
+		return legID(rq, a, "d")
+	}
+	return rq.engineID()
+}
+
+// progressStep is how many content events are reported together: fewer than a block holds, since
+// blocks are what the report is for.
+const progressStep = 8
+
+// vigil watches the leg of a split request that decodes, until an answer shows that the cache was read. An engine may wait for a cache for
+// good: when the replica that computed it has died, or when nothing was written.
+type vigil struct {
+	// over is closed when the cache was read, or when the leg has ended.
+	over   chan struct{}
+	closed sync.Once
+}
+
+func newVigil() *vigil { return &vigil{over: make(chan struct{})} }
+
+// close ends the vigil. It is idempotent.
+func (v *vigil) close() { v.closed.Do(func() { close(v.over) }) }
+
+// whole has the next attempt serve the request whole. The one before it does not count as a replica that was tried.
+func (t *tries) whole() {
+	t.ask.Splittable = false
+	t.ask.Attempt++
+	t.passed++
+}
+
+// death is a replica that stopped while it answered, with so many content events of the answer at the client.
+type death struct {
+	replica *replica.Replica
+	at      int
+}
+
+// deaths are those of one request. A request that stops two replicas at the same token is taken to be the reason.
+type deaths struct {
+	all []death
+	// named is set once the request was named.
+	named bool
+}
+
+// add notes a death, and returns the other replica that stopped at the same token; nil when there is none.
+func (d *deaths) add(one death) (other *replica.Replica) {
+	known := false
+	for _, o := range d.all {
+		switch same := o.replica.ID == one.replica.ID; {
+		case o.at == one.at && same:
+			known = true
+		case o.at == one.at:
+			other = o.replica
+		}
+	}
+	if !known {
+		d.all = append(d.all, one)
+	}
+	return other
+}
+
+// died reports whether f looks like the end of the replica's process, which had the request.
+func (a *attempt) died(f *failure) bool {
+	if f.outcome != retry.Reset && f.outcome != retry.Broken || a.stopped.Load() {
+		return false
+	}
+	for _, other := range []error{resume.ErrAborted, resume.ErrStrange, resume.ErrDiverged, errContinuation, errStalled} {
+		if errors.Is(f.public, other) {
+			return false
+		}
+	}
+	return true
 }

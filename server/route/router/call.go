@@ -1,11 +1,11 @@
 package router
 
 import (
+	"io"
 	"net/http"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
-	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -81,10 +81,25 @@ type Awaiter interface {
 	Await()
 }
 
-// await announces an answer that is a stream of events.
-func (rq *request) await(to Sink) {
-	if to, ok := to.(Awaiter); ok && rq.parsed.Stream && rq.parsed.Prompt.API != prompt.APIOther && !rq.standby.announced {
-		rq.standby.announced = true
-		to.Await()
+// Stream is a request body that is still coming.
+type Stream interface {
+	io.Reader
+	// Pass is called once what is read from then on is forwarded and not kept.
+	Pass()
+}
+
+// path is where the engine serves the call.
+func (c *Call) path() string {
+	if c.Path != "" {
+		return c.Path
 	}
+	return c.Route.Path()
+}
+
+// method is POST unless the client said otherwise.
+func (c *Call) method() string {
+	if c.Method != "" {
+		return c.Method
+	}
+	return http.MethodPost
 }

@@ -3,48 +3,13 @@ package router
 import (
 	"context"
 	"net/http"
-	"strings"
 	"sync"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
-
-// carried is the client's part in a stream whose events it keeps, so that any router can continue it: no router keeps anything of it.
-type carried struct {
-	// keeps is set when the client gets the ids of its stream and keeps them.
-	keeps bool
-	// has are the client's events, when it asks for the rest of a stream that another router has begun; nil otherwise.
-	has []byte
-}
-
-// takeReceived reads the client's part in a stream that it carries, and leaves the request that began it.
-func (in *intake) takeReceived(rq *request, req *openai.Request, params openai.Params) (*openai.Request, error) {
-	switch how := rq.call.Header.Get(headerResume); {
-	case strings.EqualFold(how, "carry"):
-		rq.keeps = req.Stream
-		return req, nil
-	case !strings.EqualFold(how, "continue"):
-		return req, nil
-	}
-	events, body, ok := req.TakeReceived()
-	if !ok || !req.Stream {
-		return nil, &openai.BadRequest{
-			Code: openai.CodeInvalidValue, Status: http.StatusBadRequest, Offset: -1, Param: openai.MemberReceived,
-			Message: "With the header " + headerResume + ": continue the body is a streamed request with the events received so far in " + openai.MemberReceived + ", a string.",
-		}
-	}
-	if rq.carried = (carried{true, events}); len(events) == 0 {
-		rq.has = nil // it begins
-	}
-	call := *rq.call
-	call.Body, params.Body = body, body
-	rq.call = &call
-	return in.bodies.Read(params)
-}
 
 // errNotCarried is the answer to a client whose stream cannot be continued.
 func errNotCarried(why string) error {
@@ -107,13 +72,6 @@ func (an *answers) giveEnd(d *delivery, end []byte) error {
 		return gone(err)
 	}
 	return nil
-}
-
-// pickUp has an attempt follow the stream from the point on.
-func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt) {
-	a.follower = t.carried.Clone()
-	s := &resumed{resumer: rs, rq: rq, tries: t}
-	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
 }
 
 // leaving is the end of the router, for streams that their clients carry. It is safe for concurrent use.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -130,4 +131,13 @@ func usedOutside(result chooser.Result, prompt int, most most) quota.Usage {
 		u.Prompt = prompt
 	}
 	return most.bound(u)
+}
+
+// left reports whether a request ended because its client did not wait.
+func left(err error) bool {
+	if err == nil {
+		return false
+	}
+	reason := apierror.From(err).Reason
+	return reason == apierror.Cancelled || reason == apierror.DeadlineExceeded
 }

@@ -7,108 +7,13 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
-
-// Question asks for a replica without sending the request there.
-type Question struct {
-	Caller
-	Input
-	Terms
-	// Model names the pool; empty takes the body's, or the only model there is.
-	Model string
-
-	Header    map[string][]string
-	RequestID string
-	Adapter   string
-	Salt      string
-	Session   string
-	Priority  int
-	// ExpectedOutput is in tokens; 0 takes the body's hint or limit.
-	ExpectedOutput int
-	Options        chooser.Options
-	// Explain says that the caller is shown the whole decision.
-	Explain bool
-	// ReturnIDs says that the caller reads the ids of the answer's encoding.
-	ReturnIDs bool
-	// Received is when the question was seen.
-	Received time.Time
-}
-
-// Input is the prompt of a question: one of Body, IDs and Text. Without any, a replica is chosen by load.
-type Input struct {
-	// Body is a client's request to Route, or a prefix of it when Truncated.
-	Body      []byte
-	Route     openai.Route
-	Truncated bool
-	// FullSize is the size in bytes of the body that Body is the beginning of; 0 when it is not known.
-	FullSize int64
-	IDs      []uint32
-	Text     string
-}
-
-// Terms are what is booked for a question, and what its caller reports.
-type Terms struct {
-	Booking Booking
-	// Lease is the life of the reservation; zero takes the configured one.
-	Lease   time.Duration
-	Reports Reports
-}
-
-// Booking is what a choice books.
-type Booking uint8
-
-const (
-	// BookNothing makes a choice that waits for its turn and books nothing.
-	BookNothing Booking = iota
-	// Reserve books the choice.
-	Reserve
-	// ReserveOnce books the choice under the tenant's RequestID: while the reservation lives, the same question
-	// gets the same answer and books nothing.
-	ReserveOnce
-	// DryRun neither books nor waits.
-	DryRun
-)
-
-// Reserves reports whether the choice becomes a reservation.
-func (b Booking) Reserves() bool { return b == Reserve || b == ReserveOnce }
-
-// Reports is what the caller reports of a request.
-type Reports uint8
-
-const (
-	// ReportsAny may include the first token.
-	ReportsAny Reports = iota
-	// ReportsEnd has the end and not the first token.
-	ReportsEnd
-	// ReportsFirstToken is sure to include the first token.
-	ReportsFirstToken
-)
-
-// Answer is a choice handed to the caller.
-type Answer struct {
-	*chooser.Choice
-	// Host and Port are the replica's, for callers that open their own connection.
-	Host string
-	Port int
-	// Served is the model's name on the replica, Encoding what is known of the prompt.
-	Served   string
-	Encoding *tokenizer.Encoding
-	Lease    time.Duration
-	// Salt is the cache_salt that the body must carry, empty when it stays as it is; Lowered says that the request
-	// claims more than its tenant may, and is served at Priority (as engines have it: smaller first).
-	Salt     string
-	Lowered  bool
-	Priority int
-	// HideOverlap says that the caller may not see what replicas hold of the prompt.
-	HideOverlap bool
-	// Duplicate says that an earlier question of this name was given the same answer.
-	Duplicate bool
-}
 
 // questions answers callers that send the request themselves.
 type questions struct {
@@ -150,7 +55,7 @@ func (qs *questions) account(ctx context.Context, rq *request, answer func(conte
 	if err := qs.question(ctx, rq, rq.question); err != nil {
 		return nil, err
 	}
-	if err := qs.intake.tokenize(ctx, rq); err != nil {
+	if err := qs.intake.encoder.tokenize(ctx, rq); err != nil {
 		return nil, err
 	}
 	return answer(ctx, rq)
@@ -253,7 +158,7 @@ func (qs *questions) question(ctx context.Context, rq *request, q *Question) err
 	if err := rq.set.isolation.apply(rq); err != nil {
 		return err
 	}
-	if err := qs.intake.findAdapter(ctx, rq, q.Adapter); err != nil {
+	if err := qs.intake.places.findAdapter(ctx, rq, q.Adapter); err != nil {
 		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
 			return errCutBeforeModel() // the caller's body may well name one
 		}
@@ -262,7 +167,7 @@ func (qs *questions) question(ctx context.Context, rq *request, q *Question) err
 	if err := rq.set.isolation.denyOld(rq); err != nil {
 		return err
 	}
-	return qs.intake.place(ctx, rq)
+	return qs.intake.places.place(ctx, rq)
 }
 
 // errCutBeforeModel rejects a cut body that lacks its model where the model is needed.
@@ -274,7 +179,7 @@ func errCutBeforeModel() *apierror.Error {
 func (qs *questions) readQuestion(rq *request, q *Question) error {
 	switch {
 	case len(q.Body) > 0:
-		if err := qs.intake.read(rq); err != nil {
+		if err := qs.intake.reader.read(rq); err != nil {
 			return err
 		}
 		rq.call.Route = rq.parsed.Route
@@ -315,4 +220,58 @@ func ids(_ context.Context, rq *request) (*Answer, error) {
 		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+rq.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
 	}
 	return &Answer{Served: rq.pool.Served, Encoding: rq.enc}, nil
+}
+
+// chooseOnce answers a question with a name: the first time by a choice, and as long as its
+// reservation lives by the same, with its lease renewed.
+func (qs *questions) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
+	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(qs.claims.seed)
+	for {
+		c, mine := qs.claims.take(name, digest)
+		if mine {
+			return qs.claim(ctx, q, name, c)
+		}
+		if c.digest != digest {
+			return nil, apierror.New(apierror.Conflict, "another request with this request_id is in progress", nil, apierror.WithParam("request_id"))
+		}
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return nil, apierror.From(cause(ctx, ctx.Err()))
+		}
+		if c.answer == nil {
+			continue // the first one failed: this may be the first now
+		}
+		if d := c.answer.Decision; qs.chooser.Renew(load.Key{Tenant: d.Tenant, ID: d.ID, Attempt: uint32(d.Attempt)}) == load.Applied {
+			again := *c.answer
+			again.Duplicate = true
+			return &again, nil
+		}
+		// It has ended, or its replica is gone.
+		c.answer.Release(chooser.Result{End: decision.EndRemoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		qs.claims.drop(name, c)
+	}
+}
+
+// claim makes the choice of a claim.
+func (qs *questions) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
+	defer func() {
+		if c.answer == nil {
+			qs.claims.drop(name, c)
+		}
+		close(c.done)
+	}()
+	if a, err = qs.account(ctx, qs.newQuestion(ctx, q), qs.decide); err != nil {
+		return nil, err
+	}
+	c.answer = a
+	a.OnEnd(func(chooser.Result) { qs.claims.drop(name, c) })
+	return a, nil
+}
+
+// Claimed reports whether a question of this name has a live reservation, or is getting one.
+func (qs *questions) Claimed(tenant, name string) bool {
+	qs.claims.mu.Lock()
+	defer qs.claims.mu.Unlock()
+	return qs.claims.names[claimName{tenant, name}] != nil
 }

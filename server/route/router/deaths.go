@@ -10,40 +10,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
-	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
-
-// death is a replica that stopped while it answered, with so many content events of the answer at the client.
-type death struct {
-	replica *replica.Replica
-	at      int
-}
-
-// deaths are those of one request. A request that stops two replicas at the same token is taken to be the reason.
-type deaths struct {
-	all []death
-	// named is set once the request was named.
-	named bool
-}
-
-// add notes a death, and returns the other replica that stopped at the same token; nil when there is none.
-func (d *deaths) add(one death) (other *replica.Replica) {
-	known := false
-	for _, o := range d.all {
-		switch same := o.replica.ID == one.replica.ID; {
-		case o.at == one.at && same:
-			known = true
-		case o.at == one.at:
-			other = o.replica
-		}
-	}
-	if !known {
-		d.all = append(d.all, one)
-	}
-	return other
-}
 
 // stopPatience bounds the question whether a replica has stopped.
 const stopPatience = 500 * time.Millisecond
@@ -75,19 +43,6 @@ func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery,
 		s.results.Add(resultPoison)
 		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.call.RequestID, "decision", rq.id,
 			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.tokensIn(d.scan.ContentEvents()), "error", f.public)
-	}
-	return true
-}
-
-// died reports whether f looks like the end of the replica's process, which had the request.
-func (a *attempt) died(f *failure) bool {
-	if f.outcome != retry.Reset && f.outcome != retry.Broken || a.stopped.Load() {
-		return false
-	}
-	for _, other := range []error{resume.ErrAborted, resume.ErrStrange, resume.ErrDiverged, errContinuation, errStalled} {
-		if errors.Is(f.public, other) {
-			return false
-		}
 	}
 	return true
 }

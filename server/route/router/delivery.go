@@ -3,116 +3,12 @@ package router
 import (
 	"context"
 	"errors"
-	"io"
-	"mime"
-	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
-	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
-
-// progressStep is how many content events are reported together: fewer than a block holds, since
-// blocks are what the report is for.
-const progressStep = 8
-
-// delivery is the answer as the client gets it, from one or more attempts. It belongs to one goroutine.
-type delivery struct {
-	to Sink
-	// begun is set once the client has the head of the answer, of this status.
-	begun  bool
-	status int
-	// scan reads what the client gets.
-	scan       sse.Scanner
-	firstToken time.Time
-	// opening is the beginning of the answer of the attempt under way.
-	opening opening
-
-	// attempt is the one under way or the last one; nil before the first choice and when none was made after a failure.
-	attempt *attempt
-	// attempts counts them, chosen is set when one of them had a replica.
-	attempts int
-	chosen   bool
-	doubts   doubts
-}
-
-// source is an answer to be read: a replica's, or a stream that others resume.
-type source interface {
-	// next returns the next bytes, valid until the following call, and io.EOF at the end of a complete answer.
-	next(ctx context.Context) ([]byte, error)
-	// close ends what the source has under way apart from the answer.
-	close()
-}
-
-// reply is the answer of one replica.
-type reply struct {
-	rq *request
-	d  *delivery
-	a  *attempt
-	// streamed is set for a stream of events.
-	streamed bool
-	lead     sse.Lead
-	// ahead is what was read of the answer before it was needed.
-	ahead []byte
-}
-
-func newReply(rq *request, d *delivery) *reply {
-	return &reply{rq: rq, d: d, a: d.attempt, streamed: mediaType(d.attempt.resp.Header) == "text/event-stream"}
-}
-
-// next implements source. Comments in front of the first event are dropped: they must not begin the client's answer, since
-// another replica may still give it.
-func (p *reply) next(context.Context) ([]byte, error) {
-	if piece := p.ahead; piece != nil {
-		p.ahead = nil
-		return piece, nil
-	}
-	piece, err := p.a.resp.Next()
-	for err == nil {
-		if !p.streamed || !sse.IsComment(piece) { // an engine that makes no progress sends comments too
-			p.a.choice.Alive()
-		}
-		if !p.streamed {
-			return piece, nil
-		}
-		if piece = p.lead.Skip(piece); len(piece) > 0 {
-			return piece, nil
-		}
-		piece, err = p.a.resp.Next()
-	}
-	switch {
-	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
-		return nil, io.EOF
-	case isEnd(err) && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete():
-		return nil, io.ErrUnexpectedEOF
-	}
-	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
-}
-
-// close implements source.
-func (*reply) close() {}
-
-// complete reports whether a stream that ended properly is whole: it said so, it reported an error, or each of its
-// choices is finished, as some engines leave it at. What streams of other formats say is not known here.
-func (p *reply) complete() bool {
-	scan := &p.d.scan
-	if scan.Done() || scan.Failed() {
-		return true
-	}
-	switch ask := &p.rq.parsed.Prompt; ask.API {
-	case prompt.APIChat, prompt.APICompletions:
-		return scan.Finished() >= p.rq.parsed.N*max(1, len(ask.Texts), len(ask.Batch))
-	case prompt.APIOther:
-		return true
-	case prompt.APIResponses, prompt.APIMessages:
-	}
-	return false
-}
 
 // answers gives clients the answers of attempts.
 type answers struct {
@@ -121,7 +17,7 @@ type answers struct {
 	limits    *limits
 	responses *responses
 	resumer   *resumer
-	empties   *instruments.Keyed[string]
+	blanks    blanks
 	// interrupted counts the streams that are lost.
 	interrupted *interruptions
 }
@@ -139,7 +35,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 			}
 		}
 		an.blame.settle(rq, d, d.attempt, outcome)
-		an.compared(t, d)
+		an.blanks.compared(t, d)
 		return nil
 	}
 	if f = an.attempts.broke(ctx, d, err); d.begun && f.outcome == retry.Broken {
@@ -178,23 +74,6 @@ func (an *answers) lost(rq *request, a *attempt, cause string, counted bool) {
 	if !counted && rq.set.ResumeStreams > 0 {
 		an.resumer.results.Add(resultIneligible)
 	}
-}
-
-// endedEarly notes that the answer ended early.
-func (a *attempt) endedEarly() {
-	a.broken = true
-	a.hop.endedEarly()
-}
-
-// outcome says what a complete answer means: an engine may report its failure in a stream.
-func (d *delivery) outcome() (retry.Verdict, decision.End) {
-	switch {
-	case !d.scan.Failed():
-		return retry.OK, decision.EndCompleted
-	case d.scan.ContentEvents() == 0:
-		return retry.ClientFault, decision.EndFailed // the cause is not known
-	}
-	return retry.EngineError, decision.EndFailed
 }
 
 // maxKept bounds an answer that is forwarded as one piece; a longer one goes to the client as it comes.
@@ -248,7 +127,7 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 		return nil
 	}
 	if d.opening.missing() {
-		return an.withhold(t, d)
+		return withhold(t, d)
 	}
 	if !d.attempt.choice.Begin() {
 		return errStalled
@@ -308,16 +187,6 @@ func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []
 	return nil
 }
 
-// aborted gives the client of a stream that has begun the rest of the answer, up to the event that claims to end it.
-func (d *delivery) aborted(rest []byte, streamed bool) error {
-	if d.begun && streamed && len(rest) > 0 {
-		if err := d.to.Write(rest); err != nil {
-			return gone(err)
-		}
-	}
-	return resume.ErrAborted
-}
-
 // begin gives the client the head of the answer.
 func (an *answers) begin(rq *request, d *delivery) error {
 	resp := d.attempt.resp
@@ -335,27 +204,6 @@ func (an *answers) begin(rq *request, d *delivery) error {
 		return gone(err)
 	}
 	return nil
-}
-
-// sawFirstToken marks the end of a prefill; the client's first token is the first replica's.
-func (d *delivery) sawFirstToken() {
-	now := time.Now()
-	if d.firstToken.IsZero() {
-		d.firstToken = now
-	}
-	d.attempt.choice.FirstToken()
-	if h := d.attempt.hop; h != nil {
-		h.firstToken = now
-	}
-}
-
-// mediaType is the type of an answer without its parameters, empty when it cannot be read.
-func mediaType(h http.Header) string {
-	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	if err != nil {
-		return ""
-	}
-	return kind
 }
 
 // try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.

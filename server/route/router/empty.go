@@ -3,12 +3,11 @@ package router
 import (
 	"bytes"
 	"context"
-	"net/http"
 	"strconv"
 
-	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -24,14 +23,6 @@ const (
 )
 
 func emptyResults() []string { return []string{emptyRetried, emptyAgreed, emptyPassed} }
-
-// blank is an answer without a token that the client does not have, because another replica is asked first.
-type blank struct {
-	choice *chooser.Choice
-	status int
-	header http.Header
-	body   []byte
-}
 
 // opening is the beginning of an answer, which is kept from the client while nothing is in it. The zero value keeps nothing.
 type opening struct {
@@ -164,39 +155,45 @@ func hasText(b []byte) bool {
 }
 
 // withhold keeps the answer under way, which has nothing in it, and has another replica asked.
-func (an *answers) withhold(t *tries, d *delivery) *failure {
+func withhold(t *tries, d *delivery) *failure {
 	a := d.attempt
 	t.blank = &blank{choice: a.choice, status: a.resp.Status, header: a.resp.Header, body: d.opening.kept}
 	return &failure{outcome: retry.Empty, public: apierror.New(apierror.UpstreamError, "the replica's answer was empty", nil)}
 }
 
+// blanks judges answers without a token, and gives the client one where no other replica gave a better one.
+type blanks struct {
+	empties *instruments.Keyed[string]
+	limits  *limits
+}
+
 // compared judges an answer without a token by what another replica gave for the same request.
-func (an *answers) compared(t *tries, d *delivery) {
+func (b *blanks) compared(t *tries, d *delivery) {
 	if t.blank == nil {
 		return
 	}
 	o := &d.opening
 	if o.streamed && (d.scan.Failed() || emptyStream(&d.scan, o.api, o.choices, nil)) || !o.streamed && o.empty {
-		an.empties.Add(emptyAgreed)
+		b.empties.Add(emptyAgreed)
 		return
 	}
 	t.blank.choice.Emptied()
-	an.empties.Add(emptyRetried)
+	b.empties.Add(emptyRetried)
 }
 
-// giveBlank gives the client the answer without a token that no other replica could better. It reports false when there is none.
-func (an *answers) giveBlank(ctx context.Context, rq *request, t *tries, d *delivery) (given bool, err error) {
-	b := t.blank
-	if b == nil || d.begun || ctx.Err() != nil {
+// give gives the client the answer without a token that no other replica could better. It reports false when there is none.
+func (b *blanks) give(ctx context.Context, rq *request, t *tries, d *delivery) (given bool, err error) {
+	kept := t.blank
+	if kept == nil || d.begun || ctx.Err() != nil {
 		return false, nil
 	}
-	an.empties.Add(emptyPassed)
-	d.begun, d.status = true, b.status
-	rq.explain(&attempt{choice: b.choice}, b.header)
-	an.limits.explain(rq, b.header)
-	b.header.Set("Content-Length", strconv.Itoa(len(b.body)))
-	if err = d.to.Begin(b.status, b.header); err == nil && len(b.body) > 0 {
-		err = d.to.Write(b.body)
+	b.empties.Add(emptyPassed)
+	d.begun, d.status = true, kept.status
+	rq.explain(&attempt{choice: kept.choice}, kept.header)
+	b.limits.explain(rq, kept.header)
+	kept.header.Set("Content-Length", strconv.Itoa(len(kept.body)))
+	if err = d.to.Begin(kept.status, kept.header); err == nil && len(kept.body) > 0 {
+		err = d.to.Write(kept.body)
 	}
 	if err != nil {
 		err = gone(err)

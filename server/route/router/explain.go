@@ -9,19 +9,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// The response headers that explain a choice.
-const (
-	headerRequestID = "X-Request-Id"
-	headerReplica   = "X-Kvpilot-Replica"
-	headerPrefill   = "X-Kvpilot-Prefill"
-	headerAddress   = "X-Kvpilot-Address"
-	headerOverlap   = "X-Kvpilot-Overlap-Tokens"
-	headerPolicy    = "X-Kvpilot-Policy"
-	headerChoice    = "X-Kvpilot-Choice"
-	headerDecision  = "X-Kvpilot-Decision"
-	headerOverhead  = "X-Kvpilot-Overhead-Us"
-)
-
 // explain puts into h what the operator lets clients know about the choice.
 func (rq *request) explain(a *attempt, h http.Header) {
 	if rq.call.RequestID != "" {

@@ -14,7 +14,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
@@ -58,12 +57,6 @@ const (
 	// SeesNothing reports nothing.
 	SeesNothing
 )
-
-// HandOff makes the choice that Serve would make for the call, and books it, without sending anything. A call without a body, and one
-// about a stored response, is for any replica that can take it. An error is an *apierror.Error.
-func (r *Router) HandOff(ctx context.Context, call *Call, sight Sight) (*Handoff, error) {
-	return r.handoffs.make(ctx, call, sight)
-}
 
 func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Handoff, err error) {
 	h := &Handoff{parts: ho, rq: ho.intake.newRequest(ctx, call), d: &delivery{}}
@@ -117,7 +110,7 @@ func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string
 		return err
 	}
 	rq.parsed, rq.body = &openai.Request{Route: rq.call.Route, N: 1, Model: rq.call.Model}, rq.call.Body
-	snapshot := ho.intake.registry.Snapshot()
+	snapshot := ho.intake.places.registry.Snapshot()
 	pool, err := anyPool(snapshot, rq)
 	if err != nil {
 		return err
@@ -132,23 +125,13 @@ func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string
 		}
 	}
 	if rq.holder == "" && rq.call.Options.Pinned != "" {
-		if err := ho.intake.checkPin(rq); err != nil {
+		if err := ho.intake.places.checkPin(rq); err != nil {
 			return err
 		}
 	}
 	h.t = newTries(rq)
 	h.t.ask.Unstreamed, h.t.ask.Quiet, h.t.ask.NoQueue = true, true, true
 	return nil
-}
-
-// poolOf is a pool with the replica; the given one where there is none.
-func poolOf(s *registry.Snapshot, id replica.ID, otherwise *registry.Pool) *registry.Pool {
-	for _, p := range s.Models() {
-		if serves(p, id) {
-			return p
-		}
-	}
-	return otherwise
 }
 
 // choose has a replica chosen, and makes that the attempt under way.
@@ -191,7 +174,7 @@ func (h *Handoff) Replicas(n int) []*replica.Replica {
 	if n < 2 || h.rq.holder != "" || h.rq.call.Options.Pinned != "" {
 		return list
 	}
-	view := h.parts.intake.registry.Snapshot()
+	view := h.parts.intake.places.registry.Snapshot()
 	others := runnersUp(h.Decision().List(), chosen.ID)
 	for _, c := range others {
 		if len(list) == n {
@@ -398,4 +381,12 @@ func (h *Handoff) Lasts() time.Duration {
 		tokens = limit
 	}
 	return time.Duration((pick.TTFT + pick.TPOT*float64(max(0, tokens))) * float64(time.Second))
+}
+
+// Prefiller is the replica that is to compute the prompt for Replica; nil where the request is served whole.
+func (h *Handoff) Prefiller() *replica.Replica {
+	if lead := h.d.attempt.choice.Prefill(); lead != nil {
+		return lead.Replica
+	}
+	return nil
 }

@@ -5,37 +5,13 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"time"
 
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
-
-// anyPool is the pool of a request without a body: the gateway's model, the only one there is, or, where nothing is computed, any with
-// a replica that takes requests.
-func anyPool(s *registry.Snapshot, rq *request) (*registry.Pool, error) {
-	if name := rq.call.Model; name != "" {
-		if pool, ok := s.Pool(name); ok {
-			return pool, nil
-		}
-		return nil, unknownModel(name, s)
-	}
-	if rq.call.Route.Generates() && len(s.Models()) > 0 {
-		if pool, ok := s.Unnamed(); ok {
-			return pool, nil
-		}
-		return nil, apierror.New(apierror.InvalidBody, "the gateway sends no body, and the router does not serve exactly one model: have it send bodies (request_body_mode)."+s.KnownModels(), nil, apierror.WithParam("model"))
-	}
-	if pool, ok := firstReady(s); ok {
-		return pool, nil
-	}
-	return nil, apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
-}
 
 // runnersUp are the replicas that a decision could have taken in place of the chosen one, the cheapest first, each once.
 func runnersUp(list []decision.Candidate, chosen replica.ID) []replica.ID {

@@ -166,17 +166,3 @@ func olderThan(version string, minor int) bool {
 	n, err := strconv.Atoi(text)
 	return err == nil && n < minor && !strings.Contains(version, "dev")
 }
-
-// apart prefixes a key of the caller's with the request's salt, if blocks are isolated: tenants never share a key.
-func (rq *request) apart(key string) string {
-	if !rq.isolated || key == "" {
-		return key
-	}
-	return rq.parsed.Salt + "\x00" + key
-}
-
-// showsOverlap reports whether the caller may see what replicas hold of its prompt: it reveals what others have sent,
-// unless their blocks are kept apart.
-func (s *settings) showsOverlap(c Caller) bool {
-	return c.Tenant == "" || c.ShowOverlap || s.isolation != nil || s.ShowOverlap == ShowAlways
-}

@@ -3,15 +3,12 @@ package router
 import (
 	"context"
 	"log/slog"
-	"strconv"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -45,28 +42,10 @@ const (
 
 func transferResults() []string { return []string{transferRead, transferLost, transferLeft} }
 
-const (
-	// maxPrefilled bounds the answer of a replica that prefills: the names of the blocks of a long prompt.
-	maxPrefilled = 64 << 20
-	// blockLease is how long vLLM keeps blocks that nothing reads (kv_lease_duration).
-	blockLease = 30 * time.Second
-	// legPatience and legTimes bound a leg: a fixed time, and a multiple of the predicted one, which may be a guess.
-	legPatience = 30 * time.Second
-	legTimes    = 4
-)
-
-// legTiming has the times that legs go by.
-type legTiming struct{ patience, lease time.Duration }
-
-// limit is how long a leg that is predicted to take so many seconds may take.
-func (t legTiming) limit(seconds float64) time.Duration {
-	return t.patience + time.Duration(legTimes*seconds*float64(time.Second))
-}
-
 // legs serves requests that are split between two replicas: it has the prompt computed on one, and gives what that one passes on to the
 // attempt on the other.
 type legs struct {
-	legTiming
+	watcher
 	engines   *engines
 	blame     *blame
 	prefills  *instruments.Keyed[string]
@@ -93,29 +72,6 @@ func newLegMetrics(s *instruments.Set) legMetrics {
 	m.pinned.Add(context.Background(), 0)
 	return m
 }
-
-// cache is what an attempt decodes from: the prompt's cache on the replica that computed it.
-type cache struct {
-	lead *chooser.Choice
-	legs openai.Legs
-	// params is what the engine passed on, raw; nil until then.
-	params []byte
-	usage  openai.Prefilled
-	sent   time.Time
-	vigil  *vigil
-	over   atomic.Bool // lead was released, or will be
-}
-
-// pushes reports whether the cache is written by the engine that computes it.
-func (c *cache) pushes() bool { return c.lead.Replica.Transport() == replica.NIXLPush }
-
-// fits reports whether the engine passes caches on in the way that its label says.
-func (c *cache) fits() bool {
-	return c.usage.Mode == "" || (c.usage.Mode == "push") == c.pushes()
-}
-
-// isSplit reports whether another replica computes the prompt.
-func (a *attempt) isSplit() bool { return a.choice != nil && a.choice.Prefill() != nil }
 
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
 func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *attempt) bool {
@@ -195,14 +151,6 @@ func (l *legs) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attem
 		return prefillMismatch
 	}
 	return prefillDone
-}
-
-// legID is the request id of a leg: no leg of any other request has it. Engines that push find each other by it, so both legs have the same.
-func legID(rq *request, a *attempt, leg string) string {
-	if a.cache.pushes() {
-		leg = "s"
-	}
-	return rq.id + "-" + leg + strconv.Itoa(a.choice.Decision.Attempt)
 }
 
 // result names the outcome of the leg.
@@ -296,15 +244,6 @@ func (l *legs) release(c *cache, end decision.End) bool {
 	return true
 }
 
-// booked is how the booking of the rank that prefills ends.
-func (c *cache) booked(end decision.End) chooser.Result {
-	result := chooser.ResultOf(end)
-	if c.params != nil {
-		result.End, result.PromptTokens, result.OutputTokens, result.CachedTokens = decision.EndCompleted, c.usage.PromptTokens, 1, c.usage.CachedTokens
-	}
-	return result
-}
-
 // pin keeps the booking until the lease of the blocks ends; false when it has ended.
 func (l *legs) pin(c *cache) bool {
 	if c.over.Swap(true) {
@@ -327,13 +266,6 @@ func (l *legs) abandon(rq *request, d *delivery, t *tries, a *attempt) {
 	t.ask.Avoid = append(t.ask.Avoid, a.cache.lead.Replica.ID)
 	t.whole()
 	d.attempts--
-}
-
-// whole has the next attempt serve the request whole. The one before it does not count as a replica that was tried.
-func (t *tries) whole() {
-	t.ask.Splittable = false
-	t.ask.Attempt++
-	t.passed++
 }
 
 // again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of

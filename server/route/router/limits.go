@@ -1,7 +1,6 @@
 package router
 
 import (
-	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -11,12 +10,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
-
-// headerPriority is the request's priority at the engine, smaller first; it wins over the body's.
-const headerPriority = "X-Vllm-Priority"
-
-// bytesPerToken estimates the tokens of a prompt if only its size is known.
-const bytesPerToken = 4
 
 // limits keeps tenants to their limits. Without an owner there are none.
 type limits struct{ owner quota.Owner }
@@ -53,41 +46,12 @@ func (l *limits) book(rq *request, limit int, reserve bool) error {
 	return nil
 }
 
-// promptSize is the number of the prompt's tokens, as far as it is known before an engine reports it.
-func (rq *request) promptSize() int {
-	switch {
-	case rq.enc != nil:
-		return rq.tokens()
-	case rq.upload != nil:
-		return 0 // the tokens of a recording are not known
-	}
-	switch rq.call.Route {
-	case openai.RouteTokenize, openai.RouteDetokenize, openai.RouteCountTokens:
-		return 0 // nothing is computed
-	case openai.RouteOther:
-		if strings.HasSuffix(rq.call.path(), "render") {
-			return 0
-		}
-	default:
-	}
-	return len(rq.body) / bytesPerToken
-}
-
 // settle ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
 // that the request can end.
 func (l *limits) settle(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
 		l.owner.Settle(rq.grant, bill{rq}.used(d, err))
 	}
-}
-
-// left reports whether a request ended because its client did not wait.
-func left(err error) bool {
-	if err == nil {
-		return false
-	}
-	reason := apierror.From(err).Reason
-	return reason == apierror.Cancelled || reason == apierror.DeadlineExceeded
 }
 
 // reserved hands the grant to its reservation: the end of the reservation settles it.
@@ -115,16 +79,6 @@ func (l *limits) capPriority(rq *request) {
 	if rq.parsed.Present("priority") {
 		rq.parsed.Impose(openai.Edit{Name: "priority", Value: strconv.AppendInt(nil, int64(-most), 10)})
 	}
-}
-
-// header is what replicas see of the client's headers.
-func (rq *request) header() http.Header {
-	if !rq.lowered || rq.call.Header.Get(headerPriority) == "" {
-		return rq.call.Header
-	}
-	h := maps.Clone(rq.call.Header)
-	h[headerPriority] = []string{strconv.Itoa(rq.parsed.Priority)}
-	return h
 }
 
 // explain adds the tenant's account to an answer's headers.

@@ -18,8 +18,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
-const ns = "kvpilot.router."
-
 // metrics counts requests. Attribute sets are made once: a request adds no garbage.
 type metrics struct {
 	times
@@ -43,9 +41,6 @@ type metrics struct {
 
 // times are the histograms of a request's times.
 type times struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
-
-// byResult labels a result.
-func byResult(name string) metric.MeasurementOption { return instruments.Label("result", name) }
 
 func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	s := instruments.New(p, "server/route/router")

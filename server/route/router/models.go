@@ -19,28 +19,6 @@ type modelCard struct {
 	Permission  []any   `json:"permission"`
 }
 
-// Models answers GET /v1/models: every name that a replica serves or an alias defines.
-func (r *Router) Models() []byte {
-	cards := []modelCard{}
-	for _, pool := range r.registry.Snapshot().Models() {
-		cards = append(cards, card(pool))
-	}
-	return mustJSON(struct {
-		Object string      `json:"object"`
-		Data   []modelCard `json:"data"`
-	}{"list", cards})
-}
-
-// Model answers GET /v1/models/{id}.
-func (r *Router) Model(id string) ([]byte, error) {
-	s := r.registry.Snapshot()
-	pool, ok := s.Pool(id)
-	if !ok {
-		return nil, unknownModel(id, s)
-	}
-	return mustJSON(card(pool)), nil
-}
-
 func card(p *registry.Pool) modelCard {
 	c := modelCard{ID: p.Model, Object: "model", OwnedBy: "vllm", Permission: []any{}}
 	for _, r := range p.Replicas {

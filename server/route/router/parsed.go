@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -16,79 +14,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// The routes by which an engine continues an answer that a parser takes apart.
-const (
-	pathGenerate = "/inference/v1/generate"
-	pathRender   = "/v1/chat/completions/render"
-	pathDerender = "/v1/chat/completions/derender"
-)
-
 const (
 	// parserPatience bounds one question to an engine's parser.
 	parserPatience = 10 * time.Second
 	// maxParserAnswer bounds the answer: a prompt's ids twice, and the sampling parameters.
 	maxParserAnswer = 16 << 20
 )
-
-// hasTokenRoutes reports whether the replica's version has token routes whose parser can be given an answer again in its portions.
-func hasTokenRoutes(r *replica.Replica) bool {
-	major, rest, ok := strings.Cut(r.Version, ".")
-	if !ok || r.RustFrontend {
-		return false
-	}
-	if major != "0" {
-		return major >= "1" && major <= "9"
-	}
-	minor, _, _ := strings.Cut(rest, ".")
-	n, err := strconv.Atoi(minor)
-	return err == nil && n >= 33
-}
-
-// otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.
-type otherRoutes struct{ known, yes bool }
-
-// exist reports whether there is another one, as of the first call.
-func (o *otherRoutes) exist(rq *request) bool {
-	if !o.known {
-		n := 0
-		for _, r := range rq.pool.Replicas {
-			if hasTokenRoutes(r) {
-				n++
-			}
-		}
-		o.known, o.yes = true, n > 1
-	}
-	return o.yes
-}
-
-// mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
-func (rq *request) mayFollow() bool {
-	switch rq.way() {
-	case openai.WayText:
-		return true
-	case openai.WayTokens:
-		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes)
-	case openai.WayNone, openai.WayRepeat:
-	}
-	return false
-}
-
-// parserOf reports whether the answer may be one that the replica's parser takes apart, and that another one can continue.
-func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
-	if way == openai.WayNone || !hasTokenRoutes(r) {
-		return resume.NoParser
-	}
-	switch way {
-	case openai.WayTokens:
-		return resume.HasParser
-	case openai.WayText:
-		if rq.parsed.Route == openai.RouteChat {
-			return resume.PerhapsParser
-		}
-	case openai.WayNone, openai.WayRepeat:
-	}
-	return resume.NoParser
-}
 
 // askParser sends an engine a question of its parser, and returns the answer.
 func (e *engines) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {

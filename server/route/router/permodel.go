@@ -13,9 +13,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// otherModel is the label of requests for no served model: clients invent names.
-const otherModel = labels.Other
-
 const (
 	// mostModels bounds the models with labels of their own, for fleets that load and unload adapters for years.
 	mostModels = 200
@@ -104,14 +101,6 @@ func (m *modelLabels) result(res result) metric.MeasurementOption {
 			attribute.String("model", m.model), attribute.String("route", res.route.String()), attribute.Int("status", res.status), attribute.String("reason", reason),
 		}
 	})
-}
-
-// modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
-func (rq *request) modelLabel() string {
-	if rq.pool == nil || rq.pool.Served == "" {
-		return otherModel
-	}
-	return rq.pool.Served
 }
 
 // The kinds of token that are counted.

@@ -209,3 +209,8 @@ func missed(own decision.Targets) string {
 func full(d *decision.Decision) bool {
 	return slices.ContainsFunc(d.List(), func(c decision.Candidate) bool { return c.Veto == decision.VetoCap })
 }
+
+// Decider decides and books: a *chooser.Chooser, or the part that asks another router's.
+type Decider interface {
+	Choose(ctx context.Context, req *chooser.Request) (*chooser.Choice, error)
+}

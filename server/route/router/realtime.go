@@ -13,8 +13,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -25,16 +23,6 @@ type Upgrade interface {
 	// Switch answers the client with these headers in addition to those of the switch itself, and returns the connection. It is called
 	// at most once. An error means that the client disconnected, or must not get the connection.
 	Switch(header http.Header) (io.ReadWriteCloser, error)
-}
-
-// Realtime makes a WebSocket between the client and one replica and passes its bytes on, until one of the two leaves, nothing
-// passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
-// first that can serve. An error is an *apierror.Error, as that of Serve.
-func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
-	return r.account(ctx, call, nil, func(rq *request, d *delivery) error {
-		rq.story.admit(call.Received)
-		return r.realtime.serve(ctx, rq, d, model, up)
-	})
 }
 
 // realtime connects clients and replicas by WebSockets.
@@ -54,7 +42,7 @@ func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model s
 	if err := rl.findPool(rq); err != nil {
 		return err
 	}
-	if err := rl.intake.place(ctx, rq); err != nil {
+	if err := rl.intake.places.place(ctx, rq); err != nil {
 		return err
 	}
 	t := newTries(rq)
@@ -69,7 +57,7 @@ func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model s
 // findPool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
 // the first pool that can serve.
 func (rl *realtime) findPool(rq *request) error {
-	snapshot := rl.intake.registry.Snapshot()
+	snapshot := rl.intake.places.registry.Snapshot()
 	pool, ok := snapshot.Pool(rq.parsed.Model)
 	switch {
 	case rq.parsed.Model == "":
@@ -88,21 +76,6 @@ func (rl *realtime) findPool(rq *request) error {
 	}
 	rq.pool, rq.adapter = pool, pool.Adapter
 	return nil
-}
-
-// firstReady is the only model's pool, or the first one with a replica that takes requests.
-func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
-	if pool, ok := s.Unnamed(); ok {
-		return pool, true
-	}
-	for _, pool := range s.Models() {
-		for _, rep := range pool.Replicas {
-			if rep.State == replica.StateReady {
-				return pool, true
-			}
-		}
-	}
-	return nil, false
 }
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It

@@ -3,17 +3,21 @@ package router
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -102,28 +106,6 @@ func (rq *request) usePool(p *registry.Pool) {
 	}
 }
 
-// newTries makes the question to the chooser for the first attempt.
-func newTries(rq *request) *tries {
-	t := &tries{before: rq.standby.took, ask: chooser.Request{
-		Settings: rq.policies, Bytes: rq.size(),
-		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter, Side: sideOf(rq.side)},
-		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},
-		Prompt:  chooser.Prompt{Unread: rq.parsed.Unread()},
-		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Priority: -rq.parsed.Priority},
-		Reply: chooser.Reply{
-			ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens, Samples: rq.parsed.N,
-			Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0,
-		},
-		Limits: chooser.Limits{Options: rq.call.Options, Holder: rq.holder},
-	}}
-	rq.prompt(&t.ask)
-	t.ask.Splittable = rq.pool.Pairs && (rq.question == nil || rq.question.Booking == DryRun) && rq.upload == nil && openai.Splittable(rq.parsed)
-	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {
-		t.ask.Text = rq.apart(rq.parsed.PromptText())
-	}
-	return t
-}
-
 // sessionReturn is in how long the request says that its session returns.
 func (rq *request) sessionReturn() time.Duration {
 	if rq.parsed.SessionEnds {
@@ -181,21 +163,135 @@ func (rq *request) tokens() int {
 	return rq.enc.Tokens
 }
 
-// truncated reports whether the body is the beginning of a longer one; nil asks nothing.
-func (q *Question) truncated() bool { return q != nil && q.Truncated }
-
-// path is where the engine serves the call.
-func (c *Call) path() string {
-	if c.Path != "" {
-		return c.Path
-	}
-	return c.Route.Path()
+// waited is a request's wait for the first replica of its model.
+type waited struct {
+	took time.Duration
+	// to is the client, which learns at the wait's begin that the answer is awaited; nil: it does not. announced is set once it has.
+	to        Sink
+	announced bool
 }
 
-// method is POST unless the client said otherwise.
-func (c *Call) method() string {
-	if c.Method != "" {
-		return c.Method
+// await announces an answer that is a stream of events.
+func (rq *request) await(to Sink) {
+	if to, ok := to.(Awaiter); ok && rq.parsed.Stream && rq.parsed.Prompt.API != prompt.APIOther && !rq.standby.announced {
+		rq.standby.announced = true
+		to.Await()
 	}
-	return http.MethodPost
 }
+
+// apart prefixes a key of the caller's with the request's salt, if blocks are isolated: tenants never share a key.
+func (rq *request) apart(key string) string {
+	if !rq.isolated || key == "" {
+		return key
+	}
+	return rq.parsed.Salt + "\x00" + key
+}
+
+// wantsIDs reports whether the caller asks for ids or overlaps, whether the policy looks at them or not.
+func (rq *request) wantsIDs() bool {
+	return rq.onlyIDs || rq.question != nil && rq.question.Booking == DryRun
+}
+
+// namespace is that of the blocks that the request's prompt becomes.
+func (rq *request) namespace() blockhash.Namespace {
+	return blockhash.Namespace{Adapter: rq.adapter, Salt: rq.parsed.Salt}
+}
+
+// encodeRequest is the question to the tokenizer.
+func (rq *request) encodeRequest() tokenizer.Request {
+	return tokenizer.Request{Prompt: &rq.parsed.Prompt, Pool: rq.pool.Served, Tenant: rq.call.Tenant, Replicas: rq.pool.Replicas, NeedFull: rq.onlyIDs}
+}
+
+// refusal is the tokenizer route's answer as the client's.
+func (t *tokenized) refusal() *apierror.Error {
+	return apierror.Upstream(t.refused.Status, t.refused.ContentType, t.refused.Body)
+}
+
+// header is what replicas see of the client's headers.
+func (rq *request) header() http.Header {
+	if !rq.lowered || rq.call.Header.Get(headerPriority) == "" {
+		return rq.call.Header
+	}
+	h := maps.Clone(rq.call.Header)
+	h[headerPriority] = []string{strconv.Itoa(rq.parsed.Priority)}
+	return h
+}
+
+// headerPriority is the request's priority at the engine, smaller first; it wins over the body's.
+const headerPriority = "X-Vllm-Priority"
+
+// engineID is the request id that the engine gets: the client's, or the router's own instead of one with a connector's
+// addresses in it.
+func (rq *request) engineID() string {
+	if rq.call.Steers || !openai.MarksAddress(rq.call.RequestID) {
+		return rq.call.RequestID
+	}
+	return rq.id
+}
+
+// tokensIn is about how many tokens came in n content events of a stream: each format but that of completions begins
+// with an event that has none, chat for each of its choices.
+func (rq *request) tokensIn(n int) int {
+	switch rq.parsed.Prompt.API {
+	case prompt.APIChat:
+		return max(1, n-rq.parsed.N)
+	case prompt.APIResponses, prompt.APIMessages:
+		return max(1, n-1)
+	case prompt.APICompletions, prompt.APIOther:
+	}
+	return n
+}
+
+// promptSize is the number of the prompt's tokens, as far as it is known before an engine reports it.
+func (rq *request) promptSize() int {
+	switch {
+	case rq.enc != nil:
+		return rq.tokens()
+	case rq.upload != nil:
+		return 0 // the tokens of a recording are not known
+	}
+	switch rq.call.Route {
+	case openai.RouteTokenize, openai.RouteDetokenize, openai.RouteCountTokens:
+		return 0 // nothing is computed
+	case openai.RouteOther:
+		if strings.HasSuffix(rq.call.path(), "render") {
+			return 0
+		}
+	default:
+	}
+	return len(rq.body) / bytesPerToken
+}
+
+// bytesPerToken estimates the tokens of a prompt if only its size is known.
+const bytesPerToken = 4
+
+// modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
+func (rq *request) modelLabel() string {
+	if rq.pool == nil || rq.pool.Served == "" {
+		return otherModel
+	}
+	return rq.pool.Served
+}
+
+// carried is the client's part in a stream whose events it keeps, so that any router can continue it: no router keeps anything of it.
+type carried struct {
+	// keeps is set when the client gets the ids of its stream and keeps them.
+	keeps bool
+	// has are the client's events, when it asks for the rest of a stream that another router has begun; nil otherwise.
+	has []byte
+}
+
+// surfaces reports whether a tokenizer route's refusal is the answer to the client: where nothing but the ids
+// is asked for; where no engine will be asked and one would refuse; and where one would in these very words.
+func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
+	switch {
+	case rq.onlyIDs:
+		return true
+	case rq.question != nil:
+		return f.Firm
+	}
+	return f.Firm && f.Rendered
+}
+
+// otherModel is the label of requests for no served model: clients invent names.
+const otherModel = labels.Other

@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -15,42 +14,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
-
-// headerResume is "off" for a stream that must not be resumed on another replica, "carry" for one whose client keeps its events, with the
-// ids, and "continue" for the request of such a client to continue a stream which another router has begun.
-const headerResume = "X-Kvpilot-Resume"
-
-// The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
-const (
-	resultResumed    = "resumed"
-	resultMoved      = "moved"      // resumed because its replica drains and its requests move
-	resultEnded      = "ended"      // only its end was missing, which the router wrote
-	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
-	resultSeam       = "seam"       // the client may not have all text of the last token
-	resultDiverged   = "diverged"   // the answer was to be repeated, and another replica wrote another one
-	resultPoison     = "poison"     // two replicas stopped at the same token
-	resultLimit      = "limit"
-	resultBudget     = "budget"
-	resultTaken      = "taken_over" // a client continued a stream of another router here
-)
-
-func resumeResults() []string {
-	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultPoison, resultLimit, resultBudget, resultTaken}
-}
-
-// way is how another replica could resume the answer, if it is streamed and the prompt is not too long.
-func (rq *request) way() openai.Way {
-	if rq.set.ResumeStreams == 0 || rq.question != nil || !rq.call.Route.Generates() || rq.upload != nil || len(rq.pool.Replicas) < 2 && !rq.keeps ||
-		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
-		return openai.WayNone
-	}
-	return rq.parsed.Continuation().Way()
-}
 
 // resumer has streams that break resumed on other replicas.
 type resumer struct {
@@ -200,9 +167,6 @@ func (s *resumed) moves() bool {
 	a := s.reply.a
 	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Movable()
 }
-
-// errContinuation is why a continuation cannot be used that is no stream.
-var errContinuation = errors.New("the continuation is not streamed")
 
 // ending returns what is missing of a stream that ended early, after its finish reason; false if more is missing.
 func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
@@ -366,4 +330,11 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 		}
 		return blockhash.Extend(nil, 0, point.IDs, blockSize, ns.Seed())
 	}
+}
+
+// pickUp has an attempt follow the stream from the point on.
+func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt) {
+	a.follower = t.carried.Clone()
+	s := &resumed{resumer: rs, rq: rq, tries: t}
+	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
 }

@@ -68,11 +68,6 @@ type Params struct {
 	Tracer trace.TracerProvider
 }
 
-// Decider decides and books: a *chooser.Chooser, or the part that asks another router's.
-type Decider interface {
-	Choose(ctx context.Context, req *chooser.Request) (*chooser.Choice, error)
-}
-
 // Router answers calls. It is safe for concurrent use.
 //
 // It joins the parts that a call passes: intake makes a request of it, attempts choose replicas and send it, answers give the client
@@ -116,23 +111,28 @@ func New(c Config, p Params) (*Router, error) {
 	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}}
 	r.set.Store(newSettings(c, p.Attempts))
 	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
+	standby := standbys{p.Standby}
 	r.intake = &intake{
-		set: &r.set, registry: p.Registry, chooser: p.Chooser, tokens: p.Tokens, bodies: p.Bodies, limits: r.limits, responses: responses,
-		steering: &m.steering, faults: &m.faults, splits: p.Splits, standby: standbys{p.Standby}, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
+		set: &r.set, chooser: p.Chooser, limits: r.limits,
+		reader:  reader{bodies: p.Bodies, steering: &m.steering},
+		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
+		places:  places{registry: p.Registry, standby: standby, responses: responses},
+		encoder: encoder{p.Tokens},
+		faults:  &m.faults, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	r.blame = &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
 	r.retries = &retries{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
 	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
 	refused := refusals{breaker: p.Breaker}
-	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: standbys{p.Standby}}
+	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: standby}
 	sender := &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	attempts := &attempts{
 		picker: picker, engines: sender,
-		legs:     &legs{legTiming: legTiming{legPatience, blockLease}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
+		legs:     &legs{watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
 		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
 	}
 	r.answers = &answers{
-		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, empties: &m.empties, interrupted: &m.broken,
+		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, blanks: blanks{empties: &m.empties, limits: r.limits}, interrupted: &m.broken,
 		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, interrupted: &m.broken, log: p.Log},
 	}
 	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
@@ -143,20 +143,6 @@ func New(c Config, p Params) (*Router, error) {
 	}
 	r.questions = &questions{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
-}
-
-// settings are what a request keeps from its beginning to its end, also when a reload changes them.
-type settings struct {
-	Config
-	attempts int
-	// isolation is nil unless tenants have salts.
-	isolation *isolation
-	// sessions are the headers that may carry a session.
-	sessions []string
-}
-
-func newSettings(c Config, attempts int) *settings {
-	return &settings{Config: c, attempts: attempts, isolation: newIsolation(c), sessions: c.sessionHeaders()}
 }
 
 // Update puts new settings in force, for requests that begin from now on. UnknownRoutes is the surfaces' and stays.
@@ -216,24 +202,64 @@ func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 	if f == nil {
 		return nil
 	}
-	if given, err := r.answers.giveBlank(ctx, rq, t, d); given {
+	if given, err := r.answers.blanks.give(ctx, rq, t, d); given {
 		return err
 	}
 	return f.public
 }
 
-// clip shortens text that a caller sent before it is shown again.
-func clip(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	return text[:limit] + "…"
+// HandOff makes the choice that Serve would make for the call, and books it, without sending anything. A call without a body, and one
+// about a stored response, is for any replica that can take it. An error is an *apierror.Error.
+func (r *Router) HandOff(ctx context.Context, call *Call, sight Sight) (*Handoff, error) {
+	return r.handoffs.make(ctx, call, sight)
 }
 
-// cause prefers the reason why the context ended.
-func cause(ctx context.Context, err error) error {
-	if c := context.Cause(ctx); c != nil {
-		return c
+// Realtime makes a WebSocket between the client and one replica and passes its bytes on, until one of the two leaves, nothing
+// passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
+// first that can serve. An error is an *apierror.Error, as that of Serve.
+func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
+	return r.account(ctx, call, nil, func(rq *request, d *delivery) error {
+		rq.story.admit(call.Received)
+		return r.realtime.serve(ctx, rq, d, model, up)
+	})
+}
+
+// Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
+// it can only be answered by the replica that has it. One of an unknown replica is looked for on
+// every replica that takes requests.
+func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
+		if err := r.limits.enter(rq); err != nil {
+			return err
+		}
+		return r.stored.serve(ctx, rq, id, d)
+	})
+}
+
+// Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
+// that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
+func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
+	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
+}
+
+// Models answers GET /v1/models: every name that a replica serves or an alias defines.
+func (r *Router) Models() []byte {
+	cards := []modelCard{}
+	for _, pool := range r.registry.Snapshot().Models() {
+		cards = append(cards, card(pool))
 	}
-	return err
+	return mustJSON(struct {
+		Object string      `json:"object"`
+		Data   []modelCard `json:"data"`
+	}{"list", cards})
+}
+
+// Model answers GET /v1/models/{id}.
+func (r *Router) Model(id string) ([]byte, error) {
+	s := r.registry.Snapshot()
+	pool, ok := s.Pool(id)
+	if !ok {
+		return nil, unknownModel(id, s)
+	}
+	return mustJSON(card(pool)), nil
 }

@@ -5,20 +5,26 @@ import (
 	"slices"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 )
 
+// sides puts requests on the sides of the splits of their models.
+type sides struct {
+	registry *registry.Registry
+	splits   *splits.Splits
+	standby  standbys
+}
+
 // impose applies the gateway's priority, and the model of the gateway, of a rewrite or of a split, to what was read of the body.
-func (in *intake) impose(rq *request) {
+func (sd *sides) impose(rq *request) {
 	c, parsed := rq.call, rq.parsed
 	if c.Priority != 0 && !parsed.Present("priority") {
 		parsed.Priority = -c.Priority
 	}
 	if c.Model == "" {
-		in.split(rq)
+		sd.split(rq)
 	}
 	if c.Model != "" {
 		parsed.Model = c.Model
@@ -26,7 +32,7 @@ func (in *intake) impose(rq *request) {
 }
 
 // split puts a request on its side, where its model is split. A request that one replica alone can serve is on none.
-func (in *intake) split(rq *request) {
+func (sd *sides) split(rq *request) {
 	c, asked := rq.call, rq.parsed.Model
 	var sides []splits.Side
 	if c.Rewrites != nil {
@@ -40,15 +46,15 @@ func (in *intake) split(rq *request) {
 		}
 	}
 	if len(sides) == 0 {
-		sides = in.splits.Of(asked)
+		sides = sd.splits.Of(asked)
 	}
 	if len(sides) == 0 || c.Options.Pinned != "" || rq.parsed.PreviousResponse != "" {
 		return
 	}
-	view := in.registry.Snapshot()
+	view := sd.registry.Snapshot()
 	key := cmp.Or(rq.parsed.Session, rq.parsed.Opening(), c.RequestID)
-	rq.side = in.splits.Assign(asked, sides, rq.call.Tenant+"\x00"+key, func(s splits.Side) bool {
-		return hasReady(view, cmp.Or(s.Model, asked), s.Labels) || len(s.Labels) == 0 && in.standby.room.Scales(cmp.Or(s.Model, asked))
+	rq.side = sd.splits.Assign(asked, sides, rq.call.Tenant+"\x00"+key, func(s splits.Side) bool {
+		return hasReady(view, cmp.Or(s.Model, asked), s.Labels) || len(s.Labels) == 0 && sd.standby.room.Scales(cmp.Or(s.Model, asked))
 	})
 	if rq.side == nil {
 		return
@@ -56,11 +62,11 @@ func (in *intake) split(rq *request) {
 	if rq.side.Model != asked {
 		c.Model = rq.side.Model
 	}
-	in.limitTo(rq, view)
+	sd.limitTo(rq, view)
 }
 
 // limitTo limits the choice to the replicas of the request's side. Where the caller's own limits leave none of these, they count alone.
-func (in *intake) limitTo(rq *request, view *registry.Snapshot) {
+func (sd *sides) limitTo(rq *request, view *registry.Snapshot) {
 	if len(rq.side.Labels) == 0 {
 		return
 	}
@@ -112,12 +118,4 @@ func endSide(rq *request, d *delivery, public *apierror.Error, e splits.End) {
 		}
 	}
 	rq.side.Ended(e)
-}
-
-// sideOf is a request's side, as its decisions have it.
-func sideOf(a *splits.Assignment) decision.Side {
-	if a == nil {
-		return decision.Side{}
-	}
-	return decision.Side{Model: a.Split, Name: a.Side, InsteadOf: a.InsteadOf}
 }

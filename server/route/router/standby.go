@@ -9,14 +9,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/standby"
 )
 
-// waited is a request's wait for the first replica of its model.
-type waited struct {
-	took time.Duration
-	// to is the client, which learns at the wait's begin that the answer is awaited; nil: it does not. announced is set once it has.
-	to        Sink
-	announced bool
-}
-
 // standbys hold requests for models that are scaled from zero.
 type standbys struct{ room *standby.Room }
 

@@ -26,18 +26,6 @@ type stored struct {
 	answers   *answers
 }
 
-// Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
-// it can only be answered by the replica that has it. One of an unknown replica is looked for on
-// every replica that takes requests.
-func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
-		if err := r.limits.enter(rq); err != nil {
-			return err
-		}
-		return r.stored.serve(ctx, rq, id, d)
-	})
-}
-
 func (st *stored) serve(ctx context.Context, rq *request, id string, d *delivery) error {
 	rq.pool = &registry.Pool{}
 	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body

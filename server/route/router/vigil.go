@@ -2,25 +2,12 @@ package router
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
-
-// vigil watches the leg of a split request that decodes, until an answer shows that the cache was read. An engine may wait for a cache for
-// good: when the replica that computed it has died, or when nothing was written.
-type vigil struct {
-	// over is closed when the cache was read, or when the leg has ended.
-	over   chan struct{}
-	closed sync.Once
-}
-
-func newVigil() *vigil { return &vigil{over: make(chan struct{})} }
-
-// close ends the vigil. It is idempotent.
-func (v *vigil) close() { v.closed.Do(func() { close(v.over) }) }
 
 // lookEvery is how often the vigil looks for the replica that computed the prompt.
 const lookEvery = 500 * time.Millisecond
@@ -28,8 +15,14 @@ const lookEvery = 500 * time.Millisecond
 // lingerFor bounds how long a leg outlives its client.
 const lingerFor = 5 * time.Second
 
+// watcher stops attempts that wait in vain for a cache.
+type watcher struct {
+	legTiming
+	registry *registry.Registry
+}
+
 // watch stops the attempt when the answer takes too long, or cannot come because the replica that computed the prompt is gone.
-func (l *legs) watch(rq *request, a *attempt) {
+func (w *watcher) watch(rq *request, a *attempt) {
 	c := a.cache
 	expected := a.choice.PredictedMove().Seconds()
 	bounded := true
@@ -40,7 +33,7 @@ func (l *legs) watch(rq *request, a *attempt) {
 	}
 	deadline := make(<-chan time.Time)
 	if bounded {
-		timer := time.NewTimer(l.limit(expected))
+		timer := time.NewTimer(w.limit(expected))
 		defer timer.Stop()
 		deadline = timer.C
 	}
@@ -56,7 +49,7 @@ func (l *legs) watch(rq *request, a *attempt) {
 			return
 		case <-look.C:
 		}
-		if !l.isGone(c.lead.Replica.ID) {
+		if !w.isGone(c.lead.Replica.ID) {
 			continue
 		}
 		// An answer in one piece does not show whether the cache was read before: it gets the time that it would need.
@@ -76,8 +69,8 @@ func (l *legs) watch(rq *request, a *attempt) {
 }
 
 // isGone reports whether a replica cannot pass a cache on.
-func (l *legs) isGone(id replica.ID) bool {
-	r, ok := l.engines.registry.Snapshot().Replica(id)
+func (w *watcher) isGone(id replica.ID) bool {
+	r, ok := w.registry.Snapshot().Replica(id)
 	return !ok || r.State == replica.StateUnhealthy || r.State == replica.StateStarting
 }
 
@@ -112,3 +105,21 @@ func (c *cache) linger(ctx, actx context.Context) context.Context {
 	})
 	return lctx
 }
+
+// legTiming has the times that legs go by.
+type legTiming struct{ patience, lease time.Duration }
+
+// limit is how long a leg that is predicted to take so many seconds may take.
+func (t legTiming) limit(seconds float64) time.Duration {
+	return t.patience + time.Duration(legTimes*seconds*float64(time.Second))
+}
+
+const (
+	// maxPrefilled bounds the answer of a replica that prefills: the names of the blocks of a long prompt.
+	maxPrefilled = 64 << 20
+	// blockLease is how long vLLM keeps blocks that nothing reads (kv_lease_duration).
+	blockLease = 30 * time.Second
+	// legPatience and legTimes bound a leg: a fixed time, and a multiple of the predicted one, which may be a guess.
+	legPatience = 30 * time.Second
+	legTimes    = 4
+)

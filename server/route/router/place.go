@@ -1,0 +1,94 @@
+package router
+
+import (
+	"context"
+
+	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+)
+
+// places finds the replicas that can serve a request.
+type places struct {
+	registry  *registry.Registry
+	standby   standbys
+	responses *responses
+}
+
+// place finds out whether one replica alone can serve: the one that the caller names, or the one that
+// stores the response which the request continues.
+func (pl *places) place(ctx context.Context, rq *request) error {
+	if err := pl.responses.check(ctx, rq); err != nil {
+		return err
+	}
+	if rq.call.Options.Pinned != "" {
+		return pl.checkPin(rq)
+	}
+	pl.responses.findHolder(ctx, rq)
+	return nil
+}
+
+// checkPin refuses a pin that no retry will make true.
+func (pl *places) checkPin(rq *request) error {
+	o := &rq.call.Options
+	name := "`" + clip(string(o.Pinned), 128) + "`"
+	missing := func(message string) error {
+		return apierror.New(apierror.ReplicaNotFound, message, nil, apierror.WithParam("pin"))
+	}
+	at, known := pl.registry.Snapshot().Replica(o.Pinned)
+	switch {
+	case !known:
+		return missing("There is no replica " + name + "; ReplicaService.List, GET /kvpilot/v1/replicas, lists the ids.")
+	case len(at.Models) == 0:
+		return nil // it has not reported yet what it serves
+	case !serves(rq.pool, at.ID):
+		return missing("The replica " + name + " does not serve the model `" + clip(rq.pool.Model, 128) + "`.")
+	case o.PinnedRank >= len(at.Slots):
+		return missing("The replica " + name + " has no such rank.")
+	}
+	return nil
+}
+
+// findPool finds the replicas that serve the model. A body without a model means the one that each
+// engine would take.
+func (pl *places) findPool(ctx context.Context, rq *request) error {
+	name := rq.parsed.Model
+	if err := pl.standby.wait(ctx, rq, name); err != nil {
+		return err
+	}
+	snapshot := pl.registry.Snapshot()
+	if name == "" {
+		pool, ok := snapshot.Unnamed()
+		if !ok {
+			return apierror.New(apierror.InvalidBody, "the field \"model\" is missing, and the router does not serve exactly one model."+snapshot.KnownModels(), nil, apierror.WithParam("model"))
+		}
+		rq.usePool(pool)
+		return nil
+	}
+	pool, ok := snapshot.Pool(name)
+	if !ok {
+		return unknownModel(name, snapshot)
+	}
+	rq.usePool(pool)
+	return nil
+}
+
+// findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
+// model's, if that is named too.
+func (pl *places) findAdapter(ctx context.Context, rq *request, adapter string) error {
+	if adapter == "" {
+		return pl.findPool(ctx, rq)
+	}
+	snapshot := pl.registry.Snapshot()
+	pool, ok := snapshot.Pool(adapter)
+	if ok && rq.parsed.Model != "" && rq.parsed.Model != adapter {
+		if err := pl.findPool(ctx, rq); err != nil {
+			return err
+		}
+		ok = pool == rq.pool || pool.AdapterOf(rq.pool)
+	}
+	if !ok || pool.Adapter == "" {
+		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
+	}
+	rq.usePool(pool)
+	return nil
+}
