@@ -92,7 +92,7 @@ func (f *fakeRouter) Stored(ctx context.Context, c *router.Call, id string, to r
 	return f.serve(ctx, c, to)
 }
 
-func (f *fakeRouter) Models() []byte                  { return []byte(`{"data":[]}`) }
+func (f *fakeRouter) Models() ([]byte, error)         { return []byte(`{"data":[]}`), nil }
 func (f *fakeRouter) Model(id string) ([]byte, error) { return []byte(`{"id":"` + id + `"}`), nil }
 
 func (f *fakeRouter) Choose(_ context.Context, q *router.Question) (*router.Answer, error) {

@@ -65,7 +65,7 @@ type answering interface {
 	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
 	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
 	Realtime(ctx context.Context, call *router.Call, model string, up router.Upgrade) error
-	Models() []byte
+	Models() ([]byte, error)
 	Model(id string) ([]byte, error)
 }
 

@@ -92,7 +92,11 @@ func (s *engineRoutes) DetokenizeBody(in *body, out bodies) error          { ret
 type models struct{ router answering }
 
 func (s models) ListModels(context.Context, *kvpilotv1.ListModelsRequest) (*httpbody.HttpBody, error) {
-	return &httpbody.HttpBody{ContentType: "application/json", Data: s.router.Models()}, nil
+	text, err := s.router.Models()
+	if err != nil {
+		return nil, err
+	}
+	return &httpbody.HttpBody{ContentType: "application/json", Data: text}, nil
 }
 
 func (s models) GetModel(_ context.Context, in *kvpilotv1.GetModelRequest) (*httpbody.HttpBody, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -76,7 +77,7 @@ func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replic
 	name, _ := req.Text("lora_name")
 	switch {
 	case req.Model != "" && !known:
-		return nil, unknownModel(req.Model, s)
+		return nil, pools.Unknown(req.Model, s)
 	case req.Model != "":
 		in = pool.Replicas
 	case pinned != "":
@@ -85,7 +86,7 @@ func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replic
 		if pool, known = s.Pool(name); known && pool.Entry.Parent != "" {
 			pool, known = s.Pool(pool.Entry.Parent) // a replica that has not loaded it yet answers for itself
 		} else {
-			pool, known = onlyBase(s)
+			pool, known = pools.OnlyBase(s)
 		}
 		if !known {
 			return nil, apierror.New(apierror.InvalidBody, "the router does not serve exactly one base model: name the adapter's in the field \"model\", or one replica in x-kvpilot-pin", nil, apierror.WithParam("model"))

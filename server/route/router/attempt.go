@@ -14,6 +14,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/opening"
+	"github.com/kvpilot/kvpilot/server/route/router/pauses"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -39,7 +41,7 @@ type attempt struct {
 	kept []byte // of an answer that is forwarded as one piece
 	hop  *hop   // nil when the request is not recorded
 	// paused watches an answer of /v1/responses; nil for any other.
-	paused *pauseWatch
+	paused *pauses.Watch
 	// reported counts the content events that the load book knows.
 	reported int
 	// broken is set when the answer ended early, ended when the reservation was released.
@@ -201,7 +203,7 @@ type delivery struct {
 	scan       sse.Scanner
 	firstToken time.Time
 	// opening is the beginning of the answer of the attempt under way.
-	opening opening
+	opening opening.Opening
 
 	// attempt is the one under way or the last one; nil before the first choice and when none was made after a failure.
 	attempt *attempt

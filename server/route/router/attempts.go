@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/pauses"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -25,7 +26,7 @@ type attempts struct {
 	blame     *blame
 	tokens    *tokenizer.Pool
 	responses *responses
-	pausable  pausable
+	pausable  pauses.Replicas
 	stopper   stopper
 	// aborted counts answers that an engine aborted.
 	aborted metric.Int64Counter
@@ -84,7 +85,7 @@ func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *f
 		a.hop.began()
 	}
 	if rq.parsed.Prompt.API == prompt.APIResponses {
-		a.paused = at.pausable.watch(actx, at.engines.upstream, a.choice.Replica)
+		a.paused = at.pausable.Watch(actx, at.engines.upstream, a.choice.Replica)
 	}
 	resp, err := at.engines.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
@@ -119,7 +120,7 @@ func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failur
 	at.legs.end(a, result.End)
 	a.hop.released(end)
 	a.cancel()
-	a.paused.wait()
+	a.paused.Wait()
 }
 
 // learnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the

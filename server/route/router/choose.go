@@ -155,7 +155,7 @@ func (qs *questions) question(ctx context.Context, rq *request, q *Question) err
 		rq.parsed.Priority = -q.Priority
 	}
 	qs.limits.capPriority(rq)
-	if err := rq.set.isolation.apply(rq); err != nil {
+	if err := isolate(rq); err != nil {
 		return err
 	}
 	if err := qs.intake.places.findAdapter(ctx, rq, q.Adapter); err != nil {
@@ -164,7 +164,7 @@ func (qs *questions) question(ctx context.Context, rq *request, q *Question) err
 		}
 		return err
 	}
-	if err := rq.set.isolation.denyOld(rq); err != nil {
+	if err := denyOld(rq); err != nil {
 		return err
 	}
 	return qs.intake.places.place(ctx, rq)

@@ -104,10 +104,10 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 			}
 		}
 		if !d.begun {
-			if piece = d.opening.take(piece); piece == nil && d.opening.whole {
+			if piece = d.opening.Take(piece); piece == nil && d.opening.Whole() {
 				break
 			}
-			if d.opening.arrival.lost {
+			if d.opening.Lost() {
 				return errTransfer
 			}
 		}
@@ -119,14 +119,14 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 		}
 	}
 	if len(a.kept) > 0 {
-		if piece := d.opening.take(a.kept); piece != nil {
+		if piece := d.opening.Take(a.kept); piece != nil {
 			return an.write(ctx, rq, d, piece, false)
 		}
 	}
 	if d.begun {
 		return nil
 	}
-	if d.opening.missing() {
+	if d.opening.Missing() {
 		return withhold(t, d)
 	}
 	if !d.attempt.choice.Begin() {
@@ -159,7 +159,7 @@ func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []
 	between := d.scan.Between()
 	d.scan.Feed(piece) // before the write: a client that reads nothing must not make the prefill look longer
 	whole := len(a.kept) > 0 || int64(len(piece)) == a.resp.ContentLength
-	if d.scan.Aborted(whole) || (whole || !over && d.scan.Done()) && a.paused.aborted(ctx) {
+	if d.scan.Aborted(whole) || (whole || !over && d.scan.Done()) && a.paused.Aborted(ctx) {
 		return d.aborted(d.scan.BeforeAbort(piece, between), streamed)
 	}
 	if !d.begun && !a.choice.Begin() {

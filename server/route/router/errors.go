@@ -2,6 +2,7 @@ package router
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 
@@ -90,4 +91,13 @@ func clip(text string, limit int) string {
 		return text
 	}
 	return text[:limit] + "…"
+}
+
+// mustJSON marshals values of our own that always can be.
+func mustJSON(v any) []byte {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic("router: " + err.Error())
+	}
+	return text
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
@@ -111,7 +112,7 @@ func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string
 	}
 	rq.parsed, rq.body = &openai.Request{Route: rq.call.Route, N: 1, Model: rq.call.Model}, rq.call.Body
 	snapshot := ho.intake.places.registry.Snapshot()
-	pool, err := anyPool(snapshot, rq)
+	pool, err := pools.Any(snapshot, rq.call.Model, rq.call.Route.Generates())
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string
 			return unknownResponse(stored)
 		}
 		if at, owner := ho.responses.pinned(ctx, rq.call.Tenant, stored); owner == pins.OwnerSelf {
-			rq.holder, rq.pool = at, poolOf(snapshot, at, pool)
+			rq.holder, rq.pool = at, pools.Of(snapshot, at, pool)
 		}
 	}
 	if rq.holder == "" && rq.call.Options.Pinned != "" {

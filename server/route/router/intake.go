@@ -65,13 +65,13 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	}
 	in.sides.impose(rq)
 	in.limits.capPriority(rq)
-	if err := rq.set.isolation.apply(rq); err != nil {
+	if err := isolate(rq); err != nil {
 		return err
 	}
 	if err := in.places.findPool(ctx, rq); err != nil {
 		return err
 	}
-	if err := rq.set.isolation.denyOld(rq); err != nil {
+	if err := denyOld(rq); err != nil {
 		return err
 	}
 	if err := in.places.place(ctx, rq); err != nil {

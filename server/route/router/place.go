@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/pools"
 )
 
 // places finds the replicas that can serve a request.
@@ -40,7 +41,7 @@ func (pl *places) checkPin(rq *request) error {
 		return missing("There is no replica " + name + "; ReplicaService.List, GET /kvpilot/v1/replicas, lists the ids.")
 	case len(at.Models) == 0:
 		return nil // it has not reported yet what it serves
-	case !serves(rq.pool, at.ID):
+	case !pools.Serves(rq.pool, at.ID):
 		return missing("The replica " + name + " does not serve the model `" + clip(rq.pool.Model, 128) + "`.")
 	case o.PinnedRank >= len(at.Slots):
 		return missing("The replica " + name + " has no such rank.")
@@ -66,7 +67,7 @@ func (pl *places) findPool(ctx context.Context, rq *request) error {
 	}
 	pool, ok := snapshot.Pool(name)
 	if !ok {
-		return unknownModel(name, snapshot)
+		return pools.Unknown(name, snapshot)
 	}
 	rq.usePool(pool)
 	return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// reader takes from bodies what routing needs.
+// reader reads the fields of bodies that routing needs.
 type reader struct {
 	bodies   *openai.Memory
 	steering *steering

@@ -8,11 +8,12 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/route/router/pools"
+	"github.com/kvpilot/kvpilot/server/route/router/tunnel"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -61,11 +62,11 @@ func (rl *realtime) findPool(rq *request) error {
 	pool, ok := snapshot.Pool(rq.parsed.Model)
 	switch {
 	case rq.parsed.Model == "":
-		if pool, ok = firstReady(snapshot); !ok {
+		if pool, ok = pools.FirstReady(snapshot); !ok {
 			return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
 		}
 	case !ok:
-		return unknownModel(rq.parsed.Model, snapshot)
+		return pools.Unknown(rq.parsed.Model, snapshot)
 	case pool.Served != rq.parsed.Model:
 		query, err := url.ParseQuery(rq.call.RawQuery)
 		if err != nil {
@@ -113,7 +114,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	}
 	defer here.Close()
 	d.begun, d.status = true, http.StatusSwitchingProtocols
-	if f = passBytes(ctx, rq.set.RealtimeIdle, a, here, there); f == nil {
+	if f = ended(tunnel.Pass(ctx, rq.set.RealtimeIdle, a.choice.Alive, here, there)); f == nil {
 		end = decision.EndCompleted
 		return nil
 	}
@@ -152,49 +153,6 @@ func worded(f *failure) *failure {
 	return f
 }
 
-var (
-	errIdle       = errors.New("no traffic for the idle timeout")
-	errReplicaEnd = errors.New("the replica ended the connection")
-	errClientEnd  = errors.New("the client ended the connection")
-)
-
-// passBytes passes what the two send, until one of them leaves. It is nil when one of them had sent a close frame.
-func passBytes(ctx context.Context, limit time.Duration, a *attempt, here, there io.ReadWriteCloser) *failure {
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	stop := context.AfterFunc(ctx, func() { // wakes readers and writers
-		_ = here.Close() // both ends are done
-		_ = there.Close()
-	})
-	defer stop()
-	alive := func() {}
-	if limit > 0 {
-		idle := time.AfterFunc(limit, func() { end(errIdle) })
-		defer idle.Stop()
-		alive = func() { idle.Reset(limit) }
-	}
-	var sent, received closing
-	var up sync.WaitGroup
-	up.Go(func() {
-		read, err := pour(there, here, &sent, alive)
-		switch {
-		case read:
-			end(errors.Join(errClientEnd, err))
-		default:
-			end(errors.Join(errReplicaEnd, err))
-		}
-	})
-	read, err := pour(here, there, &received, func() { alive(); a.choice.Alive() })
-	switch {
-	case read:
-		end(errors.Join(errReplicaEnd, err))
-	default:
-		end(errors.Join(errClientEnd, err))
-	}
-	up.Wait()
-	return ended(context.Cause(ctx), sent.seen || received.seen)
-}
-
 // ended judges why a WebSocket ended; closed is set when one of the two had sent the message that closes it.
 func ended(cause error, closed bool) *failure {
 	stopping, byRouter := errors.AsType[*apierror.Error](cause)
@@ -203,31 +161,10 @@ func ended(cause error, closed bool) *failure {
 		return &failure{outcome: retry.Canceled, public: stopping}
 	case closed:
 		return nil
-	case errors.Is(cause, errIdle):
+	case errors.Is(cause, tunnel.ErrIdle):
 		return &failure{outcome: retry.Canceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
-	case errors.Is(cause, errReplicaEnd):
+	case errors.Is(cause, tunnel.ErrReplicaEnd):
 		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the WebSocket without a close frame", cause)}
 	}
 	return &failure{outcome: retry.Canceled, public: apierror.From(errors.Join(context.Canceled, cause))}
-}
-
-// pourBuffer is the size of a read: two are held by each WebSocket, however long it rests.
-const pourBuffer = 8 << 10
-
-// pour passes on what from sends until one of the two ends; read says that it was from. Each piece is noted.
-func pour(to io.Writer, from io.Reader, said *closing, alive func()) (read bool, err error) {
-	buf := make([]byte, pourBuffer)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 {
-			alive()
-			said.feed(buf[:n])
-			if _, err := to.Write(buf[:n]); err != nil {
-				return false, err
-			}
-		}
-		if err != nil {
-			return true, err
-		}
-	}
 }

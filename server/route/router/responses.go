@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -109,7 +110,7 @@ func (s *responses) findHolder(ctx context.Context, rq *request) {
 		}
 	}
 	o := &rq.call.Options
-	if !known || !serves(rq.pool, at) || slices.Contains(o.Denied, at) || len(o.Allowed) > 0 && !slices.Contains(o.Allowed, at) {
+	if !known || !pools.Serves(rq.pool, at) || slices.Contains(o.Denied, at) || len(o.Allowed) > 0 && !slices.Contains(o.Allowed, at) {
 		return
 	}
 	rq.holder = at

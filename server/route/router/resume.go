@@ -43,7 +43,7 @@ func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *deliver
 	}
 	s := &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
 	if s.follower != nil {
-		s.follower.Halted = func() bool { return s.reply.a.paused.aborted(ctx) }
+		s.follower.Halted = func() bool { return s.reply.a.paused.Aborted(ctx) }
 	}
 	return s
 }

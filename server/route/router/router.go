@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -243,23 +244,14 @@ func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
 }
 
 // Models answers GET /v1/models: every name that a replica serves or an alias defines.
-func (r *Router) Models() []byte {
-	cards := []modelCard{}
-	for _, pool := range r.registry.Snapshot().Models() {
-		cards = append(cards, card(pool))
-	}
-	return mustJSON(struct {
-		Object string      `json:"object"`
-		Data   []modelCard `json:"data"`
-	}{"list", cards})
-}
+func (r *Router) Models() ([]byte, error) { return pools.Cards(r.registry.Snapshot()) }
 
 // Model answers GET /v1/models/{id}.
 func (r *Router) Model(id string) ([]byte, error) {
 	s := r.registry.Snapshot()
 	pool, ok := s.Pool(id)
 	if !ok {
-		return nil, unknownModel(id, s)
+		return nil, pools.Unknown(id, s)
 	}
-	return mustJSON(card(pool)), nil
+	return pools.Card(pool)
 }

@@ -1,21 +1,27 @@
 package router
 
+import "github.com/kvpilot/kvpilot/server/route/router/salts"
+
 // settings are what a request keeps from its beginning to its end, also when a reload changes them.
 type settings struct {
 	Config
 	attempts int
-	// isolation is nil unless tenants have salts.
-	isolation *isolation
+	// salts is nil unless tenants have salts.
+	salts *salts.Salts
 	// sessions are the headers that may carry a session.
 	sessions []string
 }
 
 func newSettings(c Config, attempts int) *settings {
-	return &settings{Config: c, attempts: attempts, isolation: newIsolation(c), sessions: c.sessionHeaders()}
+	s := &settings{Config: c, attempts: attempts, sessions: c.sessionHeaders()}
+	if c.TenantSalt == SwitchOn {
+		s.salts = salts.New(c.TenantSaltSecret.Reveal())
+	}
+	return s
 }
 
 // showsOverlap reports whether the caller may see what replicas hold of its prompt: it reveals what others have sent,
 // unless their blocks are kept apart.
 func (s *settings) showsOverlap(c Caller) bool {
-	return c.Tenant == "" || c.ShowOverlap || s.isolation != nil || s.ShowOverlap == ShowAlways
+	return c.Tenant == "" || c.ShowOverlap || s.salts != nil || s.ShowOverlap == ShowAlways
 }

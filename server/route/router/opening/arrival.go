@@ -1,4 +1,4 @@
-package router
+package opening
 
 import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
@@ -21,7 +21,7 @@ func (r *arrival) begin(api prompt.API) {
 	r.scan.Reset(api, true)
 }
 
-// take returns what of the stream can be used, now that piece has come.
+// take returns the bytes of the stream that can be used now that piece has come.
 func (r *arrival) take(piece []byte) []byte {
 	if !r.waits {
 		return piece

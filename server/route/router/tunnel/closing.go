@@ -1,4 +1,4 @@
-package router
+package tunnel
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ type closing struct {
 
 	head [14]byte // of the frame with an incomplete head
 	have int
-	skip uint64 // what is to come of the frame before it
+	skip uint64 // bytes to come of the frame before it
 }
 
 // opClose is the opcode of the message.

@@ -1,4 +1,4 @@
-package router
+package pauses
 
 import (
 	"bytes"
@@ -12,14 +12,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// pausable are the replicas that may be paused over HTTP (vLLM's development mode). An answer of /v1/responses that an engine aborted
-// because it was paused or put to sleep looks whole; of those replicas it can be found out.
-type pausable struct {
+// Replicas remembers which replicas may be paused over HTTP. It is safe for concurrent use; the zero value knows none.
+type Replicas struct {
 	mu   sync.Mutex
 	life map[replica.ID]lives // guarded by mu
 }
 
-// lives is what is known of a replica.
+// lives is the knowledge about a replica.
 type lives struct {
 	life     uint64
 	pausable bool
@@ -31,8 +30,8 @@ const mostPausable = 4096
 // pauseTimeout bounds one question about a pause. A replica that does not answer is taken not to be paused.
 const pauseTimeout = time.Second
 
-// pauseWatch watches one answer. A nil *pauseWatch watches nothing.
-type pauseWatch struct {
+// Watch watches one answer. A nil *Watch watches nothing.
+type Watch struct {
 	client *upstream.Client
 	rep    *replica.Replica
 	// before is how many answers the engine had aborted when this one was asked for; -1: the replica cannot be paused. It is set
@@ -41,15 +40,15 @@ type pauseWatch struct {
 	ready  chan struct{}
 }
 
-// watch begins to watch an answer that the replica is about to be asked for. Its goroutine ends with ctx.
-func (p *pausable) watch(ctx context.Context, client *upstream.Client, rep *replica.Replica) *pauseWatch {
+// Watch begins to watch an answer that the replica is about to be asked for. Its goroutine ends with ctx.
+func (p *Replicas) Watch(ctx context.Context, client *upstream.Client, rep *replica.Replica) *Watch {
 	p.mu.Lock()
 	known, ok := p.life[rep.ID]
 	p.mu.Unlock()
 	if ok && known.life == rep.Life && !known.pausable {
 		return nil
 	}
-	w := &pauseWatch{client: client, rep: rep, before: -1, ready: make(chan struct{})}
+	w := &Watch{client: client, rep: rep, before: -1, ready: make(chan struct{})}
 	go func() {
 		defer close(w.ready)
 		status, _ := w.get(ctx, rep.URL, "/is_paused")
@@ -65,7 +64,7 @@ func (p *pausable) watch(ctx context.Context, client *upstream.Client, rep *repl
 }
 
 // note remembers whether a replica can be paused.
-func (p *pausable) note(rep *replica.Replica, yes bool) {
+func (p *Replicas) note(rep *replica.Replica, yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.life == nil || len(p.life) >= mostPausable {
@@ -74,15 +73,15 @@ func (p *pausable) note(rep *replica.Replica, yes bool) {
 	p.life[rep.ID] = lives{rep.Life, yes}
 }
 
-// wait waits until the goroutine of the watch has ended.
-func (w *pauseWatch) wait() {
+// Wait waits until the goroutine of the watch has ended.
+func (w *Watch) Wait() {
 	if w != nil {
 		<-w.ready
 	}
 }
 
-// aborted reports whether the replica was paused or put to sleep and has aborted answers since the watch began.
-func (w *pauseWatch) aborted(ctx context.Context) bool {
+// Aborted reports whether the replica was paused or put to sleep and has aborted answers since the watch began.
+func (w *Watch) Aborted(ctx context.Context) bool {
 	if w == nil {
 		return false
 	}
@@ -95,13 +94,13 @@ func (w *pauseWatch) aborted(ctx context.Context) bool {
 }
 
 // says reports whether a route answers that a state holds.
-func (w *pauseWatch) says(ctx context.Context, path, member string) bool {
+func (w *Watch) says(ctx context.Context, path, member string) bool {
 	status, body := w.get(ctx, w.rep.URL, path)
 	return status == http.StatusOK && bytes.Contains(bytes.ReplaceAll(body, []byte(" "), nil), []byte(`"`+member+`":true`))
 }
 
 // aborts counts the answers that the engine aborted, by its metrics; -1 when they do not show it.
-func (w *pauseWatch) aborts(ctx context.Context) int {
+func (w *Watch) aborts(ctx context.Context) int {
 	status, page := w.get(ctx, w.rep.Metrics(), "/metrics")
 	if status != http.StatusOK {
 		return -1
@@ -123,7 +122,7 @@ func (w *pauseWatch) aborts(ctx context.Context) int {
 const maxPage = 8 << 20
 
 // get asks the replica; status 0 when it does not answer.
-func (w *pauseWatch) get(ctx context.Context, base, path string) (status int, body []byte) {
+func (w *Watch) get(ctx context.Context, base, path string) (status int, body []byte) {
 	ctx, cancel := context.WithTimeout(ctx, pauseTimeout)
 	defer cancel()
 	rep := &replica.Replica{ID: w.rep.ID, URL: base, APIKey: w.rep.APIKey, TLS: w.rep.TLS}

@@ -1,4 +1,4 @@
-package router
+package tunnel
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package router
+package pools
 
 import (
 	"slices"
@@ -9,20 +9,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-func serves(p *registry.Pool, id replica.ID) bool {
+// Serves reports whether a replica belongs to a pool.
+func Serves(p *registry.Pool, id replica.ID) bool {
 	return slices.ContainsFunc(p.Replicas, func(r *replica.Replica) bool { return r.ID == id })
 }
 
-// unknownModel is a 404, unless a replica that could serve the model has not reported yet.
-func unknownModel(name string, s *registry.Snapshot) error {
+// Unknown is a 404, unless a replica that could serve the model has not reported yet.
+func Unknown(name string, s *registry.Snapshot) error {
 	if s.Silent() > 0 && len(s.Models()) == 0 || len(s.Replicas) == 0 {
 		return apierror.New(apierror.NoReplica, "no replica has reported its models yet", nil, apierror.WithRetryAfter(time.Second))
 	}
 	return apierror.New(apierror.ModelNotFound, s.UnknownModel(name), nil, apierror.WithParam("model"))
 }
 
-// firstReady is the only model's pool, or the first one with a replica that takes requests.
-func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
+// FirstReady is the only model's pool, or the first one with a replica that takes requests.
+func FirstReady(s *registry.Snapshot) (*registry.Pool, bool) {
 	if pool, ok := s.Unnamed(); ok {
 		return pool, true
 	}
@@ -36,8 +37,8 @@ func firstReady(s *registry.Snapshot) (*registry.Pool, bool) {
 	return nil, false
 }
 
-// onlyBase is the pool of the only base model.
-func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
+// OnlyBase is the pool of the only base model.
+func OnlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
 	var base *registry.Pool
 	for _, pool := range s.Models() {
 		if pool.Entry.Parent != "" {
@@ -51,31 +52,31 @@ func onlyBase(s *registry.Snapshot) (*registry.Pool, bool) {
 	return base, base != nil
 }
 
-// anyPool is the pool of a request without a body: the gateway's model, the only one there is, or, where nothing is computed, any with
-// a replica that takes requests.
-func anyPool(s *registry.Snapshot, rq *request) (*registry.Pool, error) {
-	if name := rq.call.Model; name != "" {
+// Any is the pool of a request without a body: the named model's, the only one, or, for a request that does not generate, any
+// with a replica that takes requests.
+func Any(s *registry.Snapshot, name string, generates bool) (*registry.Pool, error) {
+	if name != "" {
 		if pool, ok := s.Pool(name); ok {
 			return pool, nil
 		}
-		return nil, unknownModel(name, s)
+		return nil, Unknown(name, s)
 	}
-	if rq.call.Route.Generates() && len(s.Models()) > 0 {
+	if generates && len(s.Models()) > 0 {
 		if pool, ok := s.Unnamed(); ok {
 			return pool, nil
 		}
 		return nil, apierror.New(apierror.InvalidBody, "the gateway sends no body, and the router does not serve exactly one model: have it send bodies (request_body_mode)."+s.KnownModels(), nil, apierror.WithParam("model"))
 	}
-	if pool, ok := firstReady(s); ok {
+	if pool, ok := FirstReady(s); ok {
 		return pool, nil
 	}
 	return nil, apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
 }
 
-// poolOf is a pool with the replica; the given one where there is none.
-func poolOf(s *registry.Snapshot, id replica.ID, otherwise *registry.Pool) *registry.Pool {
+// Of is a pool with the replica; the given one where there is none.
+func Of(s *registry.Snapshot, id replica.ID, otherwise *registry.Pool) *registry.Pool {
 	for _, p := range s.Models() {
-		if serves(p, id) {
+		if Serves(p, id) {
 			return p
 		}
 	}

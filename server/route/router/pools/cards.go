@@ -1,4 +1,4 @@
-package router
+package pools
 
 import (
 	"encoding/json"
@@ -38,11 +38,17 @@ func card(p *registry.Pool) modelCard {
 	return c
 }
 
-// mustJSON marshals values of our own that always can be.
-func mustJSON(v any) []byte {
-	text, err := json.Marshal(v)
-	if err != nil {
-		panic("router: " + err.Error())
+// Cards is the list of all pools, as GET /v1/models answers.
+func Cards(s *registry.Snapshot) ([]byte, error) {
+	cards := []modelCard{}
+	for _, pool := range s.Models() {
+		cards = append(cards, card(pool))
 	}
-	return text
+	return json.Marshal(struct {
+		Object string      `json:"object"`
+		Data   []modelCard `json:"data"`
+	}{"list", cards})
 }
+
+// Card is the entry of one pool, as GET /v1/models/{id} answers.
+func Card(p *registry.Pool) ([]byte, error) { return json.Marshal(card(p)) }
