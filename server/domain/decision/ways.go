@@ -42,3 +42,14 @@ func (d *Decision) PredictedTTFT() float64 {
 	}
 	return 0
 }
+
+// Expected is how many of the prompt's tokens the chosen rank was believed to hold, in all tiers.
+func (d *Decision) Expected() int {
+	if w := d.Split(); w != nil {
+		return int(w.Held)
+	}
+	if pick := d.Pick(); pick != nil {
+		return int(pick.Overlap.Tokens())
+	}
+	return 0
+}

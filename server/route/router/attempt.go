@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/opening"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
+	"github.com/kvpilot/kvpilot/server/route/router/story"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -38,8 +39,8 @@ type attempt struct {
 	cache *cache
 
 	resp *upstream.Response
-	kept []byte // of an answer that is forwarded as one piece
-	hop  *hop   // nil when the request is not recorded
+	kept []byte     // of an answer that is forwarded as one piece
+	hop  *story.Hop // nil when the request is not recorded
 	// paused watches an answer of /v1/responses; nil for any other.
 	paused *pauses.Watch
 	// reported counts the content events that the load book knows.
@@ -168,7 +169,7 @@ func endOf(o retry.Verdict) decision.End {
 
 // cachedOwn is how much of the prompt the router takes to have come from the cache.
 func (a *attempt) cachedOwn() int {
-	return min(overlap(a.choice.Decision), a.choice.Decision.PromptTokens)
+	return min(a.choice.Decision.Expected(), a.choice.Decision.PromptTokens)
 }
 
 // newTries makes the question to the chooser for the first attempt.
@@ -220,9 +221,7 @@ func (d *delivery) sawFirstToken() {
 		d.firstToken = now
 	}
 	d.attempt.choice.FirstToken()
-	if h := d.attempt.hop; h != nil {
-		h.firstToken = now
-	}
+	d.attempt.hop.FirstToken(now)
 }
 
 // outcome says what a complete answer means: an engine may report its failure in a stream.
@@ -249,7 +248,7 @@ func (d *delivery) aborted(rest []byte, streamed bool) error {
 // endedEarly notes that the answer ended early.
 func (a *attempt) endedEarly() {
 	a.broken = true
-	a.hop.endedEarly()
+	a.hop.EndedEarly()
 }
 
 // blank is an answer without a token that the client does not have, because another replica is asked first.

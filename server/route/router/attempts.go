@@ -78,18 +78,18 @@ func (at *attempts) choose(ctx context.Context, rq *request, t *tries, d *delive
 // reads the head of the answer.
 func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
 	a := d.attempt
-	a.hop = rq.story.attempt(rq, a)
-	a.hop.follows(d)
+	a.hop = rq.note(a)
+	d.follows()
 	if a.isSplit() {
 		actx = at.legs.send(ctx, actx, rq, a)
-		a.hop.began()
+		a.hop.Began()
 	}
 	if rq.parsed.Prompt.API == prompt.APIResponses {
 		a.paused = at.pausable.Watch(actx, at.engines.upstream, a.choice.Replica)
 	}
 	resp, err := at.engines.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
-	a.hop.answered(resp, outcome)
+	a.hop.Answered(resp, outcome)
 	if err != nil || outcome != retry.OK {
 		f := at.refusals.refusal(ctx, a, resp, err, outcome)
 		if a.isSplit() && f.outcome == retry.EngineError { // as vLLM answers when it cannot read the cache
@@ -115,10 +115,10 @@ func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failur
 		a.resp.Close()
 		at.learnUsage(ctx, rq, d, &result)
 	}
-	a.hop.over(rq, d, f)
+	rq.over(d, f)
 	a.choice.Release(result)
 	at.legs.end(a, result.End)
-	a.hop.released(end)
+	a.hop.Released(end)
 	a.cancel()
 	a.paused.Wait()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -50,7 +51,7 @@ func (qs *questions) account(ctx context.Context, rq *request, answer func(conte
 		if !rq.onlyIDs && rq.question.Booking != DryRun {
 			qs.ends.countUnserved(d, public)
 		}
-		rq.story.leave(rq, d, public)
+		rq.leave(d, public)
 	}()
 	if err := qs.question(ctx, rq, rq.question); err != nil {
 		return nil, err
@@ -103,7 +104,7 @@ func (qs *questions) decide(ctx context.Context, rq *request) (*Answer, error) {
 	if q.Booking != DryRun {
 		qs.picker.learnRouted(ctx, rq, t, chosen)
 	}
-	host, port := hostPort(choice.Replica.URL)
+	host, port := replica.HostPort(choice.Replica.URL)
 	qs.metrics.decided(rq, chosen)
 	a := &Answer{
 		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,

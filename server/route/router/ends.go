@@ -28,7 +28,7 @@ func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) 
 	e.metrics.end(ctx, rq, d, public, took)
 	e.countEnd(d, public)
 	endSide(rq, d, public, splits.End{Took: took})
-	rq.story.leave(rq, d, public)
+	rq.leave(d, public)
 	level := slog.LevelInfo
 	if public != nil {
 		switch public.Fault() {

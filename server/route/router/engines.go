@@ -59,7 +59,7 @@ func (e *engines) exchange(ctx context.Context, rq *request, a *attempt) (*upstr
 // do sends an attempt's request once.
 func (e *engines) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
 	out := e.toEngine(ctx, rq, a)
-	a.hop.observe(out)
+	a.hop.Observe(out, clip(out.Path, 256))
 	return e.upstream.Do(ctx, to, out)
 }
 

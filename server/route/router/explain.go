@@ -1,12 +1,9 @@
 package router
 
 import (
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
-
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // explain puts into h what the operator lets clients know about the choice.
@@ -44,31 +41,4 @@ func (rq *request) explain(a *attempt, h http.Header) {
 	if show.Overhead {
 		h[headerOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
 	}
-}
-
-// overlap is how many of the prompt's tokens the chosen rank was believed to hold, in all tiers.
-func overlap(d *decision.Decision) int {
-	if w := d.Split(); w != nil {
-		return int(w.Held)
-	}
-	if pick := d.Pick(); pick != nil {
-		return int(pick.Overlap.Tokens())
-	}
-	return 0
-}
-
-// hostPort splits a replica's base URL for callers that open their own connections.
-func hostPort(base string) (host string, port int) {
-	scheme, rest, _ := strings.Cut(base, "://")
-	address, _, _ := strings.Cut(rest, "/")
-	if h, p, err := net.SplitHostPort(address); err == nil {
-		if port, err = strconv.Atoi(p); err == nil {
-			return h, port
-		}
-	}
-	port = 80
-	if scheme == "https" {
-		port = 443
-	}
-	return strings.Trim(address, "[]"), port
 }

@@ -71,7 +71,7 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 	if err = ho.intake.sendable(call); err != nil {
 		return nil, err
 	}
-	h.rq.story.admit(call.Received)
+	h.rq.story.Admit(call.Received)
 	if id, about := storedID(call); about || len(call.Body) == 0 {
 		err = ho.placeAnywhere(ctx, h, id)
 	} else {
@@ -143,9 +143,8 @@ func (h *Handoff) choose(ctx context.Context) error {
 	}
 	h.ahead.lead = a.choice.Prefill()
 	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
-	if a.hop = h.rq.story.attempt(h.rq, a); a.hop != nil {
-		a.hop.path, a.hop.times.Began = clip(h.rq.call.path(), 256), a.chosen
-	}
+	a.hop = h.rq.note(a)
+	a.hop.Sends(clip(h.rq.call.path(), 256), a.chosen)
 	return nil
 }
 
@@ -204,9 +203,7 @@ func (h *Handoff) Header(ctx context.Context) http.Header {
 	if h.rq.lowered {
 		out.Set(headerPriority, strconv.Itoa(h.rq.parsed.Priority))
 	}
-	if a.hop != nil {
-		traceHeader(ctx, a.hop.proxy, out)
-	}
+	traceHeader(ctx, a.hop.Span(), out)
 	return out
 }
 
@@ -241,9 +238,7 @@ func (h *Handoff) Begin(head Head) http.Header {
 	h.begun = true
 	h.verdict = verdictOf(head)
 	h.d.begun, h.d.status = true, head.Status
-	if a.hop != nil {
-		a.hop.times.Head, a.hop.outcome, a.hop.status = time.Now(), h.verdict, head.Status
-	}
+	a.hop.Head(h.verdict, head.Status)
 	if wait, known := retry.After(head.Header, time.Now()); known && (h.verdict == retry.Refused || h.verdict == retry.Unavailable) {
 		h.parts.breaker.Pause(a.choice.Replica.ID, wait)
 	}
@@ -350,13 +345,13 @@ func (h *Handoff) End(ctx context.Context, err error) {
 // release ends an attempt.
 func (h *Handoff) release(a *attempt, f *failure, result chooser.Result) {
 	a.ended = true
-	a.hop.over(h.rq, h.d, f)
+	h.rq.over(h.d, f)
 	if result.End == decision.EndCompleted {
 		h.ahead.computed()
 	}
 	h.ahead.release(result.End)
 	a.choice.Release(result)
-	a.hop.released(result.End)
+	a.hop.Released(result.End)
 }
 
 // finish accounts for the end of the request.

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/route/router/story"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -36,7 +37,7 @@ func (in *intake) newRequest(ctx context.Context, call *Call) *request {
 	}
 	in.reader.checkID(rq)
 	if rq.span.IsRecording() {
-		rq.story = newStory(in.tracer, rq)
+		rq.story = story.Begin(in.tracer, rq.span, rq.received)
 	}
 	return rq
 }

@@ -80,9 +80,9 @@ func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *a
 	a.cache = c
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
-	note := rq.story.lead(a)
+	note := rq.story.Lead(a.chosen, a.choice.Decision)
 	result := l.ask(ctx, lctx, rq, d, a)
-	note.ended(c, result)
+	note.Ended(result, result == prefillDone, c.usage.PromptTokens, c.usage.CachedTokens)
 	l.prefills.Add(result)
 	if result == prefillDone {
 		lead.FirstToken()

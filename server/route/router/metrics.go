@@ -128,7 +128,7 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 // genai is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
 func (rq *request) genai(d *delivery, res result, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
-		Operation: operation(rq.call.Route), Duration: took,
+		Operation: rq.call.Route.Operation(), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
 	}
 	if rq.modelLabel() != otherModel {

@@ -172,7 +172,7 @@ func (s *resumed) compute(ctx context.Context, rq *request, t *tries) bool {
 // stays where it is when there is no such replica, or not in time.
 func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	old := s.reply.a
-	old.hop = s.rq.story.keep(old.hop)
+	old.hop = s.rq.story.Keep(old.hop)
 	t, d := s.trial(point), &delivery{to: s.d.to, begun: true, doubts: s.d.doubts}
 	waits, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(moveWait, cancel)
@@ -206,7 +206,7 @@ func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	s.d.attempt, s.d.attempts = a, s.d.attempts+1
 	*s.tries = *t
 	s.attempts.responses.pin(s.rq, s.d)
-	a.hop.follows(s.d)
+	s.d.follows()
 	s.reply, s.follower, s.ahead, s.fault = next, follower, first, err
 	context.AfterFunc(ctx, cancel)
 	return true

@@ -72,12 +72,12 @@ func (p *picker) admitted(rq *request, t *tries, a *attempt) (ok bool) {
 // choose makes the chooser decide and book the attempt.
 func (p *picker) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
 	began := time.Now()
-	id := rq.story.plan()
+	id := rq.story.Plan()
 	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
 	t.ask.Sampled = id.IsValid() && rq.span.SpanContext().IsSampled()
 	choice, err := p.chooseNow(ctx, rq, t)
 	a.chosen = time.Now()
-	rq.story.choice(id, began, a.chosen, choice, err)
+	rq.story.Choice(id, began, a.chosen, choice, err)
 	if err != nil {
 		return p.undecided(ctx, rq, t, err)
 	}
@@ -123,7 +123,7 @@ func (p *picker) learnRouted(ctx context.Context, rq *request, t *tries, a *atte
 	}
 	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.
 	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
-		p.tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, overlap(a.choice.Decision))
+		p.tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, a.choice.Decision.Expected())
 	}
 	if rq.enc.Known() == 0 && t.ask.Hashes != nil && p.guesses != nil {
 		p.guesses.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))

@@ -30,7 +30,7 @@ func (rd *reader) readForm(rq *request) error {
 	form, err := openai.ReadForm(openai.Params{Route: rq.call.Route, Header: rq.call.Header, SessionHeaders: rq.set.sessions}, contentType, body, limit)
 	if err != nil {
 		refused := badRequest(err)
-		rq.story.read(began, refused)
+		rq.story.Read(began, refused)
 		return refused
 	}
 	u := &upload{form: form, head: form.Head, left: -1}
@@ -44,7 +44,7 @@ func (rd *reader) readForm(rq *request) error {
 		}
 	}
 	rq.parsed, rq.upload = form.Request, u
-	rq.story.read(began, nil)
+	rq.story.Read(began, nil)
 	return nil
 }
 
@@ -73,11 +73,11 @@ func (rd *reader) read(rq *request) error {
 	}
 	if err != nil {
 		refused := badRequest(err)
-		rq.story.read(began, refused)
+		rq.story.Read(began, refused)
 		return refused
 	}
 	rq.parsed, rq.body = req, req.Body
-	rq.story.read(began, nil)
+	rq.story.Read(began, nil)
 	return nil
 }
 

@@ -86,24 +86,24 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
 		return f
 	}
-	a.hop = rq.story.attempt(rq, a)
+	a.hop = rq.note(a)
 	end := decision.EndFailed
 	defer func() { rl.attempts.end(ctx, rq, d, f, end) }()
 	out := &upstream.Request{
 		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers,
 	}
-	a.hop.observe(out)
+	a.hop.Observe(out, clip(out.Path, 256))
 	there, resp, err := rl.upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
-		a.hop.answered(resp, outcome)
+		a.hop.Answered(resp, outcome)
 		f := worded(rl.refusals.refusal(ctx, a, resp, err, outcome))
 		rl.blame.settle(rq, d, a, f.outcome)
 		end = endOf(f.outcome)
 		return f
 	}
 	defer there.Close()
-	a.hop.answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
+	a.hop.Answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
 	rl.blame.settle(rq, d, a, retry.OK)
 	delete(there.Header, headerRetryAfter)
 	rq.explain(a, there.Header)

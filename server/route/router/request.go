@@ -19,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router/story"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -34,7 +35,7 @@ type request struct {
 	policies *chooser.Settings
 	// span is the surface's, story the notes from which the spans below it are drawn; nil when nothing is recorded.
 	span     trace.Span
-	story    *story
+	story    *story.Story
 	received time.Time
 	// id names the decision and the reservation. It is ours: a client may use an id twice.
 	id string

@@ -159,7 +159,7 @@ func (r *Router) Update(c Config, attempts int) error {
 // given nothing, or that the answer broke after its first byte.
 func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
-		rq.story.admit(call.Received)
+		rq.story.Admit(call.Received)
 		rq.standby.to = to
 		if err := r.intake.prepare(ctx, rq); err != nil {
 			return err
@@ -220,7 +220,7 @@ func (r *Router) HandOff(ctx context.Context, call *Call, sight Sight) (*Handoff
 // first that can serve. An error is an *apierror.Error, as that of Serve.
 func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
 	return r.account(ctx, call, nil, func(rq *request, d *delivery) error {
-		rq.story.admit(call.Received)
+		rq.story.Admit(call.Received)
 		return r.realtime.serve(ctx, rq, d, model, up)
 	})
 }

@@ -64,7 +64,7 @@ func (st *stored) serve(ctx context.Context, rq *request, id string, d *delivery
 // direct sends the call to one replica without a choice or a reservation.
 func (st *stored) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
 	actx, cancel := context.WithCancel(ctx)
-	rq.story.direct()
+	rq.story.Direct()
 	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}, chosen: time.Now(), halt: halt{cancel: cancel}}
 	a.pass, _ = st.breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true

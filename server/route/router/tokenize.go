@@ -26,7 +26,7 @@ func (en *encoder) tokenize(ctx context.Context, rq *request) error {
 	defer cancel()
 	ask := rq.encodeRequest()
 	ask.Keep, ask.Namespace = rq.keepsIDs(), rq.namespace()
-	ask.Span = rq.story.plan()
+	ask.Span = rq.story.Plan()
 	ask.SizeOnly = !rq.wantsIDs() && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
 	enc, err := en.tokens.Encode(tctx, ask)
 	rq.tokenizing = time.Since(began)
@@ -36,7 +36,7 @@ func (en *encoder) tokenize(ctx context.Context, rq *request) error {
 			err = nil
 		}
 	}
-	rq.story.tokens(ask.Span, began, rq.tokenizing, enc, err)
+	rq.story.Tokens(ask.Span, began, rq.tokenizing, enc, err)
 	switch {
 	case err == nil:
 		rq.enc = enc

@@ -1,4 +1,4 @@
-package router
+package story
 
 import (
 	"time"
@@ -6,15 +6,15 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/observe/span"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // Draw implements span.Story: it draws the steps of the request below the surface's span, and adds
 // the request's result to that.
-func (st *story) Draw(on *span.Canvas) {
+func (st *Story) Draw(on *span.Canvas) {
 	t, ok := st.tracer.(*recorder.Tracer)
 	if !ok {
 		return
@@ -41,20 +41,20 @@ func (s *stretch) part(name string) span.Part {
 	return span.Part{Name: name, From: s.from, To: s.to, Failed: s.failed}
 }
 
-func (st *story) drawRead(on *span.Canvas, t *recorder.Tracer) {
+func (st *Story) drawRead(on *span.Canvas, t *recorder.Tracer) {
 	read := st.body.part(span.Read)
 	switch {
 	case read.From.IsZero(): // there was no body
 	case read.Failed != "":
 		on.Draw(t, read, span.ErrorType.String(st.body.fault))
-	case st.unbodied:
-		on.Draw(t, read, span.Model.String(st.model), span.PromptKind.String(st.kind.String()))
+	case st.Unbodied:
+		on.Draw(t, read, span.Model.String(st.Model), span.PromptKind.String(st.Kind.String()))
 	default:
-		on.Draw(t, read, span.Model.String(st.model), span.Streamed.Bool(st.streamed), span.PromptKind.String(st.kind.String()))
+		on.Draw(t, read, span.Model.String(st.Model), span.Streamed.Bool(st.Streamed), span.PromptKind.String(st.Kind.String()))
 	}
 }
 
-func (st *story) drawTokens(on *span.Canvas, t *recorder.Tracer) {
+func (st *Story) drawTokens(on *span.Canvas, t *recorder.Tracer) {
 	a := &st.asked
 	asked := a.part(span.Tokenize)
 	asked.ID = a.id
@@ -73,7 +73,7 @@ func (st *story) drawTokens(on *span.Canvas, t *recorder.Tracer) {
 }
 
 // drawChoice draws the wait in the queue, the index look-up, and the choice itself.
-func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
+func (h *Hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 	if h.choice.from.IsZero() {
 		return // there was none to make
 	}
@@ -86,7 +86,7 @@ func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 	if h.held > 0 {
 		h.drawHold(on, t, chosen.From)
 	}
-	if h.decidedBy != "" { // another router looked: what is seen here is the time of the question
+	if h.decidedBy != "" { // another router looked: this one has only the time of the question
 		on.Draw(t, span.Part{Name: span.Ask, Kind: trace.SpanKindClient, From: chosen.To.Add(-h.took), To: chosen.To, Above: h.id}, span.DecidedBy.String(h.decidedBy))
 		chosen.From = chosen.From.Add(h.held)
 	} else {
@@ -117,7 +117,7 @@ func (h *hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 }
 
 // drawHold draws the wait in the router. Of a program that waited for memory it says how much it needed.
-func (h *hop) drawHold(on *span.Canvas, t *recorder.Tracer, from time.Time) {
+func (h *Hop) drawHold(on *span.Canvas, t *recorder.Tracer, from time.Time) {
 	var list [5]span.KeyValue
 	attrs := append(list[:0], span.HeldFor.Float64(h.held.Seconds()))
 	if w := h.memory; w != nil {
@@ -128,7 +128,7 @@ func (h *hop) drawHold(on *span.Canvas, t *recorder.Tracer, from time.Time) {
 
 // drawAttempt draws how a replica was reached: the new connection, when it took one, the wait for the
 // head of the answer, the answer.
-func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
+func (h *Hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *Story) {
 	if !h.times.DialBegan.IsZero() {
 		h.drawWait(on, t, span.Dial, h.times.DialBegan, h.times.Dialed)
 	}
@@ -148,11 +148,11 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 			on.Draw(t, answer, span.Chunks.Int(h.chunks))
 		}
 	}
-	host, port := hostPort(h.url)
+	host, port := replica.HostPort(h.url)
 	var list [20]span.KeyValue
 	attrs := append(list[:0],
-		span.Operation.String(operation(st.route)), span.Provider.String("vllm"), span.Model.String(st.model), span.HTTPMethod.String(h.method),
-		span.DecisionID.String(st.decisionID), span.Attempt.Int(h.attempt), span.Replica.String(h.replica), span.Rank.Int(h.rank),
+		span.Operation.String(st.Route.Operation()), span.Provider.String("vllm"), span.Model.String(st.Model), span.HTTPMethod.String(h.method),
+		span.DecisionID.String(st.DecisionID), span.Attempt.Int(h.attempt), span.Replica.String(h.replica), span.Rank.Int(h.rank),
 		span.OverlapTokens.Int(h.overlap), span.Overhead.Float64(h.overhead.Seconds()),
 		span.ServerAddress.String(host), span.ServerPort.Int(port), span.URLFull.String(h.url+h.path), span.Reused.Bool(h.times.DialBegan.IsZero() && !h.times.Began.IsZero()))
 	if h.status != 0 {
@@ -172,7 +172,7 @@ func (h *hop) drawAttempt(on *span.Canvas, t *recorder.Tracer, st *story) {
 }
 
 // drawWait draws a part of an attempt, which failed when it has no end.
-func (h *hop) drawWait(on *span.Canvas, t *recorder.Tracer, name string, from, to time.Time) {
+func (h *Hop) drawWait(on *span.Canvas, t *recorder.Tracer, name string, from, to time.Time) {
 	wait := span.Part{Name: name, From: from, To: to, Above: h.proxy}
 	if to.IsZero() {
 		wait.To, wait.Failed = h.sent.to, "not reached"
@@ -183,19 +183,19 @@ func (h *hop) drawWait(on *span.Canvas, t *recorder.Tracer, name string, from, t
 }
 
 // describe adds the request's result to the surface's span.
-func (st *story) describe(on *span.Canvas) {
+func (st *Story) describe(on *span.Canvas) {
 	var list [24]span.KeyValue
-	attrs := append(list[:0], span.RequestID.String(st.requestID), span.DecisionID.String(st.decisionID))
-	if st.understood {
-		attrs = append(attrs, span.Model.String(st.model), span.Operation.String(operation(st.route)))
-		if !st.unbodied {
-			attrs = append(attrs, span.Streamed.Bool(st.streamed))
+	attrs := append(list[:0], span.RequestID.String(st.RequestID), span.DecisionID.String(st.DecisionID))
+	if st.Understood {
+		attrs = append(attrs, span.Model.String(st.Model), span.Operation.String(st.Route.Operation()))
+		if !st.Unbodied {
+			attrs = append(attrs, span.Streamed.Bool(st.Streamed))
 		}
-		if st.maxTokens > 0 {
-			attrs = append(attrs, span.MaxTokens.Int(st.maxTokens))
+		if st.MaxTokens > 0 {
+			attrs = append(attrs, span.MaxTokens.Int(st.MaxTokens))
 		}
-		if st.session != "" {
-			attrs = append(attrs, span.Conversation.String(st.session))
+		if st.Session != "" {
+			attrs = append(attrs, span.Conversation.String(st.Session))
 		}
 	}
 	if n := len(st.hops); n > 0 && st.hops[n-1].decided {
@@ -203,39 +203,27 @@ func (st *story) describe(on *span.Canvas) {
 		attrs = append(attrs, span.Replica.String(h.replica), span.Policy.String(string(h.policy)),
 			span.OverlapTokens.Int(h.overlap), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
 	}
-	if !st.firstToken.IsZero() {
-		attrs = append(attrs, span.FirstChunk.Float64(st.firstToken.Sub(st.received).Seconds()))
+	if !st.FirstToken.IsZero() {
+		attrs = append(attrs, span.FirstChunk.Float64(st.FirstToken.Sub(st.received).Seconds()))
 	}
-	if st.answerID != "" {
-		attrs = append(attrs, span.ResponseID.String(st.answerID))
+	if st.AnswerID != "" {
+		attrs = append(attrs, span.ResponseID.String(st.AnswerID))
 	}
-	if st.counted {
-		attrs = append(attrs, span.InputTokens.Int(st.usage.PromptTokens), span.OutputTokens.Int(st.usage.CompletionTokens))
-		if st.usage.CachedTokens >= 0 {
-			attrs = append(attrs, span.CachedTokens.Int(st.usage.CachedTokens))
+	if st.Counted {
+		attrs = append(attrs, span.InputTokens.Int(st.Usage.PromptTokens), span.OutputTokens.Int(st.Usage.CompletionTokens))
+		if st.Usage.CachedTokens >= 0 {
+			attrs = append(attrs, span.CachedTokens.Int(st.Usage.CachedTokens))
 		}
 	}
-	if st.cause != "" {
-		attrs = append(attrs, span.Cause.String(st.cause))
+	if st.Cause != "" {
+		attrs = append(attrs, span.Cause.String(st.Cause))
 	}
 	on.Set(attrs...)
-	if st.finish != "" {
-		on.SetTexts(span.FinishReasons, st.finish)
+	if st.Finish != "" {
+		on.SetTexts(span.FinishReasons, st.Finish)
 	}
 	if st.fault != "" {
 		on.Set(span.ErrorType.String(st.fault))
 		on.Fail(st.words)
-	}
-}
-
-// operation is the route in the words of OpenTelemetry's conventions, where they have one.
-func operation(r openai.Route) string {
-	switch r {
-	case openai.RouteChat, openai.RouteResponses, openai.RouteMessages:
-		return "chat"
-	case openai.RouteCompletions:
-		return "text_completion"
-	default:
-		return r.String()
 	}
 }

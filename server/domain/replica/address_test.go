@@ -1,4 +1,4 @@
-package router
+package replica
 
 import "testing"
 
@@ -14,7 +14,7 @@ func TestHostPort(t *testing.T) {
 		"http://[::1]:8000":          {"::1", 8000},
 		"http://[fe80::1]":           {"fe80::1", 80},
 	} {
-		if host, port := hostPort(base); host != want.host || port != want.port {
+		if host, port := HostPort(base); host != want.host || port != want.port {
 			t.Errorf("%s: %q, %d; want %q, %d", base, host, port, want.host, want.port)
 		}
 	}

@@ -1,17 +1,18 @@
-package router
+package story
 
 import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 )
 
-// leading is the leg of a split request that computes the prompt, and the transfer that follows. The zero value is of a request that was
+// Leading is the leg of a split request that computes the prompt, and the transfer that follows. The zero value is of a request that was
 // not split.
-type leading struct {
+type Leading struct {
 	lead      stretch
 	by        string
 	byRank    int
@@ -22,30 +23,30 @@ type leading struct {
 	delivered time.Time // when the other replica was sent the request
 }
 
-// lead begins the notes of the leg; nil when nothing is recorded. The methods of a leading take nil.
-func (st *story) lead(a *attempt) *leading {
+// Lead begins the notes of the leg; nil when nothing is recorded. The methods of a Leading take nil.
+func (st *Story) Lead(from time.Time, d *decision.Decision) *Leading {
 	h := st.hop()
 	if h == nil {
 		return nil
 	}
-	w := a.choice.Decision.Split()
-	h.leading = leading{lead: stretch{from: a.chosen}, by: string(w.Prefill.Replica), byRank: int(w.Prefill.Rank), moved: int(w.Moved)}
-	return &h.leading
+	w := d.Split()
+	h.Leading = Leading{lead: stretch{from: from}, by: string(w.Prefill.Replica), byRank: int(w.Prefill.Rank), moved: int(w.Moved)}
+	return &h.Leading
 }
 
-// ended notes the end of the leg.
-func (l *leading) ended(c *cache, result string) {
+// Ended notes the end of the leg: done, or why not. prompt and cached are the engine's counts, negative where it gave none.
+func (l *Leading) Ended(result string, done bool, prompt, cached int) {
 	if l == nil {
 		return
 	}
-	l.lead.to, l.result, l.counted, l.cached = time.Now(), result, c.usage.PromptTokens, c.usage.CachedTokens
-	if result != prefillDone {
+	l.lead.to, l.result, l.counted, l.cached = time.Now(), result, prompt, cached
+	if !done {
 		l.lead.fault, l.lead.failed = result, "the replica did not prefill for another one"
 	}
 }
 
-// began notes that the request goes to the replica that decodes.
-func (h *hop) began() {
+// Began notes that the request goes to the replica that decodes.
+func (h *Hop) Began() {
 	if h != nil {
 		h.delivered = time.Now()
 		h.sent.from = h.delivered
@@ -53,8 +54,8 @@ func (h *hop) began() {
 }
 
 // drawLead draws the leg that computes the prompt, and the transfer of its cache.
-func (h *hop) drawLead(on *span.Canvas, t *recorder.Tracer) {
-	l := &h.leading
+func (h *Hop) drawLead(on *span.Canvas, t *recorder.Tracer) {
+	l := &h.Leading
 	if l.by == "" {
 		return
 	}
