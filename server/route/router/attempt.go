@@ -20,6 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -391,4 +392,12 @@ func (a *attempt) died(f *failure) bool {
 		}
 	}
 	return true
+}
+
+// doubts are what a request's attempts leave open about its faults. The zero value has none.
+type doubts struct {
+	poison.Doubts
+	origin retry.Origin // zero until it is needed
+	// cause is that of the last failure, as far as it is known.
+	cause retry.Cause
 }

@@ -8,14 +8,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// doubts are what a request's attempts leave open about its faults. The zero value has none.
-type doubts struct {
-	poison.Doubts
-	origin retry.Origin // zero until it is needed
-	// cause is that of the last failure, as far as it is known.
-	cause retry.Cause
-}
-
 // blame finds the party at fault for the failures of attempts, and reports it to breaker and registry.
 type blame struct {
 	registry *registry.Registry

@@ -166,3 +166,10 @@ func (m *metrics) decided(rq *request, a *attempt) {
 		m.encode.Record(context.Background(), rq.tokenizing.Seconds(), route)
 	}
 }
+
+// remembered adds the number of requests that are known to fail everywhere to the metrics.
+func (m *metrics) remembered(p metric.MeterProvider, size func() int) {
+	s := instruments.New(p, "server/route/router")
+	gauge := s.ObservedGauge(ns+"poison", "{request}", "Requests of the last minutes that failed in the same way on two replicas: they are not retried, and count against no replica.")
+	s.Observe(func(o metric.Observer) { o.ObserveInt64(gauge, int64(size())) })
+}

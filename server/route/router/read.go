@@ -52,8 +52,6 @@ const (
 	// maxFormHead bounds what is held of a form until its model is known. Engines take files of 25 MB
 	// by default, so a client that sends the file first is served too.
 	maxFormHead = 32 << 20
-	// maxReplay bounds what is kept of an upload for another attempt.
-	maxReplay = 256 << 10
 )
 
 // read takes from the body what routing needs.

@@ -5,6 +5,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
+// maxReplay bounds the bytes of an upload that are kept for another attempt.
+const maxReplay = 256 << 10
+
 // upload is a body on its way to a replica: what was read of it, and the rest.
 type upload struct {
 	form *openai.Form
