@@ -5,12 +5,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// ahead is the booking of the replica that computes the prompt of a request, where the replica that answers asks it by itself. The zero value
+// leadBooking is the booking of the replica that computes the prompt of a request, where the replica that answers asks it by itself. The zero value
 // is of a request that is served whole.
-type ahead struct{ lead *chooser.Choice }
+type leadBooking struct{ lead *chooser.Choice }
 
 // computed notes that the answer has begun: the prompt was computed and its cache was read.
-func (p *ahead) computed() {
+func (p *leadBooking) computed() {
 	if p.lead != nil {
 		p.lead.FirstToken()
 		p.release(decision.EndCompleted)
@@ -18,7 +18,7 @@ func (p *ahead) computed() {
 }
 
 // release ends the booking. Only the first call has an effect.
-func (p *ahead) release(end decision.End) {
+func (p *leadBooking) release(end decision.End) {
 	if lead := p.lead; lead != nil {
 		p.lead = nil
 		lead.Release(chooser.ResultOf(end))

@@ -17,11 +17,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// attempts makes the attempts of requests: it has a replica chosen, sends it the request, and releases the reservation at the end.
-type attempts struct {
+// dispatcher makes the attempts of requests: it has a replica chosen, sends it the request, and releases the reservation at the end.
+type dispatcher struct {
 	picker    *picker
-	engines   *engines
-	legs      *legs
+	engines   *sender
+	legs      *splitter
 	refusals  refusals
 	blame     *blame
 	tokens    *tokenizer.Pool
@@ -34,7 +34,7 @@ type attempts struct {
 
 // open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
 // replica was chosen.
-func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
+func (at *dispatcher) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
 	actx, cancel := context.WithCancel(ctx)
 	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point, warms: t.warms}}
 	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
@@ -61,7 +61,7 @@ func (at *attempts) open(ctx context.Context, rq *request, t *tries, d *delivery
 }
 
 // choose has a replica chosen, and makes a the attempt under way.
-func (at *attempts) choose(ctx context.Context, rq *request, t *tries, d *delivery, a *attempt) *failure {
+func (at *dispatcher) choose(ctx context.Context, rq *request, t *tries, d *delivery, a *attempt) *failure {
 	d.attempt = nil
 	d.attempts++
 	if err := at.picker.pick(ctx, rq, t, a); err != nil {
@@ -76,9 +76,9 @@ func (at *attempts) choose(ctx context.Context, rq *request, t *tries, d *delive
 
 // send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and
 // reads the head of the answer.
-func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
+func (at *dispatcher) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
 	a := d.attempt
-	a.hop = rq.note(a)
+	a.hop = beginHop(rq, a)
 	d.follows()
 	if a.isSplit() {
 		actx = at.legs.send(ctx, actx, rq, a)
@@ -104,7 +104,7 @@ func (at *attempts) send(ctx, actx context.Context, rq *request, d *delivery) *f
 }
 
 // end ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
-func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
+func (at *dispatcher) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
 	a := d.attempt
 	if a == nil || a.ended {
 		return
@@ -115,7 +115,7 @@ func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failur
 		a.resp.Close()
 		at.learnUsage(ctx, rq, d, &result)
 	}
-	rq.over(d, f)
+	endHop(rq, d, f)
 	a.choice.Release(result)
 	at.legs.end(a, result.End)
 	a.hop.Released(end)
@@ -125,7 +125,7 @@ func (at *attempts) end(ctx context.Context, rq *request, d *delivery, f *failur
 
 // learnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the
 // router's own count is used, and marked.
-func (at *attempts) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
+func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
 	a := d.attempt
 	if u, ok := d.scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
@@ -147,7 +147,7 @@ func (at *attempts) learnUsage(ctx context.Context, rq *request, d *delivery, to
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.
-func (at *attempts) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
+func (at *dispatcher) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
 	if rq.enc == nil || res.PromptTokens < 0 {
 		return
 	}
@@ -158,7 +158,7 @@ func (at *attempts) observe(ctx context.Context, rq *request, a *attempt, res *c
 }
 
 // broke is broken, and counts.
-func (at *attempts) broke(ctx context.Context, d *delivery, err error) *failure {
+func (at *dispatcher) broke(ctx context.Context, d *delivery, err error) *failure {
 	if errors.Is(err, resume.ErrAborted) {
 		at.aborted.Add(context.Background(), 1)
 	}

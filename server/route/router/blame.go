@@ -1,6 +1,8 @@
 package router
 
 import (
+	"errors"
+
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -90,3 +92,6 @@ func (b *blame) times(rq *request, d *delivery) int { return b.poison.Times(b.or
 
 // suspects reports whether requests of the tenant fail on several replicas.
 func (b *blame) suspects(rq *request, d *delivery) bool { return b.poison.Suspect(b.origin(rq, d)) }
+
+// errAnswer is why the registry is asked to probe a replica again.
+var errAnswer = errors.New("a request to the replica failed")

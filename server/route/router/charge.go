@@ -17,11 +17,11 @@ const (
 	longContext = 1 << 17
 )
 
-// most bounds the tokens that a request can have taken, whatever an engine or a caller reports.
-type most struct{ prompt, output int }
+// bounds are the most tokens that a request can have taken, whatever an engine or a caller reports.
+type bounds struct{ prompt, output int }
 
 // bound returns u without the tokens that cannot have been, and counts them.
-func (m most) bound(u quota.Usage) quota.Usage {
+func (m bounds) bound(u quota.Usage) quota.Usage {
 	if over := u.Prompt - m.prompt; over > 0 {
 		u.Prompt, u.Unbelieved = m.prompt, u.Unbelieved+over
 	}
@@ -50,24 +50,24 @@ func (rq bill) used(d *delivery, err error) quota.Usage {
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
 	case d.begun && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked}
-	case d.chosen && left(err): // the engine was computing when the client left
+	case d.chosen && clientLeft(err): // the engine was computing when the client left
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize()}
 	}
 	return quota.Usage{}
 }
 
 // most bounds what the request took: by its prompt and by the answer that came. A token of an answer has at least one byte of it.
-func (rq bill) most(d *delivery) most {
+func (rq bill) most(d *delivery) bounds {
 	var c *chooser.Choice
 	if d.attempt != nil {
 		c = d.attempt.choice
 	}
-	return most{prompt: rq.mostPrompt(c), output: min(rq.mostOutput(), d.scan.Bytes())}
+	return bounds{prompt: rq.mostPrompt(c), output: min(rq.mostOutput(), d.scan.Bytes())}
 }
 
 // mostOutside bounds what a request took that its caller sends.
-func (rq bill) mostOutside(c *chooser.Choice) most {
-	return most{prompt: rq.mostPrompt(c), output: rq.mostOutput()}
+func (rq bill) mostOutside(c *chooser.Choice) bounds {
+	return bounds{prompt: rq.mostPrompt(c), output: rq.mostOutput()}
 }
 
 // mostOutput is the client's own limit on the output of all answers.
@@ -111,7 +111,7 @@ func (rq bill) mostPrompt(c *chooser.Choice) int {
 
 // usedOutside is what a request has cost that its caller sent. The end that the router has seen itself is a fact: the replica is
 // gone, or the lease ran out. What a caller reports is its claim.
-func usedOutside(result chooser.Result, prompt int, most most) quota.Usage {
+func usedOutside(result chooser.Result, prompt int, most bounds) quota.Usage {
 	if !result.Claimed {
 		if result.End == decision.EndCompleted || result.End == decision.EndExpired {
 			return quota.Usage{Charge: quota.ChargeBooked}
@@ -133,8 +133,8 @@ func usedOutside(result chooser.Result, prompt int, most most) quota.Usage {
 	return most.bound(u)
 }
 
-// left reports whether a request ended because its client did not wait.
-func left(err error) bool {
+// clientLeft reports whether a request ended because its client did not wait.
+func clientLeft(err error) bool {
 	if err == nil {
 		return false
 	}

@@ -16,12 +16,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
-// questions answers callers that send the request themselves.
-type questions struct {
+// advisor answers callers that send the request themselves.
+type advisor struct {
 	intake  *intake
 	picker  *picker
-	limits  *limits
-	ends    *ends
+	limits  *accounts
+	ends    *requestEnds
 	metrics *metrics
 	chooser *chooser.Chooser
 	// lease is the life of a reservation that names none.
@@ -31,7 +31,7 @@ type questions struct {
 
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
-func (qs *questions) Choose(ctx context.Context, q *Question) (*Answer, error) {
+func (qs *advisor) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	if q.Explain && !qs.intake.set.Load().showsOverlap(q.Caller) {
 		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
 	}
@@ -42,7 +42,7 @@ func (qs *questions) Choose(ctx context.Context, q *Question) (*Answer, error) {
 }
 
 // account has answer answer a question, and accounts for it, however it ends.
-func (qs *questions) account(ctx context.Context, rq *request, answer func(context.Context, *request) (*Answer, error)) (_ *Answer, err error) {
+func (qs *advisor) account(ctx context.Context, rq *request, answer func(context.Context, *request) (*Answer, error)) (_ *Answer, err error) {
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
@@ -51,7 +51,7 @@ func (qs *questions) account(ctx context.Context, rq *request, answer func(conte
 		if !rq.onlyIDs && rq.question.Booking != DryRun {
 			qs.ends.countUnserved(d, public)
 		}
-		rq.leave(d, public)
+		leaveStory(rq, d, public)
 	}()
 	if err := qs.question(ctx, rq, rq.question); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (qs *questions) account(ctx context.Context, rq *request, answer func(conte
 }
 
 // decide chooses, and books what the question asks for.
-func (qs *questions) decide(ctx context.Context, rq *request) (*Answer, error) {
+func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
 	q, t := rq.question, newTries(rq)
 	ask := &t.ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
@@ -126,7 +126,7 @@ func tooLong(rq *request, c *chooser.Choice, tokens int) error {
 }
 
 // newQuestion makes the request of a question.
-func (qs *questions) newQuestion(ctx context.Context, q *Question) *request {
+func (qs *advisor) newQuestion(ctx context.Context, q *Question) *request {
 	rq := qs.intake.newRequest(ctx, &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
 		Caller: Caller{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true}, Options: q.Options, Received: q.Received,
@@ -136,7 +136,7 @@ func (qs *questions) newQuestion(ctx context.Context, q *Question) *request {
 }
 
 // question reads a question. Its caller must call limits.settle.
-func (qs *questions) question(ctx context.Context, rq *request, q *Question) error {
+func (qs *advisor) question(ctx context.Context, rq *request, q *Question) error {
 	if err := qs.limits.enter(rq); err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func errCutBeforeModel() *apierror.Error {
 }
 
 // readQuestion finds the prompt in any of its forms.
-func (qs *questions) readQuestion(rq *request, q *Question) error {
+func (qs *advisor) readQuestion(rq *request, q *Question) error {
 	switch {
 	case len(q.Body) > 0:
 		if err := qs.intake.reader.read(rq); err != nil {
@@ -206,14 +206,14 @@ func (qs *questions) readQuestion(rq *request, q *Question) error {
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
-func (qs *questions) Encode(ctx context.Context, q *Question) (*Answer, error) {
+func (qs *advisor) Encode(ctx context.Context, q *Question) (*Answer, error) {
 	rq := qs.newQuestion(ctx, q)
 	rq.onlyIDs = true
-	return qs.account(ctx, rq, ids)
+	return qs.account(ctx, rq, promptIDs)
 }
 
-// ids answers with the token ids of the prompt.
-func ids(_ context.Context, rq *request) (*Answer, error) {
+// promptIDs answers with the token ids of the prompt.
+func promptIDs(_ context.Context, rq *request) (*Answer, error) {
 	if rq.enc.Reason == tokenizer.ReasonNoPrompt {
 		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
 	}
@@ -225,7 +225,7 @@ func ids(_ context.Context, rq *request) (*Answer, error) {
 
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
 // reservation lives by the same, with its lease renewed.
-func (qs *questions) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
+func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
 	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(qs.claims.seed)
 	for {
 		c, mine := qs.claims.take(name, digest)
@@ -255,7 +255,7 @@ func (qs *questions) chooseOnce(ctx context.Context, q *Question) (*Answer, erro
 }
 
 // claim makes the choice of a claim.
-func (qs *questions) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
+func (qs *advisor) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
 	defer func() {
 		if c.answer == nil {
 			qs.claims.drop(name, c)
@@ -271,7 +271,7 @@ func (qs *questions) claim(ctx context.Context, q *Question, name claimName, c *
 }
 
 // Claimed reports whether a question of this name has a live reservation, or is getting one.
-func (qs *questions) Claimed(tenant, name string) bool {
+func (qs *advisor) Claimed(tenant, name string) bool {
 	qs.claims.mu.Lock()
 	defer qs.claims.mu.Unlock()
 	return qs.claims.names[claimName{tenant, name}] != nil

@@ -12,9 +12,9 @@ import (
 
 // answers gives clients the answers of attempts.
 type answers struct {
-	attempts  *attempts
+	attempts  *dispatcher
 	blame     *blame
-	limits    *limits
+	limits    *accounts
 	responses *responses
 	resumer   *resumer
 	blanks    blanks

@@ -42,7 +42,7 @@ func withhold(t *tries, d *delivery) *failure {
 // blanks judges answers without a token, and gives the client one where no other replica gave a better one.
 type blanks struct {
 	empties *instruments.Keyed[string]
-	limits  *limits
+	limits  *accounts
 }
 
 // compared judges an answer without a token by what another replica gave for the same request.

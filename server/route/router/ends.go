@@ -11,15 +11,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// ends accounts for the ends of requests.
-type ends struct {
+// requestEnds accounts for the ends of requests.
+type requestEnds struct {
 	metrics *metrics
 	count   Counter
 	log     *slog.Logger
 }
 
 // finish is the one place where a request's end is counted, logged and put on its span.
-func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) {
+func (e *requestEnds) finish(ctx context.Context, rq *request, d *delivery, err error) {
 	took := time.Since(rq.received)
 	public := apierror.From(err)
 	if public == nil && d.scan.Failed() { // the client knows it from the engine
@@ -28,7 +28,7 @@ func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) 
 	e.metrics.end(ctx, rq, d, public, took)
 	e.countEnd(d, public)
 	endSide(rq, d, public, splits.End{Took: took})
-	rq.leave(d, public)
+	leaveStory(rq, d, public)
 	level := slog.LevelInfo
 	if public != nil {
 		switch public.Fault() {
@@ -46,7 +46,7 @@ func (e *ends) finish(ctx context.Context, rq *request, d *delivery, err error) 
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
-func (e *ends) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
+func (e *requestEnds) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
 	line := append(make([]slog.Attr, 0, 16),
 		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
 	if rq.parsed != nil {
@@ -86,7 +86,7 @@ type Counter interface {
 }
 
 // countEnd counts a request that this router sent; public is its error, nil when it has none.
-func (e *ends) countEnd(d *delivery, public *apierror.Error) {
+func (e *requestEnds) countEnd(d *delivery, public *apierror.Error) {
 	if e.count != nil && d.chosen {
 		e.count.Served(isFailure(public))
 		return
@@ -95,7 +95,7 @@ func (e *ends) countEnd(d *delivery, public *apierror.Error) {
 }
 
 // countUnserved counts a request that no replica was chosen for, by a fault that is not its own.
-func (e *ends) countUnserved(d *delivery, public *apierror.Error) {
+func (e *requestEnds) countUnserved(d *delivery, public *apierror.Error) {
 	if e.count != nil && !d.chosen && isFailure(public) {
 		e.count.Unserved(apierror.Name(public.Reason))
 	}

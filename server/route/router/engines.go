@@ -14,8 +14,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// engines sends attempts to replicas.
-type engines struct {
+// sender sends attempts to replicas.
+type sender struct {
 	upstream *upstream.Client
 	registry *registry.Registry
 	tokens   *tokenizer.Pool
@@ -25,7 +25,7 @@ type engines struct {
 
 // exchange sends an attempt's request and reads the head of the answer. An engine that rejects a body for a member that the router
 // has added gets the body again, without it: the client MUST NOT see the difference.
-func (e *engines) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
+func (e *sender) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
 	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
 	resp, err := e.do(ctx, rq, a, to)
 	if err != nil || !a.asksIDs {
@@ -57,19 +57,19 @@ func (e *engines) exchange(ctx context.Context, rq *request, a *attempt) (*upstr
 }
 
 // do sends an attempt's request once.
-func (e *engines) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
+func (e *sender) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
 	out := e.toEngine(ctx, rq, a)
 	a.hop.Observe(out, clip(out.Path, 256))
 	return e.upstream.Do(ctx, to, out)
 }
 
 // mayAskIDs reports whether the attempt's engine can be asked for token ids.
-func (e *engines) mayAskIDs(a *attempt) bool {
+func (e *sender) mayAskIDs(a *attempt) bool {
 	return !a.withoutIDs && !a.choice.Replica.RustFrontend && e.ids.known(a.choice.Replica) != idsRefused
 }
 
 // toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
-func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
+func (e *sender) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
 		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
 		Header: rq.header(), Client: rq.call.Client, RequestID: idAt(rq, a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
@@ -94,7 +94,7 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
-func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
+func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 	way := rq.way()
 	parser := parserOf(rq, way, on)
 	if way == openai.WayTokens && parser == resume.NoParser {
@@ -122,7 +122,7 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 
 // outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
-func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
+func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
 	if a.point == nil { // else the answer is repeated, and its follower has what the client has
 		a.follower = e.follow(rq, a.choice.Replica)

@@ -29,9 +29,6 @@ func (f *failure) Error() string { return f.public.Error() }
 // errClientGone is why a Sink refused bytes.
 var errClientGone = errors.New("the client disconnected")
 
-// errAnswer is why the registry is asked to probe a replica again.
-var errAnswer = errors.New("a request to the replica failed")
-
 // errTransfer is why a stream is not used that began with an error instead of the first token.
 var errTransfer = errors.New("the replica could not read the cache that another one computed")
 
@@ -54,11 +51,11 @@ func bodyFault(err error) (*apierror.Error, bool) {
 
 // unsendable rejects a request that cannot be written as HTTP.
 func unsendable(err error) *apierror.Error {
-	var part *upstream.UnsendableError
-	if !errors.As(err, &part) {
+	var bad *upstream.UnsendableError
+	if !errors.As(err, &bad) {
 		return apierror.From(err)
 	}
-	return apierror.New(apierror.InvalidBody, part.Error(), err, apierror.WithParam(part.Part))
+	return apierror.New(apierror.InvalidBody, bad.Error(), err, apierror.WithParam(bad.Part))
 }
 
 // badRequest is the public form of an error of openai.Read.

@@ -24,12 +24,12 @@ import (
 // handoffs chooses replicas for requests that a gateway sends, and follows their answers.
 type handoffs struct {
 	intake    *intake
-	attempts  *attempts
-	limits    *limits
+	attempts  *dispatcher
+	limits    *accounts
 	blame     *blame
 	responses *responses
 	breaker   *breaker.Breaker
-	ends      *ends
+	ends      *requestEnds
 	inFlight  metric.Int64UpDownCounter
 }
 
@@ -40,7 +40,7 @@ type Handoff struct {
 	rq    *request
 	t     *tries
 	d     *delivery
-	ahead ahead
+	ahead leadBooking
 	// verdict is that of the answer's head; begun is set once there is one.
 	verdict retry.Verdict
 	begun   bool
@@ -143,7 +143,7 @@ func (h *Handoff) choose(ctx context.Context) error {
 	}
 	h.ahead.lead = a.choice.Prefill()
 	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
-	a.hop = h.rq.note(a)
+	a.hop = beginHop(h.rq, a)
 	a.hop.Sends(clip(h.rq.call.path(), 256), a.chosen)
 	return nil
 }
@@ -345,7 +345,7 @@ func (h *Handoff) End(ctx context.Context, err error) {
 // release ends an attempt.
 func (h *Handoff) release(a *attempt, f *failure, result chooser.Result) {
 	a.ended = true
-	h.rq.over(h.d, f)
+	endHop(h.rq, h.d, f)
 	if result.End == decision.EndCompleted {
 		h.ahead.computed()
 	}

@@ -19,7 +19,7 @@ import (
 type intake struct {
 	set     *atomic.Pointer[settings]
 	chooser *chooser.Chooser
-	limits  *limits
+	limits  *accounts
 	reader  reader
 	sides   sides
 	places  places

@@ -42,11 +42,11 @@ const (
 
 func transferResults() []string { return []string{transferRead, transferLost, transferLeft} }
 
-// legs serves requests that are split between two replicas: it has the prompt computed on one, and gives what that one passes on to the
+// splitter serves requests that are split between two replicas: it has the prompt computed on one, and gives what that one passes on to the
 // attempt on the other.
-type legs struct {
+type splitter struct {
 	watcher
-	engines   *engines
+	engines   *sender
 	blame     *blame
 	prefills  *instruments.Keyed[string]
 	transfers *instruments.Keyed[string]
@@ -63,18 +63,18 @@ type legMetrics struct {
 
 func newLegMetrics(s *instruments.Set) legMetrics {
 	m := legMetrics{
-		prefills: instruments.NewKeyed(s, ns+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
+		prefills: instruments.NewKeyed(s, metricNS+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
 			prefillResults(), byResult),
-		transfers: instruments.NewKeyed(s, ns+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
+		transfers: instruments.NewKeyed(s, metricNS+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
 			transferResults(), byResult),
-		pinned: s.UpDownCounter(ns+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
+		pinned: s.UpDownCounter(metricNS+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
 	}
 	m.pinned.Add(context.Background(), 0)
 	return m
 }
 
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
-func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *attempt) bool {
+func (l *splitter) prefill(ctx, actx context.Context, rq *request, d *delivery, a *attempt) bool {
 	lead := a.choice.Prefill()
 	c := &cache{lead: lead, vigil: newVigil(), legs: openai.Legs{Request: rq.parsed, Model: rq.pool.Served, IDs: l.ids(ctx, rq, a)}}
 	a.cache = c
@@ -101,7 +101,7 @@ func (l *legs) prefill(ctx, actx context.Context, rq *request, d *delivery, a *a
 }
 
 // ids are the prompt's ids where both replicas take them instead of the text. Either both legs have them or none.
-func (l *legs) ids(ctx context.Context, rq *request, a *attempt) []uint32 {
+func (l *splitter) ids(ctx context.Context, rq *request, a *attempt) []uint32 {
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
 		return nil
 	}
@@ -117,7 +117,7 @@ func (l *legs) ids(ctx context.Context, rq *request, a *attempt) []uint32 {
 }
 
 // ask sends the leg and reads its answer.
-func (l *legs) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attempt) string {
+func (l *splitter) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attempt) string {
 	c := a.cache
 	to := c.lead.Replica
 	pass, ok := l.blame.breaker.Allow(to.ID)
@@ -154,7 +154,7 @@ func (l *legs) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attem
 }
 
 // result names the outcome of the leg.
-func (l *legs) result(ctx, lctx context.Context, a *attempt, outcome retry.Verdict) string {
+func (l *splitter) result(ctx, lctx context.Context, a *attempt, outcome retry.Verdict) string {
 	switch {
 	case outcome == retry.OK:
 		return prefillDone
@@ -175,7 +175,7 @@ func (l *legs) result(ctx, lctx context.Context, a *attempt, outcome retry.Verdi
 
 // settle reports the outcome of the leg against the replica that was to prefill. A 4xx is the other replica's to repeat: the
 // client gets its words.
-func (l *legs) settle(rq *request, d *delivery, a *attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
+func (l *splitter) settle(rq *request, d *delivery, a *attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
 	switch result {
 	case prefillLate:
 		outcome = retry.Stalled
@@ -193,7 +193,7 @@ func (l *legs) settle(rq *request, d *delivery, a *attempt, pass breaker.Pass, o
 }
 
 // send prepares an attempt to decode from its cache: from now on the answer has a time limit. It returns the context of the leg.
-func (l *legs) send(ctx, actx context.Context, rq *request, a *attempt) context.Context {
+func (l *splitter) send(ctx, actx context.Context, rq *request, a *attempt) context.Context {
 	c := a.cache
 	c.sent = time.Now()
 	a.choice.Sent()
@@ -205,7 +205,7 @@ func (l *legs) send(ctx, actx context.Context, rq *request, a *attempt) context.
 }
 
 // read notes that the replica that decodes has read the cache.
-func (l *legs) read(a *attempt) {
+func (l *splitter) read(a *attempt) {
 	if c := a.cache; c != nil {
 		c.vigil.close()
 		if l.release(c, decision.EndCompleted) {
@@ -216,7 +216,7 @@ func (l *legs) read(a *attempt) {
 
 // end notes the end of an attempt. The engine that computed the prompt does not learn that its blocks are not needed: they are
 // counted until their lease ends.
-func (l *legs) end(a *attempt, end decision.End) {
+func (l *splitter) end(a *attempt, end decision.End) {
 	c := a.cache
 	if c == nil {
 		return
@@ -236,7 +236,7 @@ func (l *legs) end(a *attempt, end decision.End) {
 }
 
 // release ends the booking of the rank that prefills; false when it has ended.
-func (l *legs) release(c *cache, end decision.End) bool {
+func (l *splitter) release(c *cache, end decision.End) bool {
 	if c.over.Swap(true) {
 		return false
 	}
@@ -245,7 +245,7 @@ func (l *legs) release(c *cache, end decision.End) bool {
 }
 
 // pin keeps the booking until the lease of the blocks ends; false when it has ended.
-func (l *legs) pin(c *cache) bool {
+func (l *splitter) pin(c *cache) bool {
 	if c.over.Swap(true) {
 		return false
 	}
@@ -258,7 +258,7 @@ func (l *legs) pin(c *cache) bool {
 }
 
 // abandon ends an attempt whose prompt was not computed, before anything was sent to the replica that was to decode.
-func (l *legs) abandon(rq *request, d *delivery, t *tries, a *attempt) {
+func (l *splitter) abandon(rq *request, d *delivery, t *tries, a *attempt) {
 	a.ended = true
 	l.blame.settleAt(rq, d, a.choice.Replica.ID, a.pass, retry.Canceled)
 	a.choice.Release(chooser.ResultOf(decision.EndHandedOver))
@@ -270,7 +270,7 @@ func (l *legs) abandon(rq *request, d *delivery, t *tries, a *attempt) {
 
 // again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of
 // the answer. Whatever went wrong may be the transfer's doing.
-func (l *legs) again(ctx context.Context, t *tries, d *delivery, f *failure) bool {
+func (l *splitter) again(ctx context.Context, t *tries, d *delivery, f *failure) bool {
 	a := d.attempt
 	if a == nil || a.cache == nil || d.begun || ctx.Err() != nil || f.outcome == retry.Canceled || f.unchosen {
 		return false

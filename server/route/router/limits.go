@@ -11,11 +11,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// limits keeps tenants to their limits. Without an owner there are none.
-type limits struct{ owner quota.Owner }
+// accounts keeps tenants to their limits. Without an owner there are none.
+type accounts struct{ owner quota.Owner }
 
 // enter counts a request against its tenant's limits, or refuses it. Its caller must call settle.
-func (l *limits) enter(rq *request) error {
+func (l *accounts) enter(rq *request) error {
 	if l.owner == nil || !l.owner.Active() {
 		return nil
 	}
@@ -34,7 +34,7 @@ func overLimit(refusal *quota.Refusal) *apierror.Error {
 }
 
 // book books the tokens that the request is predicted to take. limit bounds the output; 0 is none.
-func (l *limits) book(rq *request, limit int, reserve bool) error {
+func (l *accounts) book(rq *request, limit int, reserve bool) error {
 	if !rq.grant.InUse() {
 		return nil
 	}
@@ -48,14 +48,14 @@ func (l *limits) book(rq *request, limit int, reserve bool) error {
 
 // settle ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
 // that the request can end.
-func (l *limits) settle(rq *request, d *delivery, err error) {
+func (l *accounts) settle(rq *request, d *delivery, err error) {
 	if rq.grant.InUse() {
 		l.owner.Settle(rq.grant, bill{rq}.used(d, err))
 	}
 }
 
 // reserved hands the grant to its reservation: the end of the reservation settles it.
-func (l *limits) reserved(rq *request, c *chooser.Choice) {
+func (l *accounts) reserved(rq *request, c *chooser.Choice) {
 	g := rq.grant
 	if !g.InUse() {
 		return
@@ -67,7 +67,7 @@ func (l *limits) reserved(rq *request, c *chooser.Choice) {
 }
 
 // capPriority lowers a request's priority to the highest that its tenant may claim.
-func (l *limits) capPriority(rq *request) {
+func (l *accounts) capPriority(rq *request) {
 	if l.owner == nil || rq.parsed == nil {
 		return
 	}
@@ -82,7 +82,7 @@ func (l *limits) capPriority(rq *request) {
 }
 
 // explain adds the tenant's account to an answer's headers.
-func (l *limits) explain(rq *request, h http.Header) {
+func (l *accounts) explain(rq *request, h http.Header) {
 	if !rq.grant.InUse() {
 		return
 	}

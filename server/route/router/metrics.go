@@ -20,7 +20,7 @@ import (
 
 // metrics counts requests. Attribute sets are made once: a request adds no garbage.
 type metrics struct {
-	times
+	histograms
 	inFlight metric.Int64UpDownCounter
 	tokens   metric.Int64Counter
 	requests metric.Int64Counter
@@ -35,12 +35,12 @@ type metrics struct {
 	legs     legMetrics
 	genai    *genai.Metrics
 
-	routes [routes]metric.MeasurementOption
+	routes [routeCount]metric.MeasurementOption
 	models perModel
 }
 
-// times are the histograms of a request's times.
-type times struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
+// histograms has a request's times.
+type histograms struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
 
 func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	s := instruments.New(p, "server/route/router")
@@ -54,27 +54,27 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	}
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
-	m.inFlight = s.UpDownCounter(ns+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(ns+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
-		m.models.of(otherModel).result(result{route: openai.RouteChat, status: http.StatusOK}))
-	m.duration = s.Histogram(ns+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
-	m.ttft = s.Histogram(ns+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
-	m.perToken = s.Histogram(ns+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = s.Histogram(ns+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
-	m.held = s.Histogram(ns+"held", "s", "Time in the hold queue.", fast...)
-	m.encode = s.Histogram(ns+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = s.CounterBy(ns+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
+	m.inFlight = s.UpDownCounter(metricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
+	m.requests = s.CounterBy(metricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
+		m.models.of(otherModel).result(endLabels{route: openai.RouteChat, status: http.StatusOK}))
+	m.duration = s.Histogram(metricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
+	m.ttft = s.Histogram(metricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
+	m.perToken = s.Histogram(metricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.overhead = s.Histogram(metricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.held = s.Histogram(metricNS+"held", "s", "Time in the hold queue.", fast...)
+	m.encode = s.Histogram(metricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
+	m.tokens = s.CounterBy(metricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	retryable := slices.DeleteFunc(retry.Verdicts(), func(v retry.Verdict) bool { return !v.Retryable() })
-	m.retries = instruments.NewKeyed(s, ns+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
+	m.retries = instruments.NewKeyed(s, metricNS+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
 		func(v retry.Verdict) metric.MeasurementOption { return instruments.Label("outcome", v.String()) })
 	m.faults = newFaults(s)
-	m.resumes = instruments.NewKeyed(s, ns+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
+	m.resumes = instruments.NewKeyed(s, metricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
 	m.broken = newInterruptions(s)
-	m.aborted = s.Counter(ns+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
+	m.aborted = s.Counter(metricNS+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
 	m.legs = newLegMetrics(s)
-	m.empties = instruments.NewKeyed(s, ns+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
-	m.keyless.counter = s.CounterBy(ns+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
+	m.empties = instruments.NewKeyed(s, metricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
+	m.keyless.counter = s.CounterBy(metricNS+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }
 
@@ -87,7 +87,7 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	route, model := m.routes[rq.call.Route], m.models.of(rq.modelLabel())
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
-	res := result{route: rq.call.Route, status: d.status}
+	res := endLabels{route: rq.call.Route, status: d.status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
@@ -126,7 +126,7 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 }
 
 // genai is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
-func (rq *request) genai(d *delivery, res result, u sse.Usage, took time.Duration) genai.Request {
+func (rq *request) genai(d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
 		Operation: rq.call.Route.Operation(), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
@@ -170,6 +170,6 @@ func (m *metrics) decided(rq *request, a *attempt) {
 // remembered adds the number of requests that are known to fail everywhere to the metrics.
 func (m *metrics) remembered(p metric.MeterProvider, size func() int) {
 	s := instruments.New(p, "server/route/router")
-	gauge := s.ObservedGauge(ns+"poison", "{request}", "Requests of the last minutes that failed in the same way on two replicas: they are not retried, and count against no replica.")
+	gauge := s.ObservedGauge(metricNS+"poison", "{request}", "Requests of the last minutes that failed in the same way on two replicas: they are not retried, and count against no replica.")
 	s.Observe(func(o metric.Observer) { o.ObserveInt64(gauge, int64(size())) })
 }

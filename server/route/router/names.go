@@ -6,7 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-const ns = "kvpilot.router."
+const metricNS = "kvpilot.router."
 
 // byResult labels a result.
 func byResult(name string) metric.MeasurementOption { return instruments.Label("result", name) }

@@ -8,8 +8,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// note begins the story's notes of an attempt; nil when nothing is recorded.
-func (rq *request) note(a *attempt) *story.Hop {
+// beginHop begins the story's notes of an attempt; nil when nothing is recorded.
+func beginHop(rq *request, a *attempt) *story.Hop {
 	return rq.story.Attempt(story.Attempt{Chosen: a.chosen, Replica: a.choice.Replica, Rank: a.choice.Rank, Method: rq.call.method(), Overhead: a.overhead})
 }
 
@@ -20,16 +20,16 @@ func (d *delivery) follows() {
 	}
 }
 
-// over notes that the attempt under way is over, with f when it failed.
-func (rq *request) over(d *delivery, f *failure) {
+// endHop notes that the attempt under way is over, with f when it failed.
+func endHop(rq *request, d *delivery, f *failure) {
 	h := d.attempt.hop
 	if h.Over(d.scan.Events()); h != nil && f != nil {
 		rq.story.Failed(h, f.outcome, f.public.OwnWords())
 	}
 }
 
-// leave ends the story of a request, which is over.
-func (rq *request) leave(d *delivery, public *apierror.Error) {
+// leaveStory ends the story of a request, which is over.
+func leaveStory(rq *request, d *delivery, public *apierror.Error) {
 	if rq.story == nil {
 		return
 	}

@@ -22,7 +22,7 @@ const (
 )
 
 // askParser sends an engine a question of its parser, and returns the answer.
-func (e *engines) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {
+func (e *sender) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, parserPatience)
 	defer cancel()
 	resp, err := e.upstream.Do(ctx, upstream.Target{Replica: on}, &upstream.Request{
@@ -40,7 +40,7 @@ func (e *engines) askParser(ctx context.Context, rq *request, on *replica.Replic
 }
 
 // parser has a replica's parser take tokens of the request's answer.
-func (e *engines) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
+func (e *sender) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
 	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
 		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.body, ids, finish, stop))
 		if err != nil {

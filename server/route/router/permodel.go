@@ -21,8 +21,8 @@ const (
 	mostTimed = 64
 )
 
-// routes is the number of routes.
-const routes = int(openai.RouteOther) + 1
+// routeCount is the number of routes.
+const routeCount = int(openai.RouteOther) + 1
 
 // perModel keeps the labels of each model's measurements. Its zero value is ready; it is safe for concurrent use.
 type perModel struct {
@@ -35,14 +35,14 @@ type perModel struct {
 type modelLabels struct {
 	model   string
 	timed   *modelLabels // those of its histograms: its own, or otherModel's
-	routes  [routes]metric.MeasurementOption
-	paces   [2][routes]metric.MeasurementOption // by source and route
-	kinds   [2][4]metric.MeasurementOption      // by source and kind
-	results labels.Sets[result]
+	routes  [routeCount]metric.MeasurementOption
+	paces   [2][routeCount]metric.MeasurementOption // by source and route
+	kinds   [2][4]metric.MeasurementOption          // by source and kind
+	results labels.Sets[endLabels]
 }
 
-// result is how a request ended, as the labels of metrics distinguish it.
-type result struct {
+// endLabels is how a request ended, as the labels of metrics distinguish it.
+type endLabels struct {
 	route  openai.Route
 	status int
 	reason apierror.Reason
@@ -91,8 +91,8 @@ func newModelLabels(name string) *modelLabels {
 }
 
 // result returns the labels of a request that ended so.
-func (m *modelLabels) result(res result) metric.MeasurementOption {
-	return m.results.Of(res, func(res result) []attribute.KeyValue {
+func (m *modelLabels) result(res endLabels) metric.MeasurementOption {
+	return m.results.Of(res, func(res endLabels) []attribute.KeyValue {
 		reason := ""
 		if res.reason != apierror.Unspecified {
 			reason = apierror.Name(res.reason)

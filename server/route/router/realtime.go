@@ -29,8 +29,8 @@ type Upgrade interface {
 // realtime connects clients and replicas by WebSockets.
 type realtime struct {
 	intake   *intake
-	retries  *retries
-	attempts *attempts
+	retries  *retrier
+	attempts *dispatcher
 	refusals refusals
 	blame    *blame
 	upstream *upstream.Client
@@ -86,7 +86,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
 		return f
 	}
-	a.hop = rq.note(a)
+	a.hop = beginHop(rq, a)
 	end := decision.EndFailed
 	defer func() { rl.attempts.end(ctx, rq, d, f, end) }()
 	out := &upstream.Request{
@@ -114,7 +114,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	}
 	defer here.Close()
 	d.begun, d.status = true, http.StatusSwitchingProtocols
-	if f = ended(tunnel.Pass(ctx, rq.set.RealtimeIdle, a.choice.Alive, here, there)); f == nil {
+	if f = tunnelEnd(tunnel.Pass(ctx, rq.set.RealtimeIdle, a.choice.Alive, here, there)); f == nil {
 		end = decision.EndCompleted
 		return nil
 	}
@@ -153,8 +153,8 @@ func worded(f *failure) *failure {
 	return f
 }
 
-// ended judges why a WebSocket ended; closed is set when one of the two had sent the message that closes it.
-func ended(cause error, closed bool) *failure {
+// tunnelEnd judges why a WebSocket ended; closed is set when one of the two had sent the message that closes it.
+func tunnelEnd(cause error, closed bool) *failure {
 	stopping, byRouter := errors.AsType[*apierror.Error](cause)
 	switch {
 	case byRouter:

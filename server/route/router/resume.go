@@ -21,8 +21,8 @@ import (
 
 // resumer has streams that break resumed on other replicas.
 type resumer struct {
-	attempts *attempts
-	retries  *retries
+	attempts *dispatcher
+	retries  *retrier
 	tokens   *tokenizer.Pool
 	results  *instruments.Keyed[string]
 	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.

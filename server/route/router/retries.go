@@ -10,8 +10,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// retries decides whether a request is tried on another replica after an attempt.
-type retries struct {
+// retrier decides whether a request is tried on another replica after an attempt.
+type retrier struct {
 	blame   *blame
 	budget  *retry.Budget
 	retried *instruments.Keyed[retry.Verdict]
@@ -20,7 +20,7 @@ type retries struct {
 }
 
 // attempt makes attempts, one after the other, until one has answered or the request must end. The failure is the client's.
-func (rt *retries) attempt(ctx context.Context, rq *request, t *tries, d *delivery, once func() *failure) *failure {
+func (rt *retrier) attempt(ctx context.Context, rq *request, t *tries, d *delivery, once func() *failure) *failure {
 	rt.budget.Deposit()
 	for {
 		f := once()
@@ -34,7 +34,7 @@ func (rt *retries) attempt(ctx context.Context, rq *request, t *tries, d *delive
 // elsewhere reports whether another replica is tried after f. Another replica is tried only before the client's first byte, only after faults that
 // another replica may not have, within the attempts and the budget. The budget keeps a fleet in trouble from being asked
 // twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
-func (rt *retries) elsewhere(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
+func (rt *retrier) elsewhere(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
 	switch {
 	case f.unchosen, f.poisoned, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
 		return false
@@ -52,7 +52,7 @@ func (rt *retries) elsewhere(ctx context.Context, rq *request, t *tries, d *deli
 }
 
 // note counts a retry after f, and leaves it on the request's span.
-func (rt *retries) note(ctx context.Context, f *failure) {
+func (rt *retrier) note(ctx context.Context, f *failure) {
 	rt.retried.Add(f.outcome)
 	rt.again()
 	span.Note(ctx, span.EventRetry, span.Reason.String(f.outcome.String()))
@@ -64,7 +64,7 @@ const knownPoison = 5
 
 // worth reports whether another replica may do better, as far as the request is known. An engine's error is compared with one
 // other replica, unless the tenant is suspected, where a repetition changes nothing.
-func (rt *retries) worth(rq *request, t *tries, d *delivery, f *failure) bool {
+func (rt *retrier) worth(rq *request, t *tries, d *delivery, f *failure) bool {
 	if !f.outcome.Follows() {
 		return true
 	}
@@ -76,7 +76,7 @@ func (rt *retries) worth(rq *request, t *tries, d *delivery, f *failure) bool {
 }
 
 // withdraw takes a retry from the budget. A tenant whose requests fail on several replicas leaves half of it to the others.
-func (rt *retries) withdraw(rq *request, d *delivery, f *failure) bool {
+func (rt *retrier) withdraw(rq *request, d *delivery, f *failure) bool {
 	if f.outcome.Follows() && rt.blame.suspects(rq, d) {
 		return rt.budget.WithdrawSpare()
 	}
@@ -84,7 +84,7 @@ func (rt *retries) withdraw(rq *request, d *delivery, f *failure) bool {
 }
 
 // again counts an attempt that is repeated or continued on another replica.
-func (rt *retries) again() {
+func (rt *retrier) again() {
 	if rt.count != nil {
 		rt.count.Retried()
 	}

@@ -74,18 +74,18 @@ type Params struct {
 // It joins the parts that a call passes: intake makes a request of it, attempts choose replicas and send it, answers give the client
 // what they answer, retries decide what follows an attempt, and ends accounts for the end.
 type Router struct {
-	*questions
+	*advisor
 
 	set      atomic.Pointer[settings]
 	registry *registry.Registry
 	inFlight metric.Int64UpDownCounter
 	intake   *intake
-	limits   *limits
+	limits   *accounts
 	blame    *blame
-	retries  *retries
+	retries  *retrier
 	answers  *answers
-	ends     *ends
-	stored   *stored
+	ends     *requestEnds
+	stored   *storedCalls
 	adapters *adapters
 	realtime *realtime
 	handoffs *handoffs
@@ -109,7 +109,7 @@ func New(c Config, p Params) (*Router, error) {
 	}
 	known := poison.New()
 	m.remembered(p.Meter, known.Size)
-	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &limits{owner: p.Limits}}
+	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &accounts{owner: p.Limits}}
 	r.set.Store(newSettings(c, p.Attempts))
 	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
 	standby := standbys{p.Standby}
@@ -122,27 +122,27 @@ func New(c Config, p Params) (*Router, error) {
 		faults:  &m.faults, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	r.blame = &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
-	r.retries = &retries{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
-	r.ends = &ends{metrics: m, count: p.Count, log: p.Log}
+	r.retries = &retrier{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
+	r.ends = &requestEnds{metrics: m, count: p.Count, log: p.Log}
 	refused := refusals{breaker: p.Breaker}
 	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: standby}
-	sender := &engines{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
-	attempts := &attempts{
+	sender := &sender{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
+	attempts := &dispatcher{
 		picker: picker, engines: sender,
-		legs:     &legs{watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
+		legs:     &splitter{watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
 		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
 	}
 	r.answers = &answers{
 		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, blanks: blanks{empties: &m.empties, limits: r.limits}, interrupted: &m.broken,
 		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, interrupted: &m.broken, log: p.Log},
 	}
-	r.stored = &stored{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
+	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}
 	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
 	r.handoffs = &handoffs{
 		intake: r.intake, attempts: attempts, limits: r.limits, blame: r.blame, responses: responses, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight,
 	}
-	r.questions = &questions{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
+	r.advisor = &advisor{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
 }
 

@@ -16,17 +16,17 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
-// stored answers calls about stored responses.
-type stored struct {
+// storedCalls answers calls about stored responses.
+type storedCalls struct {
 	registry  *registry.Registry
 	breaker   *breaker.Breaker
 	responses *responses
-	limits    *limits
-	attempts  *attempts
+	limits    *accounts
+	attempts  *dispatcher
 	answers   *answers
 }
 
-func (st *stored) serve(ctx context.Context, rq *request, id string, d *delivery) error {
+func (st *storedCalls) serve(ctx context.Context, rq *request, id string, d *delivery) error {
 	rq.pool = &registry.Pool{}
 	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body
 	snapshot := st.registry.Snapshot()
@@ -62,7 +62,7 @@ func (st *stored) serve(ctx context.Context, rq *request, id string, d *delivery
 }
 
 // direct sends the call to one replica without a choice or a reservation.
-func (st *stored) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
+func (st *storedCalls) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.story.Direct()
 	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}, chosen: time.Now(), halt: halt{cancel: cancel}}
