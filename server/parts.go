@@ -120,7 +120,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.standby = standby.New(c.Scaling, standby.Params{
 		Registry: p.ranks.Registry, Engines: p.ranks, Client: p.upstream, Demand: p.demand, Log: p.part("standby"), Meter: t.Meters(),
 	})
-	p.splits = splits.New(c.Splits, splits.Params{Log: p.part("splits"), Meter: t.Meters()})
+	p.splits = splits.New(c.Splits, splits.Params{Fleet: p.peers.Announcer(), Log: p.part("splits"), Meter: t.Meters()})
 	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
