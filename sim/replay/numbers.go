@@ -54,6 +54,8 @@ type Numbers struct {
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
+	// late and slow are the requests that missed the goal's two targets, after the first tenth.
+	late, slow int
 }
 
 // Kept is what came of a run: answers that meet the Goal, and requests that were split.
@@ -148,6 +150,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
 	n.Steady = float64(steady) / float64(len(s.first)-len(s.first)/10)
 	n.rate = s.fullRate(in, len(ttft))
+	n.late, n.slow = s.misses.late, s.misses.slow
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
 	n.Programs, n.Chats = s.programs(), s.chats()
@@ -221,6 +224,7 @@ func (s *sim) work() []Work {
 // add adds a share of other, for means over several runs.
 func (n *Numbers) add(other Numbers, share float64) {
 	n.Mean += share * other.Mean
+	n.late, n.slow = n.late+other.late, n.slow+other.slow
 	n.P50 += share * other.P50
 	n.P90 += share * other.P90
 	n.P99 += share * other.P99
@@ -251,7 +255,7 @@ func (n *Numbers) add(other Numbers, share float64) {
 		}
 		n.Chats.add(other.Chats, share)
 	}
-	if n.Work == nil {
+	if len(n.Work) < len(other.Work) {
 		n.Work = make([]Work, len(other.Work))
 	}
 	for i, w := range other.Work {

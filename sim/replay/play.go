@@ -65,6 +65,10 @@ func (j *job) play() (Numbers, error) {
 	}
 	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
 	s.delays, s.legs.Transfers = o.Delays, o.Transfers
+	s.misses.goal = o.Goal
+	if j.missed > 0 {
+		s.misses.allow(j.missed, len(j.work.Calls))
+	}
 	s.turn(o.Turns, &o.Profile)
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
@@ -90,7 +94,7 @@ func (j *job) play() (Numbers, error) {
 	}
 	s.router = v
 	if !s.run(j.most) {
-		return Numbers{Mean: j.most, Abandoned: true}, v.err()
+		return Numbers{Mean: j.most, Abandoned: true, late: s.misses.late, slow: s.misses.slow}, v.err()
 	}
 	n := s.numbers(o.Goal)
 	n.Predicted, n.DecidedAlone = quantilesOf(v.accuracy()), v.alone()
@@ -115,6 +119,10 @@ type job struct {
 	atOnce  int // sessions at once; 0: they start at their own times
 	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64
+	// missed, above zero, is the share of requests that miss the goal at which the run is abandoned.
+	missed float64
+	// replicas, above zero, replace the options' number.
+	replicas int
 	// shares are the tenants' of the hold queue; nil: all have the same.
 	shares holdqueue.Shares
 }
