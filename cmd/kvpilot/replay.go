@@ -24,6 +24,8 @@ type replayFlags struct {
 	roles, splits            []string
 	weights                  map[string]string
 	turns                    []string
+	scalers                  []string
+	wave                     string
 	to                       reportFlags
 	plan                     planFlags
 }
@@ -140,6 +142,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Var(secondsFlag{&f.Transfers.Start}, "transfer-start", "time of a transfer of KV cache before its first token moves")
 	flags.Var(secondsFlag{&f.Transfers.PerToken}, "transfer-token-time", "and for each token")
 	f.plan.add(flags)
+	f.addScaling(flags)
 	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
 }
@@ -248,6 +251,9 @@ func (f *replayFlags) complete() ([]float64, error) {
 			return nil, fmt.Errorf("--roles: %w", err)
 		}
 		f.Roles = append(f.Roles, roles)
+	}
+	if err := f.completeScaling(); err != nil {
+		return nil, err
 	}
 	for _, text := range f.splits {
 		f.Splits = append(f.Splits, replay.SplitRule(strings.TrimSpace(text)))

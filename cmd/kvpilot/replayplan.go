@@ -43,7 +43,7 @@ func (p *planFlags) defaults(f *replayFlags, flags *pflag.FlagSet) error {
 		}
 		return nil
 	}
-	for _, name := range []string{"policies", "roles", "split", "load", "memory", "programs", "chats", "plot", "no-saturation", "patience"} {
+	for _, name := range []string{"policies", "roles", "split", "load", "memory", "programs", "chats", "plot", "no-saturation", "patience", "autoscale", "waves"} {
 		if flags.Changed(name) {
 			return fmt.Errorf("--%s has no meaning with --plan", name)
 		}

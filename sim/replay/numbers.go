@@ -49,6 +49,8 @@ type Numbers struct {
 	Programs *Programs `json:"programs,omitempty"`
 	// Chats are the figures of chats next to them.
 	Chats *Chats `json:"chats,omitempty"`
+	// Scaled is what the autoscaler did, where there is one.
+	Scaled *Scaled `json:"autoscaler,omitempty"`
 	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
@@ -248,6 +250,12 @@ func (n *Numbers) add(other Numbers, share float64) {
 			n.Programs = &Programs{}
 		}
 		n.Programs.add(other.Programs, share)
+	}
+	if other.Scaled != nil {
+		if n.Scaled == nil {
+			n.Scaled = &Scaled{}
+		}
+		n.Scaled.add(other.Scaled, share)
 	}
 	if other.Chats != nil {
 		if n.Chats == nil {

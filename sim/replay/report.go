@@ -136,7 +136,9 @@ func newPlayer(o Options) (*player, error) {
 		}
 	}
 	o.Trace = o.enough()
-	return &player{options: o, work: newWorkload(o.Trace, o.Block)}, nil
+	p := &player{options: o, work: newWorkload(o.Trace, o.Block)}
+	p.work.wave = o.Wave
+	return p, nil
 }
 
 // capacity measures the arrival rate that the pooled cache completes at most, first roughly with everything at once, then at an
@@ -231,12 +233,16 @@ func (p *player) finish(reports []*Report, jobs []*job, capacity, base float64) 
 	}
 	jobs = jobs[:0]
 	for _, setup := range o.setups() {
-		if !o.NoSaturation {
+		if !o.NoSaturation && setup.Scale == (ScaleRule{}) {
 			jobs = append(jobs, &job{setup: setup, speed: overload * capacity / base})
 		}
 		for _, r := range reports {
 			for seed := range o.Seeds {
-				jobs = append(jobs, &job{report: r, setup: setup, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
+				most := o.Patience * r.Oracle.Mean
+				if setup.Scale != (ScaleRule{}) {
+					most = 0 // requests may wait for a start
+				}
+				jobs = append(jobs, &job{report: r, setup: setup, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: most})
 			}
 		}
 	}

@@ -138,6 +138,7 @@ type sim struct {
 type workload struct {
 	*Trace
 	block  int
+	wave   Wave
 	hashes [][]blockhash.Hash
 	before []int32 // the turn before in the session, -1 for none
 	// sessions are the names of the sessions; a subagent's has that of its agent's before a slash.
@@ -162,10 +163,10 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 				s.due = make([]float64, n)
 			}
 			s.next[w.After[i]] = append(s.next[w.After[i]], int32(i))
-			s.due[i] = at[i] / speed
+			s.due[i] = w.wave.warp(at[i] / speed)
 			continue
 		}
-		s.schedule(event{at: at[i] / speed, kind: eventArrival, n: i})
+		s.schedule(event{at: w.wave.warp(at[i] / speed), kind: eventArrival, n: i})
 	}
 	return s
 }
