@@ -129,6 +129,9 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 	if rq.enc.Exact && !rq.enc.Partial {
 		p.Known = rq.enc.IDs
 	}
+	if rq.chat != nil && len(p.Known) == 0 { // nothing shows that the chat has the prompt of the message
+		return nil
+	}
 	return resume.New(p)
 }
 
