@@ -48,6 +48,9 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "reset of the prefix cache", a.checkReset)
 	r.check(ctx, "resumed streams", d.checkResume)
 	if r.atLeast(33) {
+		if !r.sim {
+			r.check(ctx, "message converter", a.checkConverter)
+		}
 		r.check(ctx, "sampled messages", d.checkMessages)
 	}
 	r.check(ctx, "paused replicas", d.checkPause)

@@ -12,18 +12,18 @@ import (
 // on the engine's settings or is not exact for another reason. The result shares no memory with body. Chat is safe for concurrent use.
 func Chat(p *prompt.Prompt, body []byte) ([]byte, bool) {
 	out := append(make([]byte, 0, len(body)+1024), `{"stream":true,"stream_options":{"include_usage":true}`...)
-	limited := false
+	all, limited, stops := true, false, false
 	err := rawjson.Members(body, func(name string, v []byte) bool {
-		if name == "max_tokens" {
-			limited = len(v) > 0 && v[0] >= '1' && v[0] <= '9'
-		}
 		as, ok := member(name, v)
-		if ok && as != "" && !rawjson.IsNull(v) {
+		all = all && ok
+		limited = limited || name == "max_tokens" && len(v) > 0 && v[0] >= '1' && v[0] <= '9'
+		stops = stops || as == "stop"
+		if as != "" {
 			out = append(append(append(append(out, ",\""...), as...), "\":"...), v...)
 		}
-		return ok
+		return all
 	})
-	if err != nil || !limited || !plainMessages(p.Messages) {
+	if err != nil || !all || !limited || !plainMessages(p.Messages) {
 		return nil, false
 	}
 	in := *p
@@ -33,8 +33,17 @@ func Chat(p *prompt.Prompt, body []byte) ([]byte, bool) {
 		return nil, false
 	}
 	out = append(append(append(out, `,"messages":[`...), bytes.Join(chat.Messages, []byte{','})...), ']')
+	chooses := false
 	for _, f := range chat.Fields {
+		chooses = chooses || f.Name == "tools" || f.Name == "tool_choice"
 		out = append(append(append(append(out, ",\""...), f.Name...), "\":"...), f.Value...)
+	}
+	// vLLM sets both, and chat's own defaults are others.
+	if !chooses {
+		out = append(out, `,"tool_choice":null`...)
+	}
+	if !stops {
+		out = append(out, `,"stop":null`...)
 	}
 	choice := rawjson.Member(body, "tool_choice")
 	if once := rawjson.Member(choice, "disable_parallel_tool_use"); string(once) == "true" {
