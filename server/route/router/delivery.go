@@ -363,7 +363,7 @@ func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) 
 		if _, f = an.attempts.open(ctx, rq, t, d); f == nil {
 			f = an.deliver(ctx, rq, t, d)
 		}
-		if f == nil || !an.attempts.legs.again(ctx, t, d, f) && !rq.again(f) {
+		if f == nil || !an.attempts.legs.again(ctx, t, d, f) && !rq.again(t, f) {
 			return f
 		}
 	}

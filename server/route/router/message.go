@@ -79,10 +79,13 @@ func (c *asChat) drop(p *part) {
 }
 
 // again reports whether the message is sent unchanged after an attempt that ended with f, because its answer was not the message's.
-func (c *asChat) again(f *failure) bool {
+// That attempt counts as none.
+func (c *asChat) again(t *tries, f *failure) bool {
 	if c.chat == nil || f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) {
 		return false
 	}
 	c.chat = nil
+	t.ask.Attempt++
+	t.passed++
 	return true
 }
