@@ -135,7 +135,7 @@ func (d dice) text() string {
 	return d.one(`""`, `"a"`, `"é\n"`, `"{"`, `"}"`, `"\"x\":1"`, `"{}"`, `" "`, `"1"`, `"\u0001\\"`, `"😀"`)
 }
 
-// chunks are those of one chat.
+// chunks makes up one chat.
 func (d dice) chunks() []string {
 	const head = `"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"m",`
 	list := []string{`{` + head + `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"usage":{"prompt_tokens":20,"total_tokens":20,"completion_tokens":0}}`}
@@ -171,7 +171,7 @@ func (d dice) chunks() []string {
 			d.one("", `,"prompt_tokens_details":null`, `,"prompt_tokens_details":{"cached_tokens":16}`, `,"prompt_tokens_details":{"cached_tokens":8,"created_cache_tokens":4}`, `,"prompt_tokens_details":{"cached_tokens":null}`)+`}}`)
 }
 
-// message is a request, which vLLM accepts.
+// message makes up a request that vLLM accepts.
 func (d dice) message() string {
 	members := []string{`"model":"m"`, `"stream":true`, `"max_tokens":` + d.one("1", "50")}
 	for _, m := range []string{

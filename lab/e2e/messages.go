@@ -22,7 +22,7 @@ var sampledMessages = []object{
 		{"role": "user", "content": "The weather in Ulm?"},
 		{"role": "assistant", "content": []object{{"type": "tool_use", "id": "toolu_1", "name": "weather", "input": object{"city": "Ulm", "days": 2}}}},
 		{"role": "user", "content": []object{{"type": "tool_result", "tool_use_id": "toolu_1", "content": []object{{"type": "text", "text": "rain"}}}}},
-	}, "tools": []object{{"name": "weather", "description": "Tells the weather", "input_schema": object{"properties": object{"city": object{"type": "string"}}}}}, "tool_choice": object{"type": "auto"}},
+	}, "tools": []object{{"name": "weather", "description": "The weather of a city", "input_schema": object{"properties": object{"city": object{"type": "string"}}}}}, "tool_choice": object{"type": "auto"}},
 	{"messages": []object{{"role": "user", "content": "Story 4 about a router"}}, "stop_sequences": []string{"zzz"}, "thinking": object{"type": "adaptive"}, "output_config": object{"effort": "low"}},
 }
 

@@ -6,7 +6,7 @@ import "errors"
 // has nothing of it.
 var ErrNotTranslated = errors.New("the engine's answer to the message as a chat is not the one to the message")
 
-// sayMessage turns events of a chat into those of the message. Until it has returned something, an answer that is not followed, or whose prompt is
+// sayMessage turns events of a chat into events of the message. Until it has returned something, an answer that is not followed, or whose prompt is
 // another one, is ErrNotTranslated.
 func sayMessage(f *Follower, chat []byte, err error) ([]byte, error) {
 	begun := f.message.Begun()

@@ -3,5 +3,5 @@
 //
 // vLLM serves /v1/messages by its chat route: it makes a chat request of the message, and events of messages of the
 // chunks of its answer. Here the same is done outside the engine, because chunks of chat have token ids and events of messages have not.
-// Chat is a list of what is translated exactly: any other request has no translation, and is left to the engine.
+// Chat accepts a list of members and values: a request with any other one has no translation, and is left to the engine.
 package messages

@@ -17,8 +17,8 @@ import (
 // ErrChunk is an event that is none of a chat with one choice.
 var ErrChunk = errors.New("an event of a chat stream cannot be said as one of a message")
 
-// Stream makes the events of a message of those of a streamed chat, as vLLM 0.33 does. The zero value is ready. It belongs to one
-// goroutine, and keeps the ids of the tool calls, the arguments of the last one, and text that came in the middle of a call.
+// Stream makes the events of a message from the chunks of a streamed chat, as vLLM 0.33 does. The zero value is ready. It belongs to one
+// goroutine, and keeps the ids of the tool calls, the arguments of the last one, and text that came in the middle of a call: less than the answer.
 type Stream struct {
 	read  openai.Chunks
 	chunk openai.Chunk
@@ -29,7 +29,7 @@ type Stream struct {
 	next        int // the index of the next block
 	ending
 	calls map[int]string // the ids of tool calls, as raw JSON
-	// used is set once there was a call, arguments are those of the last one.
+	// used is set once there was a call; arguments is the text of its arguments so far.
 	used      bool
 	arguments []byte
 }
@@ -70,8 +70,8 @@ func (s *Stream) Clone() *Stream {
 // Begun reports whether Write has returned the beginning of the message.
 func (s *Stream) Begun() bool { return s.begun }
 
-// Write takes whole events and comments of a chat, and returns those of the message, valid until the next call. PromptTokens is the length of the
-// prompt; it is read at the first event. With ErrChunk, what was returned is what comes before that event.
+// Write takes whole events and comments of a chat, and returns the events of the message, valid until the next call. PromptTokens is the length of the
+// prompt; it is read at the first event. With ErrChunk, Write returns the events before the rejected event.
 func (s *Stream) Write(chat []byte, promptTokens int) ([]byte, error) {
 	s.out = s.out[:0]
 	for len(chat) > 0 {
@@ -151,7 +151,7 @@ func (s *Stream) event(data []byte, promptTokens int) error {
 	return nil
 }
 
-// begin writes the event that begins the message. Its names are those of the chunk.
+// begin writes the event that begins the message, with the id and the model of the chunk.
 func (s *Stream) begin(c *openai.Chunk, promptTokens int) bool {
 	head := append(bytes.TrimSuffix(bytes.TrimRight(bytes.Clone(c.Head), " "), []byte{','}), '}')
 	id, model := rawjson.Member(head, "id"), rawjson.Member(head, "model")
