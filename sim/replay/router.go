@@ -30,6 +30,7 @@ type router struct {
 	replicas []*replica.Replica
 	epoch    time.Time
 	wake     float64
+	expire   float64 // when the index ends expired beliefs next
 	texts    bool
 	job      *job
 	dice     *rand.Rand // which events get lost
@@ -121,8 +122,15 @@ func (r *router) arrive(call int) {
 	r.submit(call)
 }
 
+// expireEvery is how often a router's index ends expired beliefs, in simulated seconds; in real time it does so by itself.
+const expireEvery = 0.25
+
 func (r *router) submit(call int) {
 	r.sim.look()
+	if r.sim.now >= r.expire {
+		r.expire = r.sim.now + expireEvery
+		r.index.Expire(r.Now())
+	}
 	req := &r.requests[call]
 	deliver := func(choice *chooser.Choice, err error) {
 		var refused *chooser.Refused

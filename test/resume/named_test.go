@@ -191,7 +191,7 @@ func TestMessagesAndResponsesLeave(t *testing.T) {
 			t.Run(name+" "+way, func(t *testing.T) {
 				body := `{"model":"sim","stream":true,"temperature":0,` + fmt.Sprintf(kind.body, 2) + `}`
 				want := listen(t, url, kind.path, body)
-				left, at := "", 8
+				left, at := "", min(8, want.events/3) // early enough for a starved machine
 				since := time.Now()
 				moved, went := results(t, s, "moved"), resumed(t, s)
 				got := listenTo(t, url, kind.path, body, func(events int, replica string) {
