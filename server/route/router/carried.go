@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -135,9 +136,23 @@ func (l *leaving) leave() {
 
 var errLeaving = apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil)
 
-// endWith returns a context that also ends with the router, where the client of a request carries its stream.
+// continuesElsewhere reports whether another router can probably continue a stream that its client carries. It cannot where events have no ids, as
+// those of sampled messages and responses.
+func continuesElsewhere(rq *request) bool {
+	switch rq.parsed.Continuation().Way() {
+	case openai.WayText, openai.WayRepeat:
+		return true
+	case openai.WayTokens:
+		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes) || rq.parsed.Continuation().Repeats()
+	case openai.WayNone:
+	}
+	return false
+}
+
+// endWith returns a context that also ends with the router, where the client of a request carries its stream, and another router can continue
+// it. Any other stream may end here.
 func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, context.CancelFunc) {
-	if !rq.keeps {
+	if !rq.keeps || !continuesElsewhere(rq) {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

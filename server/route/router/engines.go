@@ -120,7 +120,7 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps, Received: rq.has, Message: rq.chat != nil}
+	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps && rq.chat == nil, Received: rq.has, Message: rq.chat != nil}
 	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
 		p.Repeated = rq.parsed.N
 	}

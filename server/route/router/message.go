@@ -17,7 +17,7 @@ type asChat struct{ chat *openai.Request }
 
 // translate makes a chat of a streamed message that could not be continued otherwise. It must be called after the body is final.
 func (c *asChat) translate(rq *request) {
-	if rq.call.Route != openai.RouteMessages || !rq.parsed.Stream || !rq.set.ResumeMessages || rq.keeps || rq.way() != openai.WayNone {
+	if rq.call.Route != openai.RouteMessages || !rq.parsed.Stream || !rq.set.ResumeMessages || rq.has != nil || len(rq.pool.Replicas) < 2 || rq.way() != openai.WayNone {
 		return
 	}
 	for _, r := range rq.pool.Replicas {
