@@ -1,12 +1,16 @@
 package router_test
 
 import (
+	"encoding/json"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -65,6 +69,61 @@ func TestARouterThatStopsEndsStreamsThatContinueElsewhere(t *testing.T) {
 			}
 			<-left
 			f.settled()
+		})
+	}
+}
+
+// A stream that continues at another router costs its tenant what it would have cost at one: a request, its prompt and its answer.
+func TestAStreamThatContinuesElsewhereIsChargedOnce(t *testing.T) {
+	usage := `data: {"id":"one","object":"chat.completion.chunk","created":7,"model":"m","choices":[],"usage":{"prompt_tokens":4,"total_tokens":8,"completion_tokens":4}}` + "\n\n"
+	for name, more := range map[string]string{"with usage": `,"stream_options":{"include_usage":true}}`, "without usage": "}"} {
+		t.Run(name, func(t *testing.T) {
+			limits := quota.Config{quota.Default: {RequestsPerSecond: .001, TokensPerMinute: 1000}} // one request
+			first, second := newAccount(t, limits), newAccount(t, limits)
+			a := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = first })
+			b := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = second })
+			begun := make(chan struct{})
+			a.script(streaming(hello(), func(_ http.ResponseWriter, r *http.Request) {
+				close(begun)
+				<-r.Context().Done()
+			}))
+			to := &client{}
+			go func() {
+				<-begun
+				a.eventually("the client has it", func() bool { return strings.Contains(to.body.String(), "lo\"") })
+				a.router.Leave()
+			}()
+			call := chat(asking + more)
+			call.Header = http.Header{"X-Kvpilot-Resume": {"carry"}}
+			if err := a.router.Serve(t.Context(), call, to); apierror.From(err).Reason != apierror.ShuttingDown {
+				t.Fatalf("Serve() = %v", err)
+			}
+			if got, want := first.last(t), (quota.Usage{Charge: quota.ChargeUsage, Output: 2, Elsewhere: true}); got != want {
+				t.Errorf("the first router charges %+v, want %+v", got, want)
+			}
+			var g quota.Grant
+			if refusal := first.Limiter.Admit(&g, ""); refusal != nil {
+				t.Errorf("the request still counts at the first router: %s", refusal.Message())
+			}
+			rest := world()[:2]
+			if name == "with usage" {
+				rest = append(rest, strings.Replace(usage, `"completion_tokens":4`, `"completion_tokens":2`, 1))
+			}
+			b.script(whole(append(rest, end)))
+			received, _ := json.Marshal(to.body.String())
+			call = chat(asking + strings.TrimSuffix(more, "}") + `,"kvpilot_received":` + string(received) + "}")
+			if name == "with usage" {
+				call = chat(asking + `,"stream_options":{"include_usage":true},"kvpilot_received":` + string(received) + "}")
+			}
+			call.Header = http.Header{"X-Kvpilot-Resume": {"continue"}}
+			if err := b.router.Serve(t.Context(), call, &client{}); err != nil {
+				t.Fatalf("Serve() = %v", err)
+			}
+			if got, want := second.last(t), (quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 2}); got != want {
+				t.Errorf("the second router charges %+v, want %+v", got, want)
+			}
+			a.settled()
+			b.settled()
 		})
 	}
 }
