@@ -153,8 +153,8 @@ func (l *leaving) leave() {
 
 var errLeaving = apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil)
 
-// continuesElsewhere reports whether another router can probably continue a stream that its client carries. It cannot where events have no ids, as
-// those of sampled messages and responses.
+// continuesElsewhere reports whether another router can probably continue a stream that its client carries. Events of sampled messages and responses
+// have no ids, so it cannot continue them.
 func continuesElsewhere(rq *request) bool {
 	switch rq.parsed.Continuation().Way() {
 	case openai.WayText, openai.WayRepeat:

@@ -73,7 +73,7 @@ func TestARouterThatStopsEndsStreamsThatContinueElsewhere(t *testing.T) {
 	}
 }
 
-// A stream that continues at another router costs its tenant what it would have cost at one: a request, its prompt and its answer.
+// A stream that continues at another router costs its tenant a request, its prompt and its answer once.
 func TestAStreamThatContinuesElsewhereIsChargedOnce(t *testing.T) {
 	usage := `data: {"id":"one","object":"chat.completion.chunk","created":7,"model":"m","choices":[],"usage":{"prompt_tokens":4,"total_tokens":8,"completion_tokens":4}}` + "\n\n"
 	for name, more := range map[string]string{"with usage": `,"stream_options":{"include_usage":true}}`, "without usage": "}"} {

@@ -44,7 +44,7 @@ data: {"type":"message_stop"}
 `
 }
 
-// converses has all engines answer a message with own events, its chat with the steps in turn and a continuation with its end, and keeps what came.
+// converses has all engines answer a message with own events, its chat with the steps in turn and a continuation with its end, and keeps the requests.
 func (f *fleet) converses(steps ...http.HandlerFunc) (got func() []string) {
 	var mu sync.Mutex
 	var list []string
