@@ -173,6 +173,9 @@ func (d *Demand) look(model string, now time.Time) (work, requests float64) {
 	return p.work, p.requests
 }
 
+// Wanted is the number of replicas that the model's pool needs now: 0 when it has nothing to do.
+func (d *Demand) Wanted(model string) int { return d.wanted(model, d.state(model), time.Now()) }
+
 // wanted is the number of replicas that the model's pool needs: 0 when it has nothing to do.
 func (d *Demand) wanted(model string, s State, now time.Time) int {
 	work, requests := d.look(model, now)
