@@ -123,6 +123,34 @@ func TestASampledMessageMoves(t *testing.T) {
 	}
 }
 
+// A sampled message leaves a replica that hangs.
+func TestASampledMessageLeavesAReplicaThatHangs(t *testing.T) {
+	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
+		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
+	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	url := "http://" + s.HTTP
+	for _, name := range []string{"text", "a thought and a call"} {
+		t.Run(name, func(t *testing.T) {
+			body := `{"model":"sim","stream":true,` + fmt.Sprintf(sampled[name], 3) + `}`
+			want, before, left := listen(t, url, "/v1/messages", body), resumed(t, s), ""
+			got := listenTo(t, url, "/v1/messages", body, func(events int, replica string) {
+				if events == 8 {
+					left = urlOf(t, s, replica)
+					faultAt(t, []string{left}, `{"stall":true,"hang":true}`)
+				}
+			})
+			if !want.over || got.text() != want.text() {
+				t.Errorf("the client has\n%s\nwant\n%s", got.text(), want.text())
+			}
+			if resumed(t, s) == before {
+				t.Error("no stream was resumed")
+			}
+			faultAt(t, []string{left}, `{}`)
+		})
+	}
+}
+
 // A message is sent as it is where its translation is not certain, and by an engine of another version; the client gets the engine's own answer.
 func TestAMessageThatIsSentAsItIs(t *testing.T) {
 	for _, version := range []string{"0.32.0", "0.33.0"} {
