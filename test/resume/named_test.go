@@ -260,7 +260,7 @@ func kept(t *testing.T, url, id string) {
 func TestMessagesAndResponsesThatAreNotRepeated(t *testing.T) {
 	s := started(t, "0.33.0", true)
 	for name, c := range map[string]struct{ path, body string }{
-		"drawn":                {"/v1/messages", `"max_tokens":40,"messages":[{"role":"user","content":"hi"}]`},
+		"drawn, must call":     {"/v1/messages", `"max_tokens":40,"messages":[{"role":"user","content":"hi"}],"tool_choice":{"type":"any"},` + messageTools},
 		"drawn, a response":    {"/v1/responses", `"input":"hi"`},
 		"a tool of the engine": {"/v1/responses", `"input":"hi","temperature":0,"tools":[{"type":"web_search_preview"}]`},
 		"log probabilities":    {"/v1/responses", `"input":"hi","temperature":0,"include":["message.output_text.logprobs"]`},
