@@ -30,6 +30,7 @@ type router struct {
 	replicas []*replica.Replica
 	epoch    time.Time
 	wake     float64
+	expire   float64 // when the index ends expired beliefs next
 	texts    bool
 	job      *job
 	dice     *rand.Rand // which events get lost
@@ -39,6 +40,7 @@ type router struct {
 	err      error
 	tokens   []uint32
 	names    []kvblock.EngineHash
+	decided  func(*decision.Decision) // nil: decisions are not looked at
 }
 
 // calls is the state of the calls; each of them is of one router.
@@ -121,8 +123,15 @@ func (r *router) arrive(call int) {
 	r.submit(call)
 }
 
+// expireEvery is how often a router's index ends expired beliefs, in simulated seconds; in real time it does so by itself.
+const expireEvery = 0.25
+
 func (r *router) submit(call int) {
 	r.sim.look()
+	if r.sim.now >= r.expire {
+		r.expire = r.sim.now + expireEvery
+		r.index.Expire(r.Now())
+	}
 	req := &r.requests[call]
 	deliver := func(choice *chooser.Choice, err error) {
 		var refused *chooser.Refused
@@ -220,7 +229,11 @@ func (r *router) finished(a *attempt) {
 }
 
 // Decision implements chooser.Record.
-func (r *router) Decision(*decision.Decision) {}
+func (r *router) Decision(d *decision.Decision) {
+	if r.decided != nil {
+		r.decided(d)
+	}
+}
 
 // Outcome implements chooser.Record: it notes how right the prediction was.
 func (r *router) Outcome(o decision.Outcome) {

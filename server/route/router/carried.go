@@ -3,12 +3,14 @@ package router
 import (
 	"context"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
 // errNotCarried is the answer to a client whose stream cannot be continued.
@@ -47,10 +49,24 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 	an.resumer.results.Add(resultTaken)
 	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
 	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.call.RequestID, "tokens", point.Answer)
-	t.carried = s.follower
+	t.carried, rq.before = s.follower, point.Answer
+	if point.Again {
+		rq.before = tokensOf(rq)
+	}
 	t.continueAt(rq, point)
 	t.ask.Exclude = s.unable(point, t.ask.Exclude)
 	return false, nil
+}
+
+// tokensOf is about how many tokens the client's events are, which have no ids.
+func tokensOf(rq *request) int {
+	var scan sse.Scanner
+	scan.Reset(rq.parsed.Prompt.API, true)
+	scan.Feed(rq.has)
+	if n := scan.ContentEvents(); n > 0 {
+		return rq.tokensIn(n)
+	}
+	return 0
 }
 
 // owns reports whether the caller made a response, as the fleet knows it.
@@ -91,11 +107,23 @@ func (l *leaving) leave() {
 	}
 }
 
-var errLeaving = apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil)
+// continuesElsewhere reports whether another router can probably continue a stream that its client carries. Events of sampled messages and responses
+// have no ids, so it cannot continue them.
+func continuesElsewhere(rq *request) bool {
+	switch rq.parsed.Continuation().Way() {
+	case openai.WayText, openai.WayRepeat:
+		return true
+	case openai.WayTokens:
+		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes) || rq.parsed.Continuation().Repeats()
+	case openai.WayNone:
+	}
+	return false
+}
 
-// endWith returns a context that also ends with the router, where the client of a request carries its stream.
+// endWith returns a context that also ends with the router, where the client of a request carries its stream, and another router can continue
+// it. Any other stream may end here.
 func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, context.CancelFunc) {
-	if !rq.keeps {
+	if !rq.keeps || !continuesElsewhere(rq) {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

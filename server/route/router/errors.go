@@ -98,3 +98,5 @@ func mustJSON(v any) []byte {
 	}
 	return text
 }
+
+var errLeaving = apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil)

@@ -78,6 +78,7 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	if err := in.places.place(ctx, rq); err != nil {
 		return err
 	}
+	rq.translate(rq)
 	if err := in.encoder.tokenize(ctx, rq); err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func (e *sender) askParser(ctx context.Context, rq *request, on *replica.Replica
 // parser has a replica's parser take tokens of the request's answer.
 func (e *sender) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
 	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
-		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.body, ids, finish, stop))
+		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.orBody(rq.body), ids, finish, stop))
 		if err != nil {
 			return nil, err
 		}
@@ -76,7 +76,7 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 
 func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resume.Point) error {
 	e := s.attempts.engines
-	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.body)
+	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.orBody(s.rq.body))
 	if err != nil {
 		return err
 	}

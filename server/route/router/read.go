@@ -95,7 +95,7 @@ func (rd *reader) takeReceived(rq *request, req *openai.Request, params openai.P
 			Message: "With the header " + headerResume + ": continue the body is a streamed request with the events received so far in " + openai.MemberReceived + ", a string.",
 		}
 	}
-	if rq.carried = (carried{true, events}); len(events) == 0 {
+	if rq.carried = (carried{keeps: true, has: events}); len(events) == 0 {
 		rq.has = nil // it begins
 	}
 	call := *rq.call

@@ -52,6 +52,7 @@ type request struct {
 	holder replica.ID
 	tokenized
 	carried
+	asChat
 }
 
 // pooled are the replicas among which a request is routed.
@@ -280,6 +281,8 @@ type carried struct {
 	keeps bool
 	// has are the client's events, when it asks for the rest of a stream that another router has begun; nil otherwise.
 	has []byte
+	// before is how many tokens of the answer these are.
+	before int
 }
 
 // surfaces reports whether a tokenizer route's refusal is the answer to the client: where nothing but the ids
@@ -296,3 +299,23 @@ func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 
 // otherModel is the label of requests for no served model: clients invent names.
 const otherModel = labels.Other
+
+// asChat is a streamed message as the chat request that vLLM makes of it. Chunks of a chat have token ids; events of messages have
+// none. The zero value is a request that is sent unchanged.
+type asChat struct{ chat *openai.Request }
+
+// or returns the chat, or parsed when there is none: the request that another engine continues.
+func (c *asChat) or(parsed *openai.Request) *openai.Request {
+	if c.chat != nil {
+		return c.chat
+	}
+	return parsed
+}
+
+// orBody returns the body of the chat, or body when there is none.
+func (c *asChat) orBody(body []byte) []byte {
+	if c.chat != nil {
+		return c.chat.Body
+	}
+	return body
+}

@@ -16,7 +16,7 @@ func (rq *request) way() openai.Way {
 		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
 		return openai.WayNone
 	}
-	return rq.parsed.Continuation().Way()
+	return rq.or(rq.parsed).Continuation().Way()
 }
 
 // mayFollow reports whether another replica could resume the answer, if it is streamed and the prompt is not too long.
@@ -71,7 +71,7 @@ func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
 	case openai.WayTokens:
 		return resume.HasParser
 	case openai.WayText:
-		if rq.parsed.Route == openai.RouteChat {
+		if rq.or(rq.parsed).Route == openai.RouteChat {
 			return resume.PerhapsParser
 		}
 	case openai.WayNone, openai.WayRepeat:
