@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
@@ -164,4 +165,9 @@ type routing struct {
 	*programs
 	*splits
 	policies
+}
+
+// RoutingOptions reads the options of the choice from a request's headers, as far as callers may set them.
+func (a *API) RoutingOptions(h http.Header) (chooser.Options, error) {
+	return overrides{&a.conf}.fromHeader(h)
 }

@@ -109,7 +109,7 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	if said, ok := h[headerTruncated]; ok { // its presence counts, with any value
 		q.Truncated, q.FullSize = true, fullSize(said)
 	}
-	if path := first(h, headerPath); path != "" {
+	if path := firstHeader(h, headerPath); path != "" {
 		if q.Route = openai.RouteOf(path); !q.Route.Generates() {
 			q.Route = openai.RouteAny
 		}
@@ -117,15 +117,15 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	if q.Booking, err = bookingHeader(h); err != nil {
 		return nil, err
 	}
-	explain, err := flag(h, headerExplain, false)
+	explain, err := flagHeader(h, headerExplain, false)
 	if err != nil {
 		return nil, err
 	}
 	q.Explain = explain
-	if q.Lease, err = lease(h); err != nil {
+	if q.Lease, err = leaseHeader(h); err != nil {
 		return nil, err
 	}
-	switch first(h, headerReports) {
+	switch firstHeader(h, headerReports) {
 	case "":
 	case "all":
 		q.Reports = router.ReportsFirstToken

@@ -1,6 +1,8 @@
 package grpcapi
 
 import (
+	"fmt"
+
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -45,4 +47,12 @@ func breakerProto(s breaker.State) kvpilotv1.BreakerState {
 		return kvpilotv1.BreakerState_BREAKER_STATE_OPEN
 	}
 	return kvpilotv1.BreakerState_BREAKER_STATE_UNSPECIFIED
+}
+
+// programID is the public form of a program's name.
+func programID(name uint64) string {
+	if name == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%016x", name)
 }

@@ -172,9 +172,9 @@ func outcomeProto(o *decision.Outcome) *kvpilotv1.Outcome {
 		PredictedCachedTokens: uint32(max(o.PredictedCached, 0)),
 	}
 	if !o.Counted { // the engine's own counts, or none
-		out.PromptTokens, out.OutputTokens, out.CachedTokens = known(o.PromptTokens), known(o.OutputTokens), known(o.CachedTokens)
+		out.PromptTokens, out.OutputTokens, out.CachedTokens = countProto(o.PromptTokens), countProto(o.OutputTokens), countProto(o.CachedTokens)
 	} else {
-		out.CountedOutputTokens = known(o.OutputTokens)
+		out.CountedOutputTokens = countProto(o.OutputTokens)
 	}
 	if o.TTFT > 0 {
 		out.Ttft = durationpb.New(o.TTFT)
@@ -183,7 +183,7 @@ func outcomeProto(o *decision.Outcome) *kvpilotv1.Outcome {
 }
 
 // known leaves out a count that the engine did not give.
-func known(n int) *uint32 {
+func countProto(n int) *uint32 {
 	if n < 0 {
 		return nil
 	}

@@ -86,3 +86,18 @@ func packedIDs(message []byte) ([]uint32, bool) {
 	}
 	return list, true
 }
+
+// Done releases the memory of a message that Decode has read. Its call's handler MUST have returned; the answer need not have been sent. A
+// message whose ids may be in use still keeps them: they are part of the answer, or of the answer that a repeated request will get.
+func (Messages) Done(m proto.Message) {
+	in, ok := m.(*kvpilotv1.ChooseReplicaRequest)
+	if !ok || in.GetReturnTokenIds() || in.GetRequestId() != "" {
+		return
+	}
+	list := in.GetTokenIds().GetIds()
+	if cap(list) != listIDs {
+		return
+	}
+	in.Prompt = nil
+	idLists.Put((*idList)(list[:listIDs]))
+}

@@ -2,10 +2,6 @@ package grpcapi
 
 import (
 	"sync"
-
-	"google.golang.org/protobuf/proto"
-
-	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
 const (
@@ -28,19 +24,4 @@ func newIDs(n int) []uint32 {
 		return make([]uint32, n)
 	}
 	return idLists.Get().(*idList)[:n]
-}
-
-// Done releases the memory of a message that Decode has read. Its call's handler MUST have returned; the answer need not have been sent. A
-// message whose ids may be in use still keeps them: they are part of the answer, or of the answer that a repeated request will get.
-func (Messages) Done(m proto.Message) {
-	in, ok := m.(*kvpilotv1.ChooseReplicaRequest)
-	if !ok || in.GetReturnTokenIds() || in.GetRequestId() != "" {
-		return
-	}
-	list := in.GetTokenIds().GetIds()
-	if cap(list) != listIDs {
-		return
-	}
-	in.Prompt = nil
-	idLists.Put((*idList)(list[:listIDs]))
 }

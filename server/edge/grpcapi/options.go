@@ -60,21 +60,21 @@ type overrides struct{ conf *atomic.Pointer[Config] }
 func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	q := chooser.Options{PinnedRank: -1}
 	var err error
-	if q.Targets.TTFT, err = target(h, ttftHeaders()); err != nil {
+	if q.Targets.TTFT, err = targetHeader(h, ttftHeaders()); err != nil {
 		return q, err
 	}
-	if q.Targets.TPOT, err = target(h, tpotHeaders()); err != nil {
+	if q.Targets.TPOT, err = targetHeader(h, tpotHeaders()); err != nil {
 		return q, err
 	}
-	policy, weights, pin := first(h, headerPolicy), first(h, headerWeights), first(h, headerPin)
-	allow, deny := first(h, headerAllow), first(h, headerDeny)
+	policy, weights, pin := firstHeader(h, headerPolicy), firstHeader(h, headerWeights), firstHeader(h, headerPin)
+	allow, deny := firstHeader(h, headerAllow), firstHeader(h, headerDeny)
 	if policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {
 		return q, nil
 	}
 	if !o.conf.Load().Overrides {
 		return q, errOverrides()
 	}
-	q.Policy, q.Allowed, q.Denied = decision.Policy(policy), ids(split(allow)), ids(split(deny))
+	q.Policy, q.Allowed, q.Denied = decision.Policy(policy), replicaIDs(listed(allow)), replicaIDs(listed(deny))
 	q.Pinned = replica.ID(pin)
 	if name, rank, ok := strings.Cut(pin, "@"); ok {
 		n, err := strconv.ParseUint(rank, 10, 16)
@@ -83,7 +83,7 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 		}
 		q.Pinned, q.PinnedRank = replica.ID(name), int(n)
 	}
-	for _, pair := range split(weights) {
+	for _, pair := range listed(weights) {
 		name, text, _ := strings.Cut(pair, "=")
 		n, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
@@ -97,15 +97,10 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	return q, checkPolicy(q)
 }
 
-// RoutingOptions reads the options of the choice from a request's headers, as far as callers may set them.
-func (a *API) RoutingOptions(h http.Header) (chooser.Options, error) {
-	return overrides{&a.conf}.fromHeader(h)
-}
-
 // target reads a time from the first of the headers that is there; zero when none is.
-func target(h http.Header, names []string) (time.Duration, error) {
+func targetHeader(h http.Header, names []string) (time.Duration, error) {
 	for _, name := range names {
-		text := first(h, name)
+		text := firstHeader(h, name)
 		if text == "" {
 			continue
 		}
@@ -128,7 +123,7 @@ func (o overrides) of(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (cho
 		return q, errOverrides()
 	}
 	q.Policy = decision.Policy(p.GetName())
-	q.Allowed, q.Denied, q.Pinned = ids(c.GetAllow()), ids(c.GetDeny()), replica.ID(c.GetPin())
+	q.Allowed, q.Denied, q.Pinned = replicaIDs(c.GetAllow()), replicaIDs(c.GetDeny()), replica.ID(c.GetPin())
 	q.MinRank = int(c.GetMinRank())
 	if c != nil && c.MaxRank != nil {
 		q.MaxRank = int(c.GetMaxRank())
@@ -161,14 +156,14 @@ func checkPolicy(o chooser.Options) error {
 	return nil
 }
 
-func first(h http.Header, name string) string {
+func firstHeader(h http.Header, name string) string {
 	if v := h[name]; len(v) > 0 {
 		return v[0]
 	}
 	return ""
 }
 
-func split(list string) []string {
+func listed(list string) []string {
 	var out []string
 	for item := range strings.SplitSeq(list, ",") {
 		if item = strings.TrimSpace(item); item != "" {
@@ -178,7 +173,7 @@ func split(list string) []string {
 	return out
 }
 
-func ids(names []string) []replica.ID {
+func replicaIDs(names []string) []replica.ID {
 	if len(names) == 0 {
 		return nil
 	}
@@ -190,8 +185,8 @@ func ids(names []string) []replica.ID {
 }
 
 // flag reads a header that is true, false or absent.
-func flag(h http.Header, name string, absent bool) (bool, error) {
-	text := first(h, name)
+func flagHeader(h http.Header, name string, absent bool) (bool, error) {
+	text := firstHeader(h, name)
 	if text == "" {
 		return absent, nil
 	}
@@ -204,7 +199,7 @@ func flag(h http.Header, name string, absent bool) (bool, error) {
 
 // bookingHeader reads an external proxy's kind of booking.
 func bookingHeader(h http.Header) (router.Booking, error) {
-	switch first(h, headerBooking) {
+	switch firstHeader(h, headerBooking) {
 	case "", "reserve":
 		return router.Reserve, nil
 	case "none":
@@ -216,8 +211,8 @@ func bookingHeader(h http.Header) (router.Booking, error) {
 }
 
 // lease reads the lease that an external proxy asks for; zero when it asks for none.
-func lease(h http.Header) (time.Duration, error) {
-	text := first(h, headerLease)
+func leaseHeader(h http.Header) (time.Duration, error) {
+	text := firstHeader(h, headerLease)
 	if text == "" {
 		return 0, nil
 	}

@@ -3,7 +3,6 @@ package grpcapi
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -47,14 +46,6 @@ func placeOfProgram(p *kvpilotv1.Program) programPlace {
 
 func (p programPlace) compare(other programPlace) int {
 	return cmp.Or(cmp.Compare(p.Model, other.Model), cmp.Compare(p.ID, other.ID))
-}
-
-// programID is the public form of a program's name.
-func programID(name uint64) string {
-	if name == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%016x", name)
 }
 
 func (s *programs) ListPrograms(ctx context.Context, in *kvpilotv1.ListProgramsRequest) (*kvpilotv1.ListProgramsResponse, error) {
