@@ -182,7 +182,7 @@ func outcomeProto(o *decision.Outcome) *kvpilotv1.Outcome {
 	return out
 }
 
-// known leaves out a count that the engine did not give.
+// countProto leaves out a count that the engine did not give.
 func countProto(n int) *uint32 {
 	if n < 0 {
 		return nil

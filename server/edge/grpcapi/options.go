@@ -97,7 +97,7 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	return q, checkPolicy(q)
 }
 
-// target reads a time from the first of the headers that is there; zero when none is.
+// targetHeader reads a time from the first of the headers that is there; zero when none is.
 func targetHeader(h http.Header, names []string) (time.Duration, error) {
 	for _, name := range names {
 		text := firstHeader(h, name)
@@ -184,7 +184,7 @@ func replicaIDs(names []string) []replica.ID {
 	return list
 }
 
-// flag reads a header that is true, false or absent.
+// flagHeader reads a header that is true, false or absent.
 func flagHeader(h http.Header, name string, absent bool) (bool, error) {
 	text := firstHeader(h, name)
 	if text == "" {
@@ -210,7 +210,7 @@ func bookingHeader(h http.Header) (router.Booking, error) {
 	return router.DryRun, invalid(headerBooking, "must be reserve, none or dry-run")
 }
 
-// lease reads the lease that an external proxy asks for; zero when it asks for none.
+// leaseHeader reads the lease that an external proxy asks for; zero when it asks for none.
 func leaseHeader(h http.Header) (time.Duration, error) {
 	text := firstHeader(h, headerLease)
 	if text == "" {
