@@ -255,7 +255,7 @@ func (s *Stream) call(entry []byte) bool {
 			s.calls = map[int]string{}
 		}
 		s.calls[index] = id
-		if !(s.block.kind == kindTool && s.block.call == id) && !rawjson.IsNull(name) {
+		if (s.block.kind != kindTool || s.block.call != id) && !rawjson.IsNull(name) {
 			s.flush()
 			s.used, s.arguments = true, s.arguments[:0]
 			s.open(block{kind: kindTool, call: id}, `{"type":"tool_use","id":`+id+`,"name":`+string(name)+`,"input":{}}`)
