@@ -40,6 +40,7 @@ type router struct {
 	err      error
 	tokens   []uint32
 	names    []kvblock.EngineHash
+	decided  func(*decision.Decision) // nil: decisions are not looked at
 }
 
 // calls is the state of the calls; each of them is of one router.
@@ -228,7 +229,11 @@ func (r *router) finished(a *attempt) {
 }
 
 // Decision implements chooser.Record.
-func (r *router) Decision(*decision.Decision) {}
+func (r *router) Decision(d *decision.Decision) {
+	if r.decided != nil {
+		r.decided(d)
+	}
+}
 
 // Outcome implements chooser.Record: it notes how right the prediction was.
 func (r *router) Outcome(o decision.Outcome) {

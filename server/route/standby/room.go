@@ -26,8 +26,8 @@ type Registry interface {
 
 // Demand knows how many replicas pools need; *demand.Demand does.
 type Demand interface {
-	// Wanted is the number of replicas that the model's pool needs now.
-	Wanted(model string) int
+	// WantedNow is the number of replicas that the model's pool needs.
+	WantedNow(model string) int
 }
 
 // Params are the arguments of New. Log and Meter may be nil.
@@ -267,7 +267,7 @@ func (r *Room) wake(ctx context.Context, view *registry.Snapshot, model string) 
 	}
 	wanted := min(r.Waiting(model), 1)
 	if r.demand != nil && len(sleeping) > 0 {
-		wanted = max(wanted, r.demand.Wanted(model))
+		wanted = max(wanted, r.demand.WantedNow(model))
 	}
 	r.waker.some(ctx, wanted-awake, sleeping, time.Now())
 }

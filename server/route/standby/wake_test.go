@@ -61,7 +61,7 @@ func (d *dormitory) Sleep(of *replica.Replica) enginestats.Sleep {
 
 func (*dormitory) Reread(*replica.Replica) {}
 
-func (d *dormitory) Wanted(string) int {
+func (d *dormitory) WantedNow(string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.wanted
