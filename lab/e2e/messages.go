@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"regexp"
 	"strconv"
 	"strings"
@@ -103,7 +104,7 @@ func readMessage(ctx context.Context, url string, body object) (events string, s
 	}
 	defer resp.Body.Close()
 	all, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != 200 {
+	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("status %d: %s", resp.StatusCode, all)
 	}
 	return string(all), len(all), err

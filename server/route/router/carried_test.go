@@ -82,17 +82,14 @@ func TestAStreamThatContinuesElsewhereIsChargedOnce(t *testing.T) {
 			first, second := newAccount(t, limits), newAccount(t, limits)
 			a := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = first })
 			b := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = second })
-			begun := make(chan struct{})
-			a.script(streaming(hello(), func(_ http.ResponseWriter, r *http.Request) {
-				close(begun)
-				<-r.Context().Done()
-			}))
+			a.script(streaming(hello(), func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 			to := &client{}
-			go func() {
-				<-begun
-				a.eventually("the client has it", func() bool { return strings.Contains(to.body.String(), "lo\"") })
-				a.router.Leave()
-			}()
+			to.onWrite = func([]byte) error {
+				if strings.Contains(to.body.String(), `lo"`) {
+					a.router.Leave()
+				}
+				return nil
+			}
 			call := chat(asking + more)
 			call.Header = http.Header{"X-Kvpilot-Resume": {"carry"}}
 			if err := a.router.Serve(t.Context(), call, to); apierror.From(err).Reason != apierror.ShuttingDown {

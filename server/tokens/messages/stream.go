@@ -14,8 +14,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
 
-// ErrChunk is an event that is none of a chat with one choice.
-var ErrChunk = errors.New("an event of a chat stream cannot be said as one of a message")
+// errChunk is an event that is none of a chat with one choice.
+var errChunk = errors.New("an event of a chat stream cannot be said as one of a message")
 
 // Stream makes the events of a message from the chunks of a streamed chat, as vLLM 0.33 does. The zero value is ready. It belongs to one
 // goroutine, and keeps the ids of the tool calls, the arguments of the last one, and text that came in the middle of a call: less than the answer.
@@ -71,13 +71,13 @@ func (s *Stream) Clone() *Stream {
 func (s *Stream) Begun() bool { return s.begun }
 
 // Write takes whole events and comments of a chat, and returns the events of the message, valid until the next call. PromptTokens is the length of the
-// prompt; it is read at the first event. With ErrChunk, Write returns the events before the rejected event.
+// prompt; it is read at the first event. With an error, Write returns the events before the rejected event.
 func (s *Stream) Write(chat []byte, promptTokens int) ([]byte, error) {
 	s.out = s.out[:0]
 	for len(chat) > 0 {
 		n := bytes.Index(chat, []byte("\n\n")) + 2
 		if n < 2 {
-			return s.out, ErrChunk
+			return s.out, errChunk
 		}
 		e := chat[:n]
 		chat = chat[n:]
@@ -88,7 +88,7 @@ func (s *Stream) Write(chat []byte, promptTokens int) ([]byte, error) {
 			continue
 		}
 		if e[0] != ':' {
-			return s.out, ErrChunk
+			return s.out, errChunk
 		}
 		s.out = append(s.out, e...)
 	}
@@ -106,15 +106,15 @@ func (s *Stream) event(data []byte, promptTokens int) error {
 		s.over = true
 		return nil
 	case !s.read.Read(data, c):
-		return ErrChunk
+		return errChunk
 	case c.Fault > 0:
 		return s.fault(data, c.Fault)
 	case c.Choices > 1:
-		return ErrChunk
+		return errChunk
 	}
 	if !s.begun {
 		if !s.begin(c, promptTokens) {
-			return ErrChunk
+			return errChunk
 		}
 		if c.Choices == 1 && c.Finish == nil && c.Plain && len(c.Text) <= len(`""`) {
 			return nil
@@ -145,7 +145,7 @@ func (s *Stream) event(data []byte, promptTokens int) error {
 			return ok
 		})
 		if err != nil || !ok {
-			return ErrChunk
+			return errChunk
 		}
 	}
 	return nil
@@ -255,7 +255,7 @@ func (s *Stream) call(entry []byte) bool {
 			s.calls = map[int]string{}
 		}
 		s.calls[index] = id
-		if !(s.block.kind == kindTool && s.block.call == id) && !rawjson.IsNull(name) {
+		if (s.block.kind != kindTool || s.block.call != id) && !rawjson.IsNull(name) {
 			s.flush()
 			s.used, s.arguments = true, s.arguments[:0]
 			s.open(block{kind: kindTool, call: id}, `{"type":"tool_use","id":`+id+`,"name":`+string(name)+`,"input":{}}`)
@@ -274,14 +274,14 @@ func (s *Stream) call(entry []byte) bool {
 // end writes why the answer is over, and its usage.
 func (s *Stream) end(usage []byte) error {
 	if usage == nil {
-		return ErrChunk
+		return errChunk
 	}
 	s.flush()
 	reason, sequence := s.reason()
 	m := append(append(append([]byte(`,"delta":{"stop_reason":`), reason...), `,"stop_sequence":`...), sequence...)
 	m, ok := appendUsage(append(m, `},"usage":`...), usage)
 	if !ok {
-		return ErrChunk
+		return errChunk
 	}
 	s.say("message_delta", m)
 	return nil
