@@ -173,6 +173,9 @@ func (d *Demand) look(model string, now time.Time) (work, requests float64) {
 	return p.work, p.requests
 }
 
+// WantedNow is Wanted in the pool's state now.
+func (d *Demand) WantedNow(model string) int { return d.Wanted(model, d.state(model), time.Now()) }
+
 // Wanted is the number of replicas that the model's pool needs in state s at the time now: 0 when it has nothing to do. The metric
 // kvpilot.pool.wanted_replicas is this number in the state that Params.Pools returns.
 func (d *Demand) Wanted(model string, s State, now time.Time) int {
