@@ -33,7 +33,7 @@ func (p *planFlags) add(flags *pflag.FlagSet) {
 	flags.IntVar(&p.ask.Curve, "curve", 6, "with --plan, the number of loads that every arrangement is played at, next to those of the search")
 }
 
-// defaults sets what the operator did not.
+// defaults sets the flags that were not given.
 func (p *planFlags) defaults(f *replayFlags, flags *pflag.FlagSet) error {
 	if !p.wanted {
 		for _, name := range []string{"share", "step", "most-replicas", "curve"} {

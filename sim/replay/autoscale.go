@@ -93,7 +93,7 @@ type Scaling struct {
 	Utilization float64
 }
 
-// DefaultScaling has Kubernetes' defaults and those of deploy/autoscaling, and replicas that start in 90 s.
+// DefaultScaling has Kubernetes' and deploy/autoscaling's defaults, and replicas that start in 90 s.
 func DefaultScaling() Scaling {
 	return Scaling{Start: 90, Least: 1, Sync: 15, Stabilize: 300, Down: 60, Tolerance: 0.1, Utilization: 0.7}
 }
@@ -126,15 +126,15 @@ func (c *Scaling) check(o *Options) error {
 	return errors.Join(errs...)
 }
 
-// Scaled is what an autoscaler did in a run.
+// Scaled is the outcome of an autoscaler in a run.
 type Scaled struct {
-	// ReplicaSeconds is the time of all replicas from their order to their end, GPUSeconds that of their GPUs.
+	// ReplicaSeconds is the time of all replicas from their order to their end, GPUSeconds the time of their GPUs.
 	ReplicaSeconds float64 `json:"replica_seconds"`
 	GPUSeconds     float64 `json:"gpu_seconds"`
-	// Mean and Most are the numbers of replicas over the run, those that start and drain among them.
+	// Mean and Most are the numbers of replicas over the run, starting and draining ones among them.
 	Mean float64 `json:"replicas_mean"`
 	Most float64 `json:"replicas_most"`
-	// Starts is the number of replicas that were started, without those at the begin.
+	// Starts is the number of replicas that were started after the begin of the run.
 	Starts float64 `json:"starts"`
 	// Lost requests have no complete answer.
 	Lost float64 `json:"lost"`
@@ -189,7 +189,7 @@ type autoscaler struct {
 	result   Scaled
 }
 
-// newAutoscaler takes over a service that was made with all replicas.
+// newAutoscaler makes an autoscaler in front of a service that has all replicas.
 func newAutoscaler(v *service, j *job) *autoscaler {
 	c := j.options.Scaling
 	if j.setup.Scale.Kind == ScaleFixed {
@@ -202,7 +202,7 @@ func newAutoscaler(v *service, j *job) *autoscaler {
 		demand: demand.New(demand.Params{Utilization: c.Utilization, Models: []string{"m"}}),
 	}
 	r := v.routers[0]
-	r.decided = a.demand.Decision
+	r.decided = a.demand
 	for e := range n {
 		if e < c.Least {
 			a.phases[e] = phaseReady
@@ -389,7 +389,7 @@ func (a *autoscaler) started(e int) {
 	r.plan()
 }
 
-// stop takes a replica away: one that still starts, or the one with the fewest requests, which it finishes.
+// stop takes a replica away: one that still starts, or the least loaded one, which finishes its requests.
 func (a *autoscaler) stop() {
 	a.pass()
 	if e := slices.Index(a.phases, phaseStarting); e >= 0 {

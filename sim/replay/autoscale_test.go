@@ -110,6 +110,7 @@ func scaledOf(t *testing.T, rules ...ScaleRule) Options {
 }
 
 func TestAutoscalersFollowTheLoad(t *testing.T) {
+	plays(t)
 	rules := []ScaleRule{{Kind: ScaleWanted}, {Kind: ScaleQueue, N: 1}, {Kind: ScaleRequests, N: 8}, {Kind: ScaleFixed, N: 2}}
 	o := scaledOf(t, rules...)
 	r := play(t, o)

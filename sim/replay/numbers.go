@@ -49,15 +49,11 @@ type Numbers struct {
 	Programs *Programs `json:"programs,omitempty"`
 	// Chats are the figures of chats next to them.
 	Chats *Chats `json:"chats,omitempty"`
-	// Scaled is what the autoscaler did, where there is one.
-	Scaled *Scaled `json:"autoscaler,omitempty"`
 	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
-	// late and slow are the requests that missed the goal's two targets, after the first tenth.
-	late, slow int
 }
 
 // Kept is what came of a run: answers that meet the Goal, and requests that were split.
@@ -70,6 +66,10 @@ type Kept struct {
 	Split  float64 `json:"split_share,omitempty"`
 	Moved  float64 `json:"moved_tokens,omitempty"`
 	Moving float64 `json:"transfer_s,omitempty"`
+	// Scaled is the outcome of the autoscaler; nil without one.
+	Scaled *Scaled `json:"autoscaler,omitempty"`
+	// late and slow are the requests that missed the goal's two targets, after the first tenth.
+	late, slow int
 }
 
 // Work is what the replicas of one speed computed.

@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// Question is what a Plan answers.
+// Question is the question that a Plan answers.
 type Question struct {
 	// Share of the answers that must meet Options.Goal, above 0.5 and below 1 or equal to it.
 	Share float64
@@ -23,7 +23,7 @@ type Question struct {
 	Most int
 	// Step is the ratio of two neighboring loads less one: how finely the highest load is searched for. 0 takes DefaultStep.
 	Step float64
-	// Curve is the number of loads that every arrangement is played at, next to those of the search; 0 plays none.
+	// Curve is the number of loads that every arrangement is played at, next to the loads of the search; 0 plays none.
 	Curve int
 }
 
@@ -35,7 +35,7 @@ const (
 	mostDivisions = 15
 	// hopeless is the share of requests that miss the goal at which a run of the search ends: its point has no figures.
 	hopeless = 0.5
-	// lowestLoad and highestLoad bound the search, as shares of what the pooled cache completes.
+	// lowestLoad and highestLoad bound the search, as shares of the pooled cache's capacity.
 	lowestLoad, highestLoad = 0.02, 2.5
 )
 
@@ -93,7 +93,7 @@ type Plan struct {
 	Needs []Need  `json:"needs,omitempty"`
 	// Runs is the number of runs that were played.
 	Runs int `json:"runs"`
-	// Unseen lists what the plan does not cover.
+	// Unseen lists the limits of the plan.
 	Unseen []string `json:"not_looked_at"`
 }
 
@@ -212,7 +212,7 @@ func (p *Plan) best() int {
 	return best
 }
 
-// cell is one arrangement under one load. Loads are powers of the step, by their exponent; rate is set for those of the question.
+// cell is one arrangement under one load. Loads are powers of the step, by their exponent; rate is set for the question's load.
 type cell struct {
 	replicas int
 	roles    Roles
@@ -377,7 +377,7 @@ func (p *planner) arrangement(roles Roles, edge, low, high int) Arrangement {
 	return a
 }
 
-// each runs do for 0 to n-1 at once. The bound on runs is that of the planner.
+// each runs do for 0 to n-1 at once. The planner bounds the runs at once.
 func (p *planner) each(n int, do func(int) error) error {
 	errs := make([]error, n)
 	var wait sync.WaitGroup
@@ -489,7 +489,7 @@ func (p *planner) suffices(n int, divisions []Roles) (Need, error) {
 	return best, err
 }
 
-// unseen lists what the plan does not cover.
+// unseen lists the limits of the plan.
 func (p *planner) unseen(kinds int) []string {
 	o := &p.options
 	list := []string{

@@ -87,6 +87,7 @@ func planOf(t *testing.T) (Options, Question) {
 }
 
 func TestPlanFindsWhereEachArrangementBreaks(t *testing.T) {
+	plays(t)
 	o, q := planOf(t)
 	plan, err := MakePlan(o, q)
 	if err != nil {
@@ -164,6 +165,7 @@ func TestPlanDoesNotDependOnTheRunsAtOnce(t *testing.T) {
 
 // A goal that no load keeps is said so, and so is one that the largest number of replicas does not keep.
 func TestPlanOfAnImpossibleGoal(t *testing.T) {
+	plays(t)
 	o, q := planOf(t)
 	o.Replicas, o.Goal.TPOT, q.Most, q.Curve = 2, 1e-3, 3, 0
 	plan, err := MakePlan(o, q)

@@ -99,7 +99,7 @@ func (j *job) play() (Numbers, error) {
 		s.router = scaler
 	}
 	if !s.run(j.most) {
-		return Numbers{Mean: j.most, Abandoned: true, late: s.misses.late, slow: s.misses.slow}, v.err()
+		return Numbers{Mean: j.most, Abandoned: true, Kept: Kept{late: s.misses.late, slow: s.misses.slow}}, v.err()
 	}
 	n := s.numbers(o.Goal)
 	if scaler != nil {

@@ -97,7 +97,7 @@ func (r *Report) programs(w io.Writer) error {
 	return t.Flush()
 }
 
-// scaled writes what autoscalers did.
+// scaled writes the outcomes of autoscalers.
 func (r *Report) scaled(w io.Writer) error {
 	if !slices.ContainsFunc(r.order, func(name decision.Policy) bool { return r.Policies[name].Scaled != nil }) {
 		return nil

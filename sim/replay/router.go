@@ -39,7 +39,7 @@ type router struct {
 	err      error
 	tokens   []uint32
 	names    []kvblock.EngineHash
-	decided  func(*decision.Decision) // nil: decisions are not looked at
+	decided  interface{ Decision(of *decision.Decision) } // nil: decisions are not recorded
 }
 
 // calls is the state of the calls; each of them is of one router.
@@ -233,7 +233,7 @@ func (r *router) finished(a *attempt) {
 // Decision implements chooser.Record.
 func (r *router) Decision(d *decision.Decision) {
 	if r.decided != nil {
-		r.decided(d)
+		r.decided.Decision(d)
 	}
 }
 

@@ -32,7 +32,7 @@ func (w Wave) warp(at float64) float64 {
 	if w.Period <= 0 {
 		return at
 	}
-	// With the rate 1 - depth*cos(2*pi*t/period), the calls until t are those of an even rate until t - most*sin(2*pi*t/period).
+	// With the rate 1 - depth*cos(2*pi*t/period), the calls until t are as many as with an even rate until t - most*sin(2*pi*t/period).
 	depth := (1 - w.Low) / (1 + w.Low)
 	most := depth * w.Period / (2 * math.Pi)
 	low, high := at-most, at+most
