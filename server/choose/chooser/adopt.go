@@ -33,17 +33,17 @@ func (c *Chooser) Adopt(req *Request, by Decided) (*Choice, error) {
 	if err := req.check(); err != nil {
 		return nil, err
 	}
-	return c.booker.adopt(req, by)
+	return c.booker.adopt(req, c.lines.of(req.Model).remembered, by)
 }
 
-func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
-	d, cand, ln, record := by.Decision, by.Decision.Pick(), b.lines.of(req.Model), b.record
+func (b *booker) adopt(req *Request, of *remembered, by Decided) (*Choice, error) {
+	d, cand, record := by.Decision, by.Decision.Pick(), b.record
 	if by.Recorded {
 		record = nil
 	}
 	if !req.Booking.books() {
 		if req.Booking == Unbooked && !by.Recorded {
-			b.memory.remember(d, req, ln, by.Hashes, d.At)
+			b.memory.remember(d, req, &of.trail, by.Hashes, d.At)
 		}
 		if record != nil {
 			record.Decision(d)
@@ -59,11 +59,11 @@ func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
 	default:
 		return nil, notBooked(err)
 	}
-	choice := b.newChoice(d, by.Replica, req, ln, res)
+	choice := b.newChoice(d, by.Replica, req, of, res)
 	choice.Rank, choice.answers.external = by.Rank, false
 	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
-	b.adoptProgram(choice, req, ln, by.Hashes)
-	b.start(choice, req, ln, &booking, record)
+	b.adoptProgram(choice, req, of, by.Hashes)
+	b.start(choice, req, of, &booking, record)
 	if record != nil {
 		record.Decision(d)
 	}
@@ -72,22 +72,22 @@ func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
 
 // adoptProgram has the ledger count the call of a program that another router placed: a router that becomes the decider then has the
 // places of all calls in flight, and of the programs of its own clients in their gaps.
-func (b *booker) adoptProgram(choice *Choice, req *Request, ln *line, hashes []blockhash.Hash) {
-	horizon := b.evaluator.settings.horizon()
-	if horizon == 0 || b.settings.of(req).of(req.Model).policy != decision.PredictedTTFT {
+func (b *booker) adoptProgram(choice *Choice, req *Request, of *remembered, hashes []blockhash.Hash) {
+	horizon := b.settings.horizon()
+	if horizon == 0 || b.settings.or(req.Settings).of(req.Model).policy != decision.PredictedTTFT {
 		return
 	}
-	call := b.memory.sessions.call(ln, req, hashes, int(choice.Decision.Pick().BlockSize))
+	call := of.claims.call(b.memory.sessions, req, hashes, int(choice.Decision.Pick().BlockSize))
 	if call.Name == 0 {
 		return
 	}
 	call.Tokens += outputs(req.ExpectedOutput)
 	rank := programs.Rank{Slot: choice.Slot, Held: float64(choice.Decision.Pick().GPU)}
-	place := ln.memory.ledger.Adopt(call, rank, time.Duration(b.clock.since(b.clock.now())), horizon)
+	place := of.claims.ledger.Adopt(call, rank, time.Duration(b.clock.since(b.clock.now())), horizon)
 	if place == nil {
 		return
 	}
-	choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: req.PromptTokens}
+	choice.program = programCall{place: place, returns: req.SessionReturn, clock: b.clock, settings: b.settings, prompt: req.PromptTokens}
 	choice.observers.add(&choice.program)
 }
 
@@ -96,7 +96,7 @@ func (c *Chooser) PolicyOf(req *Request) decision.Policy {
 	if p := req.Options.Policy; p != "" {
 		return p
 	}
-	return c.settings.of(req).of(req.Model).policy
+	return c.settings.or(req.Settings).of(req.Model).policy
 }
 
 // BlockSizes lists the distinct block sizes of the pool's ranks in tokens.

@@ -6,10 +6,11 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
-	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"go.opentelemetry.io/otel/metric"
 )
 
 // beliefSlack is how long after twice the predicted first token a prompt is believed to be in
@@ -35,18 +36,29 @@ type Record interface {
 type booker struct {
 	*evaluator
 
-	lines   *lines
 	leases  *leases
 	record  Record // nil: none
 	waiters waiters
-	metrics *metrics
+	metrics *bookMetrics
+	// withdrawn counts the requests that are withdrawn from their rank.
+	withdrawn metric.Int64Counter
 	// learning has the parts that the lessons work with.
 	learning learning
 }
 
+// wait is the wait in the router that a booking ends. The zero value is none.
+type wait struct {
+	waited bool
+	since  time.Time
+	// memory is the part of it for memory; nil for none.
+	memory *decision.MemoryWait
+	// planned is the predicted work of the requests that wait before it for each rank.
+	planned map[replica.Slot]float64
+}
+
 // commit books the choice in s, and makes it again when another request was booked on the same
 // rank since the loads were read. One that may wait and has not yet gets errNoRoom when no room is left then.
-func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t *waiter) (*Choice, error) {
+func (b *booker) commit(s *evaluation, req *Request, of *remembered, now time.Time, w wait) (*Choice, error) {
 	for race := 0; ; race++ {
 		d := &s.d
 		if d.Chosen < 0 {
@@ -56,27 +68,27 @@ func (b *booker) commit(s *evaluation, req *Request, ln *line, now time.Time, t 
 			return nil, &NoReplica{Decision: d, RetryAfter: time.Second}
 		}
 		d.Tries = race
-		if t != nil {
-			d.Held, d.Memory = now.Sub(t.arrived), t.memory.wait()
+		if w.waited {
+			d.Held, d.Memory = now.Sub(w.since), w.memory
 		} else {
 			d.Held = req.Age // it waited at another router
 		}
 		cand := d.Pick()
 		if !req.Booking.books() {
-			return b.unbooked(s, req, ln, now), nil
+			return b.unbooked(s, req, of, now), nil
 		}
 		made, err := b.reserve(s, req, race < maxRaces)
 		switch {
 		case err == nil:
 			s.readings.forget(cand.Slot)
 			s.readings.forget(s.computes().Slot)
-			return b.finish(s, req, ln, now, &made), nil
+			return b.finish(s, req, of, now, &made), nil
 		case errors.Is(err, load.ErrConflict):
 			b.metrics.races.Add(1)
 			s.readings.forget(s.computes().Slot)
-			b.loads(s, req, now, ln.plannedIf(t != nil && t.memory == nil))
+			b.loads(s, req, now, w.planned)
 			s.choose()
-			if t == nil && s.held && d.Chosen >= 0 && !b.settings.Load().hasRoom(s.computes()) {
+			if !w.waited && s.held && d.Chosen >= 0 && !b.room().has(s.computes()) {
 				return nil, errNoRoom
 			}
 		case errors.Is(err, load.ErrNoRank):
@@ -124,10 +136,10 @@ func notBooked(err error) error {
 }
 
 // unbooked makes the Choice of a decision that is not booked.
-func (b *booker) unbooked(s *evaluation, req *Request, ln *line, now time.Time) *Choice {
+func (b *booker) unbooked(s *evaluation, req *Request, of *remembered, now time.Time) *Choice {
 	if req.Booking == Unbooked {
 		cand := s.d.Pick()
-		b.memory.remember(&s.d, req, ln, req.hashesFor(cand), now)
+		b.memory.remember(&s.d, req, &of.trail, req.hashesFor(cand), now)
 	}
 	b.addShadow(s, req)
 	d := b.recorded(s, req, now)
@@ -137,11 +149,11 @@ func (b *booker) unbooked(s *evaluation, req *Request, ln *line, now time.Time) 
 }
 
 // finish makes the Choice of a booking that was made, and reports it.
-func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, made *booked) *Choice {
+func (b *booker) finish(s *evaluation, req *Request, of *remembered, now time.Time, made *booked) *Choice {
 	b.addShadow(s, req)
 	d := b.recorded(s, req, now)
 	cand := d.Pick()
-	choice := b.newChoice(d, s.owner(s.d.Chosen), req, ln, made.res)
+	choice := b.newChoice(d, s.owner(s.d.Chosen), req, of, made.res)
 	if rk := b.ranks.at(cand.Slot); rk != nil && !d.TooLong {
 		choice.flight.rank = rk
 		if made.prefill != nil {
@@ -159,21 +171,21 @@ func (b *booker) finish(s *evaluation, req *Request, ln *line, now time.Time, ma
 	if d.Others > 0 {
 		choice.flight.pool = req.Replicas
 	}
-	if place := ln.memory.place(&s.program, cand, b.clock.since(now)); place != nil {
-		choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: d.PromptTokens}
+	if place := of.claims.place(&s.program, cand, b.clock.since(now)); place != nil {
+		choice.program = programCall{place: place, returns: req.SessionReturn, clock: b.clock, settings: b.settings, prompt: d.PromptTokens}
 		choice.observers.add(&choice.program)
 	}
 	if made.prefill != nil {
-		b.joinLegs(choice, s, req, ln, made.prefill, &made.lead)
+		b.joinLegs(choice, s, req, of, made.prefill, &made.lead)
 	}
-	b.start(choice, req, ln, &made.booking, b.record)
+	b.start(choice, req, of, &made.booking, b.record)
 	b.metrics.decisions.decided(d)
 	b.publish(d)
 	return choice
 }
 
 // newChoice makes the Choice of a booking; its observers are added later.
-func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Request, ln *line, res *load.Reservation) *Choice {
+func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Request, of *remembered, res *load.Reservation) *Choice {
 	cand, how := d.Pick(), req.reporting()
 	c := &Choice{Decision: d, Replica: r, Rank: int(cand.Rank), Slot: cand.Slot, reservation: res, clock: b.clock, reporting: how}
 	f := &c.found
@@ -181,17 +193,17 @@ func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Reques
 	if req.Estimated {
 		f.stores = b.index.Stores(cand.Slot)
 	}
-	c.flight.ranks, c.flight.decision, c.flight.reservation, c.flight.abandoned = b.ranks, d, res, b.metrics.withdrawn
+	c.flight.ranks, c.flight.decision, c.flight.reservation, c.flight.abandoned = b.ranks, d, res, b.withdrawn
 	c.lesson.reporting, c.lesson.decision, c.lesson.found = how, d, f
 	c.stream.reporting, c.stream.decision, c.stream.found = how, d, f
-	c.answers = answers{lengths: &ln.lengths, residence: b.residence, decision: d, external: how.external}
+	c.answers = answers{lengths: &of.lengths, residence: b.residence, decision: d, external: how.external}
 	c.outcome = outcome{reporting: how, record: b.record, decision: d, found: f}
 	c.load = freedLoad{waiters: b.waiters, slot: cand.Slot}
 	return c
 }
 
 // start adds the observers of every booked request and has the parts follow it. record is nil when another router records the outcome.
-func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request, record Record) {
+func (b *booker) start(c *Choice, req *Request, of *remembered, booking *load.Request, record Record) {
 	d, cand, at := c.Decision, c.Decision.Pick(), c.Decision.At
 	if c.flight.rank != nil {
 		c.observers.add(&c.flight)
@@ -203,7 +215,7 @@ func (b *booker) start(c *Choice, req *Request, ln *line, booking *load.Request,
 		c.observers.add(&c.belief)
 	}
 	if !d.TooLong {
-		b.memory.remember(d, req, ln, booking.Hashes, at)
+		b.memory.remember(d, req, &of.trail, booking.Hashes, at)
 	}
 	if c.leased {
 		c.lease = lease{leases: b.leases, choice: c}
@@ -229,25 +241,17 @@ func (b *booker) publish(d *decision.Decision) {
 	}
 }
 
-// addShadow runs the shadow policy on a copy of the decision and records its choice.
-func (b *booker) addShadow(s *evaluation, req *Request) {
-	d := &s.d
-	t := b.settings.of(req).of(req.Model)
-	if t.shadow == "" || t.shadow == d.Policy {
-		return
+// book is the booking of d's pick. hashes are the prompt's in the rank's block size.
+func (req *Request) book(d *decision.Decision, hashes []blockhash.Hash) load.Request {
+	cand := d.Pick()
+	booking := load.Request{
+		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
+		PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
+		Hashes: hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
+		Lease: req.Lease, Unstreamed: req.Silent(), Again: req.Again,
 	}
-	other := *d
-	other.Policy = t.shadow
-	other.Params = t.params
-	s.shadow = append(s.shadow[:0], d.Candidates...)
-	other.Candidates = s.shadow
-	selector.Choose(&other)
-	pick, served := other.Pick(), d.Pick()
-	if pick == nil {
-		return
+	if d.TooLong { // the engine refuses it at once
+		booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
 	}
-	d.Shadow = &decision.Shadow{
-		Policy: t.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
-	}
-	b.metrics.shadow.add(d.Shadow)
+	return booking
 }

@@ -3,18 +3,16 @@ package chooser
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // defaultBlock is a rank's block size until it is known.
 const defaultBlock = 16
 
 // candidates lists the ranks with their vetoes.
-func (e *evaluator) candidates(s *evaluation, req *Request, ln *line) {
+func (e *evaluator) candidates(s *evaluation, req *Request, of *remembered) {
 	o := &req.Options
 	f := selector.Filter{
 		Model: req.Served, Excluded: req.Exclude, Denied: o.Denied, Allowed: o.Allowed,
@@ -23,7 +21,7 @@ func (e *evaluator) candidates(s *evaluation, req *Request, ln *line) {
 	if f.Model == "" {
 		f.Model = req.Model
 	}
-	p := ln.poolFor(req.Replicas, e.lanes)
+	p := of.pools.of(req.Replicas, e.lanes)
 	f.Mute = p.mute && MostMute(req.Replicas, s.d.At)
 	if req.Holder != "" {
 		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
@@ -95,27 +93,4 @@ func (e *evaluator) tooLong(s *evaluation, req *Request, model string) {
 		}
 	}
 	d.TooLong, s.held = true, false
-}
-
-func contextOf(r *replica.Replica, model string) int {
-	m, _ := r.Serves(model)
-	return selector.Context(r, m)
-}
-
-// panicFor is how long replicas that do not answer are still used, when they are most of a pool.
-const panicFor = time.Minute
-
-// MostMute reports whether most of a pool's replicas became unhealthy lately only because their probes got no
-// answer. Then this machine or its network is more likely at fault than all of them, so they stay in use for a while.
-func MostMute(replicas []*replica.Replica, now time.Time) bool {
-	mute, others := 0, 0
-	for _, r := range replicas {
-		switch {
-		case r.Mute && r.State == replica.StateUnhealthy && now.Sub(r.Since) < panicFor:
-			mute++
-		case r.State == replica.StateReady, r.State == replica.StateUnhealthy:
-			others++
-		}
-	}
-	return mute > others
 }

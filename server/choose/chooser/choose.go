@@ -58,7 +58,7 @@ func (w *Waiting) Leave() bool {
 	if !w.waiter.leave() {
 		return false
 	}
-	w.chooser.metrics.left.Add(1)
+	w.chooser.metrics.waits.left.Add(1)
 	return true
 }
 
@@ -74,13 +74,13 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	}
 	s := c.evaluator.borrow(since)
 	defer c.evaluator.giveBack(s)
-	if err := c.evaluator.evaluate(s, req, ln, now, nil); err != nil {
+	if err := c.evaluator.evaluate(s, req, ln.remembered, now, nil); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	c.admission.arrive(s, req, ln, now)
 	choice, w, err := c.place(s, req, ln, deadline, now, deliver)
 	if err != nil {
-		ln.memory.leave(&s.program.call)
+		ln.claims.leave(&s.program.call)
 	}
 	return choice, w, err
 }

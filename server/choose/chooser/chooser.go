@@ -81,7 +81,7 @@ func New(cfg Config, params Params) *Chooser {
 	rolls.seed.Store(params.Seed)
 	c := &Chooser{settings: settings, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
-	c.waitingRoom = &waitingRoom{lines: newLines(queue, rolls), queue: queue, clock: now, alarm: newAlarm(queue)}
+	c.waitingRoom = &waitingRoom{queue: queue, clock: now, alarm: newAlarm(queue)}
 	c.memory = &memory{
 		clock: now, settings: settings, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
 		sessions: newSessions(c.metrics.turns), affinity: c.metrics.affinity,
@@ -91,14 +91,15 @@ func New(cfg Config, params Params) *Chooser {
 		clock: now, settings: settings, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
 		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
 	}
+	c.lines = newLines(queue, c.evaluator)
 	c.booker = &booker{
-		evaluator: c.evaluator, lines: c.lines, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics,
-		learning: learning{book: params.Book, reports: params.Reports, clock: now, log: params.Log, predictions: &c.metrics.decisions.predictions},
+		evaluator: c.evaluator, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics.bookings, withdrawn: c.metrics.withdrawn,
+		learning: learning{book: params.Book, reports: params.Reports, clock: now, log: params.Log, predictions: &c.metrics.predictions},
 	}
-	c.holding = &holding{booker: c.booker, clock: now, settings: settings, alarm: c.alarm, held: &c.metrics.held}
+	c.holding = &holding{booker: c.booker, clock: now, alarm: c.alarm, counts: &c.metrics.waits}
 	c.admission = &admission{
 		holding: c.holding, booker: c.booker, clock: now, settings: settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log,
-		waits: &c.metrics.memoryWaits, unreachable: &c.metrics.unreachable,
+		counts: &c.metrics.waits, unreachable: &c.metrics.unreachable,
 	}
 	c.watch = &watch{
 		engines: params.Engines, ranks: c.rankTable, settings: settings, clock: now, alarm: c.alarm, waiters: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
@@ -125,7 +126,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 			c.sweep()
 		}
 		c.Tick()
-		timer.Reset(c.sleep())
+		timer.Reset(c.sleep(sweepEvery))
 		select {
 		case <-ctx.Done():
 			c.drain()
@@ -140,13 +141,38 @@ func (c *Chooser) Run(ctx context.Context) error {
 // RemoveRank forgets a rank: its rates, sessions and text. The load book is updated by its own RemoveRank.
 func (c *Chooser) RemoveRank(slot replica.Slot) {
 	c.remove(slot)
-	c.memory.forget(slot, c.lines.all())
 	for _, ln := range c.lines.all() {
-		ln.memory.ledger.Remove(slot)
+		ln.forget(slot)
 	}
+	c.memory.sessions.forget(slot)
 	c.alarm.changed()
 }
 
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.
 func (c *Chooser) Changed() { c.alarm.changed() }
+
+// Settings returns the current settings, for a request that begins.
+func (c *Chooser) Settings() *Settings { return c.settings.Load() }
+
+// Config returns the current config.
+func (c *Chooser) Config() Config { return c.settings.Load().config }
+
+// Update puts new settings in force, for requests that begin from now on. Ring and Tree stay as they were. When it returns
+// an error, nothing has changed.
+func (c *Chooser) Update(cfg Config) error {
+	old := c.Config()
+	cfg.Ring, cfg.Tree = old.Ring, old.Tree
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	c.queue.Update(cfg.Queue)
+	c.settings.Store(newSettings(cfg))
+	c.alarm.changed() // requests that wait may have room now
+	return nil
+}
+
+// ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
+func (c *Chooser) ExpectedOutput(req *Request) int {
+	return c.lines.of(req.Model).lengths.expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
+}

@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // smallSequences and smallContext are the load that the time of decodes is related to.
@@ -75,12 +76,8 @@ func (c *comparison) judge(now time.Time) {
 		}
 		m := u.median()
 		l := c.book.View(r.slot, now)
-		budget := float64(defaultBudget)
-		if known.MaxBatchedTokens > 0 {
-			budget = float64(known.MaxBatchedTokens)
-		}
 		small := m.Step(smallSequences, smallContext)
-		r.conduct.Expect(m.Step(max(1, l.InFlight-l.Prefilling), l.ContextTokens)/small, m.Token/small, budget, now)
+		r.conduct.Expect(m.Step(max(1, l.InFlight-l.Prefilling), l.ContextTokens)/small, m.Token/small, budget(known), now)
 	}
 	for _, change := range c.ranks.conduct.Judge(now) {
 		c.changed(change)
@@ -134,4 +131,16 @@ func (c *comparison) changed(change conduct.Change) {
 			"slowness", about.Slowness, "token_time", duration(about.Token), "empty_share", about.EmptyShare, "overlap_trust", about.Trust)
 	}
 	c.alarm.changed()
+}
+
+func newSuspicions(s *instruments.Set) metric.Int64Counter {
+	var all []metric.MeasurementOption
+	for _, one := range conduct.Suspicions() {
+		all = append(all, suspicion(one))
+	}
+	return s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
+}
+
+func suspicion(s conduct.Suspicion) metric.MeasurementOption {
+	return instruments.Label("suspicion", s.String())
 }

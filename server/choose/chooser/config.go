@@ -135,3 +135,20 @@ func validateRules(name string, m ModelConfig) error {
 		err,
 	)
 }
+
+// StallConfig configures when a rank that has requests and makes no progress is avoided although its replica
+// reports itself healthy.
+type StallConfig struct {
+	// After is the shortest time without output, while the engine's counters do not change, after which a rank with
+	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer
+	// before, or whose prefill was predicted to take longer, gets more time. Zero: stalls are not detected, and
+	// bookings of external callers are not doubted.
+	After time.Duration `yaml:"after"`
+	// Unhealthy is how long a stream may wait for a replica that is unhealthy and silent. Then the stream ends with an
+	// error, or is resumed on another replica (router.resume_streams). Zero: without limit.
+	Unhealthy time.Duration `yaml:"unhealthy"`
+	// Stream is how long a stream that can be resumed on another replica may be silent after its first text while
+	// its rank serves others; then it is resumed. When the whole rank is stalled, it is resumed two seconds later. Streams
+	// that cannot be resumed are not affected. Zero: without limit.
+	Stream time.Duration `yaml:"stream"`
+}

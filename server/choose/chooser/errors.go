@@ -17,6 +17,14 @@ var (
 	ErrDuplicate = errors.New("reservation exists")
 )
 
+// Causes of a Refused.
+const (
+	// causeTarget: no rank can keep the request's targets.
+	causeTarget = "target"
+	// causeMemory: a call of a program waited for memory too long.
+	causeMemory = "memory"
+)
+
 // NoReplica reports that no candidate was left. Decision has every veto.
 type NoReplica struct {
 	Decision *decision.Decision

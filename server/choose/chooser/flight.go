@@ -13,21 +13,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"go.opentelemetry.io/otel/attribute"
 )
 
 // longestAnswer is the length in tokens of an answer that has no limit.
 const longestAnswer = 4096
-
-// Withdrawal is why a request is withdrawn from its rank.
-type Withdrawal uint8
-
-// The reasons.
-const (
-	// Stalled: the rank makes no progress, or not for this request.
-	Stalled Withdrawal = iota
-	// Leaving: the requests of its replica are to move to others.
-	Leaving
-)
 
 // watching is the way in which a request counts on its rank.
 type watching uint8
@@ -62,17 +53,6 @@ type flight struct {
 	began     bool // the client has received something; guarded by mu
 	withdrawn bool // its caller was signalled to withdraw it; guarded by mu
 	ended     bool // guarded by mu
-}
-
-// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
-func (req *Request) longest() int {
-	switch {
-	case req.OutputLimit > 0:
-		return req.OutputLimit
-	case req.ExpectedOutput > 0 && req.AskedBy != "":
-		return req.ExpectedOutput
-	}
-	return max(longestAnswer, req.ExpectedOutput)
 }
 
 // terms are a request's demands on the replica that serves it, as far as replicas that came after its decision are concerned.
@@ -253,4 +233,12 @@ func (f *flight) canMove(now time.Time) bool {
 // shouldMove reports whether the requests of the replica are to move to others, and one of them could take this one.
 func (f *flight) shouldMove(clock *clock) bool {
 	return f.rank != nil && f.rank.leaving.Load() && f.ranks.isLeft(f.rank) && f.canMove(clock.now())
+}
+
+func newWithdrawn(s *instruments.Set) metric.Int64Counter {
+	return s.CounterBy("kvpilot.chooser.forsaken", "{request}", "Requests withdrawn from a stalled rank, by whether their answer had begun.", begun(false), begun(true))
+}
+
+func begun(yes bool) metric.MeasurementOption {
+	return instruments.Labels(attribute.Bool("begun", yes))
 }

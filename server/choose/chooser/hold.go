@@ -1,7 +1,6 @@
 package chooser
 
 import (
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -13,52 +12,16 @@ import (
 // mostVisited bounds the requests that one visit looks at.
 const mostVisited = 128
 
-// hasRoom reports whether a request may go to the candidate now.
-func (s *Settings) hasRoom(cand *decision.Candidate) bool {
-	return cand.Backlog+cand.Planned < s.enough(cand)
-}
-
-// enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
-// engine can fill the next one while the router learns of this one's end, and at most hold_above. A rank whose speed is a guess has
-// more: it may be that much faster, and a request that was held back on a guess teaches nothing better.
-func (s *Settings) enough(cand *decision.Candidate) float64 {
-	most := s.holdAbove
-	if most == 0 { // turned off while requests wait: all are released
-		return math.Inf(1)
-	}
-	if cand.FullStep > 0 {
-		most = min(most, cand.FullStep)
-	}
-	if cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
-		most *= 1 + cand.Spread
-	}
-	return most
-}
-
-// room counts the ranks that may serve and returns in how long the first of them has room.
-func (s *Settings) room(d *decision.Decision) (servers int, soonest time.Duration) {
-	least := -1.0
-	for i := range d.Candidates {
-		cand := &d.Candidates[i]
-		if !works(cand) {
-			continue
-		}
-		servers++
-		if over := max(0, cand.Backlog-s.enough(cand)); least < 0 || over < least {
-			least = over
-		}
-	}
-	return servers, duration(max(0, least))
-}
+// waitCounts count the requests that waited in the hold queue, those that waited for memory, and those whose caller left.
+type waitCounts struct{ held, memory, left atomic.Int64 }
 
 // holding has requests wait in the hold queue while no suitable rank has room. The state of the wait is in the lines.
 type holding struct {
-	booker   *booker
-	clock    *clock
-	settings *current
-	alarm    *alarm
-	visits   atomic.Uint64 // of all lines so far
-	held     *atomic.Int64 // counts the requests that waited
+	booker *booker
+	clock  *clock
+	alarm  *alarm
+	visits atomic.Uint64 // of all lines so far
+	counts *waitCounts
 }
 
 // wait puts a request in line.
@@ -70,7 +33,7 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 	if w.arrived.IsZero() {
 		w.arrived = now.Add(-age)
 	}
-	servers, soonest := h.settings.Load().room(&s.d)
+	servers, soonest := h.booker.room().soonest(&s.d)
 	if w.stream = !wholly(req, &s.d); w.stream {
 		w.line.streams.Add(1)
 	}
@@ -78,7 +41,7 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 		w.left()
 		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
-	h.held.Add(1)
+	h.counts.held.Add(1)
 	return nil
 }
 
@@ -86,10 +49,10 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 func (h *holding) bookNow(s *evaluation, req *Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
 	switch {
 	case s.d.Chosen < 0, !s.held:
-	case ln.hold.Len() > 0, !h.settings.Load().hasRoom(s.computes()), !s.whole && new(yielding).to(s.computes(), now):
+	case ln.hold.Len() > 0, !h.booker.room().has(s.computes()), !s.whole && new(yielding).to(s.computes(), now):
 		return nil, errNoRoom
 	}
-	return h.booker.commit(s, req, ln, now, w)
+	return h.booker.commit(s, req, ln.remembered, now, w.waited())
 }
 
 // offerRoom offers room to the requests that wait. One visit runs at a time; a call during a visit starts another one.
@@ -136,7 +99,7 @@ func (h *holding) visit(ln *line) {
 		h.booker.giveBack(s)
 	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
-	soonest, set := maxWake.Seconds(), h.settings.Load()
+	soonest, room := maxWake.Seconds(), h.booker.room()
 	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		verdict := h.offer(s, t.Owner.(*waiter), now)
 		if verdict != holdqueue.Keep {
@@ -148,9 +111,9 @@ func (h *holding) visit(ln *line) {
 			if !works(o) {
 				continue
 			}
-			if over := o.Backlog - set.enough(o); over >= 0 {
+			if over := o.Backlog - room.enough(o); over >= 0 {
 				soonest = min(soonest, over)
-			} else if o.Backlog+ln.planned[o.Slot] < set.enough(o) {
+			} else if o.Backlog+ln.planned[o.Slot] < room.enough(o) {
 				open = true
 			}
 		}
@@ -173,20 +136,20 @@ func (h *holding) visit(ln *line) {
 func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdict {
 	ln, b, m := w.line, h.booker, &s.matching
 	m.known, s.since = nil, w.arrived
-	s.program.resume(w)
+	s.program.resume(w.call, w.full)
 	if now.Sub(w.matched) < matchLife {
 		m.known = w.overlaps
 	}
-	stale, set := m.known != nil, h.settings.Load()
+	stale, room := m.known != nil, b.room()
 	for {
-		if err := b.evaluate(s, w.req, ln, now, ln.planned); err != nil {
+		if err := b.evaluate(s, w.req, ln.remembered, now, ln.planned); err != nil {
 			w.end(nil, err)
 			return holdqueue.Drop
 		}
 		s.avoidFull()
 		s.choose()
 		if s.d.Chosen < 0 {
-			choice, err := b.commit(s, w.req, ln, now, w)
+			choice, err := b.commit(s, w.req, ln.remembered, now, w.waited())
 			w.end(choice, err)
 			return holdqueue.Drop
 		}
@@ -197,7 +160,7 @@ func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdi
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.overlaps...), now
 		}
-		if !set.hasRoom(s.computes()) || !stale {
+		if !room.has(s.computes()) || !stale {
 			break
 		}
 		stale, m.known = false, nil
@@ -205,11 +168,11 @@ func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdi
 	m.known = nil
 	cand := s.computes()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
-	if !set.hasRoom(cand) || set.holdAbove > 0 && !s.whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
+	if !room.has(cand) || room > 0 && !s.whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}
-	choice, err := b.commit(s, w.req, ln, now, w)
+	choice, err := b.commit(s, w.req, ln.remembered, now, w.waited())
 	w.end(choice, err)
 	if err != nil {
 		return holdqueue.Drop
@@ -233,10 +196,3 @@ const (
 	maxWake = 50 * time.Millisecond
 	quietly = 20 * time.Millisecond
 )
-
-func (ln *line) plannedIf(visiting bool) map[replica.Slot]float64 {
-	if visiting {
-		return ln.planned
-	}
-	return nil
-}

@@ -5,9 +5,13 @@ import (
 	"sync"
 	"time"
 
+	"context"
+
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"go.opentelemetry.io/otel/metric"
 )
 
 // mark is a moment in a stream from which the time of decode steps is measured.
@@ -153,4 +157,20 @@ func (s *lesson) Ended(end *End) {
 func (s *lesson) foreign(now time.Time, prefilling int) bool {
 	var rep Report
 	return s.reports != nil && s.reports.Report(s.rank.slot, now, prefilling, &rep) && rep.Foreign >= 1
+}
+
+// predictions measures how right the predicted first tokens were.
+type predictions struct{ errors metric.Float64Histogram }
+
+func newPredictions(s *instruments.Set) predictions {
+	return predictions{errors: s.Histogram("kvpilot.chooser.prediction_error", "1", "Predicted over actual time to the first token of streamed requests, from the choice on. Its ranks: kvpilot_chooser_predictions_total.",
+		0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10)}
+}
+
+// add counts a prediction, in seconds, and the actual time.
+func (m *predictions) add(r *rank, predicted, actual float64) {
+	if actual > 0 {
+		m.errors.Record(context.Background(), predicted/actual)
+		r.accuracy.add(predicted / actual)
+	}
 }

@@ -65,14 +65,14 @@ func (s *lengths) mean(tenant string) int {
 	return max(1, int(l.mean+0.5))
 }
 
-// expected is the number of output tokens to expect of req: its caller's number, or else as many as the tenant's answers have, within the
-// request's limit; 0 when nothing is known.
-func (s *lengths) expected(req *Request) int {
-	if hint := req.ExpectedOutput; hint > 0 && hint != req.OutputLimit {
+// expected is the number of output tokens to expect of a request of tenant: its caller's hint, or else as many as the tenant's answers have,
+// within the request's limit; 0 when nothing is known. A hint that is the limit is none.
+func (s *lengths) expected(tenant string, hint, limit int) int {
+	if hint > 0 && hint != limit {
 		return hint
 	}
-	mean := s.mean(req.Tenant)
-	switch limit := req.OutputLimit; {
+	mean := s.mean(tenant)
+	switch {
 	case limit <= 0:
 		return mean
 	case mean <= 0:
@@ -80,11 +80,6 @@ func (s *lengths) expected(req *Request) int {
 	default:
 		return min(limit, mean)
 	}
-}
-
-// ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
-func (c *Chooser) ExpectedOutput(req *Request) int {
-	return c.lines.of(req.Model).lengths.expected(req)
 }
 
 // outputs is the number of output tokens that counts of those expected.

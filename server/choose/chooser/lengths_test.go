@@ -3,8 +3,6 @@ package chooser
 import (
 	"strconv"
 	"testing"
-
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // What a caller says counts, then what its answers have been, within the limit of the request.
@@ -36,8 +34,7 @@ func TestTheExpectedLengthOfAnAnswer(t *testing.T) {
 		{"nothing known, a short limit", &lengths{}, "", 5, 5, 5, 5},
 		{"nothing known at all", &lengths{}, "", 0, 0, 0, 0},
 	} {
-		req := &Request{Request: decision.Request{Tenant: tt.tenant}, Reply: Reply{ExpectedOutput: tt.hint, OutputLimit: tt.limit}}
-		if got := tt.of.expected(req); got < tt.least || got > tt.atMost {
+		if got := tt.of.expected(tt.tenant, tt.hint, tt.limit); got < tt.least || got > tt.atMost {
 			t.Errorf("%s: %d tokens, want %d to %d", tt.name, got, tt.least, tt.atMost)
 		}
 	}

@@ -5,17 +5,13 @@ import (
 	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
-	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// line is the chooser's state of a model: the memory of policies that need some, and its part of the hold queue.
+// line has the requests for a model that wait, and what is remembered of its requests.
 type line struct {
-	model  string
-	cursor atomic.Uint32
-	pool   atomic.Pointer[pool] // of the last request
-	ring   atomic.Pointer[poolRing]
-	tree   atomic.Pointer[selector.Tree]
+	model string
+	*remembered
 	hold   *holdqueue.Line
 	memory *memoryGate
 
@@ -27,11 +23,8 @@ type line struct {
 	// which remained wait for; that map is never written again.
 	visited atomic.Int64
 	wanted  atomic.Pointer[map[replica.Slot]float64]
-	// streams is the number of requests that wait in hold and whose first token counts.
-	streams atomic.Int64
-	lengths lengths
 }
 
-func newLine(model string, queue *holdqueue.Queue) *line {
-	return &line{model: model, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
+func newLine(model string, queue *holdqueue.Queue, of *remembered) *line {
+	return &line{model: model, remembered: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
 }

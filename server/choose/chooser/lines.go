@@ -10,15 +10,15 @@ import (
 
 // lines has a line for each model that requests have named.
 type lines struct {
-	queue   *holdqueue.Queue
-	dice    *dice
-	byModel sync.Map // model name to *line
-	list    atomic.Pointer[[]*line]
-	mu      sync.Mutex // serialises new lines
+	queue     *holdqueue.Queue
+	evaluator *evaluator
+	byModel   sync.Map // model name to *line
+	list      atomic.Pointer[[]*line]
+	mu        sync.Mutex // serialises new lines
 }
 
-func newLines(queue *holdqueue.Queue, dice *dice) *lines {
-	l := &lines{queue: queue, dice: dice}
+func newLines(queue *holdqueue.Queue, evaluator *evaluator) *lines {
+	l := &lines{queue: queue, evaluator: evaluator}
 	l.list.Store(&[]*line{})
 	return l
 }
@@ -36,8 +36,7 @@ func (l *lines) of(model string) *line {
 	if ln, ok := l.byModel.Load(model); ok {
 		return ln.(*line)
 	}
-	ln := newLine(model, l.queue)
-	ln.cursor.Store(rand.New(rand.NewPCG(l.dice.seed.Load(), uint64(len(model)))).Uint32() >> 1)
+	ln := newLine(model, l.queue, l.evaluator.newRemembered(model))
 	l.byModel.Store(model, ln)
 	list := append(append([]*line(nil), l.all()...), ln)
 	l.list.Store(&list)
@@ -46,5 +45,10 @@ func (l *lines) of(model string) *line {
 
 // dice gives each decision a seed of its own.
 type dice struct{ seed atomic.Uint64 }
+
+// turn is the first turn of round-robin for a model.
+func (d *dice) turn(model string) uint32 {
+	return rand.New(rand.NewPCG(d.seed.Load(), uint64(len(model)))).Uint32() >> 1
+}
 
 func (d *dice) next() uint64 { return d.seed.Add(0x9e3779b97f4a7c15) }

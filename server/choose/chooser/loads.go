@@ -17,8 +17,6 @@ const (
 	decodeWeight = 0.6
 	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
 	rhoCap = 0.9
-	// defaultBudget is the tokens per step when the engine does not report them.
-	defaultBudget = 2048
 )
 
 // reading is a rank's state at one moment.
@@ -107,7 +105,7 @@ func (r *readings) forget(slot replica.Slot) {
 // same candidates when a booking lost a race.
 func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned map[replica.Slot]float64) {
 	d := &s.d
-	set := e.settings.of(req)
+	set := e.settings.or(req.Settings)
 	limit := set.config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o

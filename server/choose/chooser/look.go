@@ -38,6 +38,29 @@ type evaluator struct {
 	spare       sync.Pool
 }
 
+// remembered is what is remembered of the requests for one model. It is made by newRemembered.
+type remembered struct {
+	lengths lengths
+	trail   trail
+	claims  *claims
+	pools   pools
+	// streams is the number of requests that wait in the hold queue and whose first token counts.
+	streams atomic.Int64
+}
+
+// newRemembered returns what is remembered of a model before its first request.
+func (e *evaluator) newRemembered(model string) *remembered {
+	r := &remembered{claims: newClaims()}
+	r.trail.start(e.dice.turn(model))
+	return r
+}
+
+// forget forgets a rank.
+func (r *remembered) forget(slot replica.Slot) {
+	r.trail.forget(slot)
+	r.claims.ledger.Remove(slot)
+}
+
 // evaluation is the state of the ranks for one request at one moment. Its memory is reused.
 type evaluation struct {
 	d        decision.Decision
@@ -73,9 +96,9 @@ func (e *evaluator) giveBack(s *evaluation) { e.spare.Put(s) }
 
 // evaluate fills s.d with all that is known for req at now: one candidate per rank. planned is
 // predicted work that waits in the router for each rank; it may be nil.
-func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) error {
-	t := e.settings.of(req).of(req.Model)
-	s.begin(req, ln, now, t)
+func (e *evaluator) evaluate(s *evaluation, req *Request, of *remembered, now time.Time, planned map[replica.Slot]float64) error {
+	t, d := e.settings.or(req.Settings).of(req.Model), &s.d
+	s.begin(req, of, now, t)
 	s.d.Seed = e.dice.next()
 	if len(req.Options.Weights) > 0 {
 		params, err := selector.Apply(t.params, req.Options.Weights)
@@ -86,28 +109,28 @@ func (e *evaluator) evaluate(s *evaluation, req *Request, ln *line, now time.Tim
 	}
 	if s.whole = wholly(req, &s.d); s.whole {
 		s.d.Params.Interference *= wholeInterference
-		s.whole = ln.streams.Load() == 0 // those would wait, too
+		s.whole = of.streams.Load() == 0 // those would wait, too
 	}
 	e.comparison.judgeUnlessRun(now)
-	s.held = e.settings.of(req).holdAbove > 0 && s.d.Policy == decision.PredictedTTFT && req.Booking.books() && !req.NoQueue
-	e.candidates(s, req, ln)
+	s.held = e.settings.or(req.Settings).holdAbove > 0 && s.d.Policy == decision.PredictedTTFT && req.Booking.books() && !req.NoQueue
+	e.candidates(s, req, of)
 	s.avoidStalled(now)
 	matching := e.clock.now()
 	e.overlap(s, req)
 	s.d.Scored = e.clock.now().Sub(matching)
-	e.memory.recall(s, req, ln)
+	s.slots = e.memory.recall(d, s.pool, req, &of.trail, s.slots)
 	e.loads(s, req, now, planned)
 	s.pairUp(req, e.splitAbove)
 	return nil
 }
 
 // begin fills the decision from the request and the settings of its model.
-func (s *evaluation) begin(req *Request, ln *line, now time.Time, t *rules) {
+func (s *evaluation) begin(req *Request, of *remembered, now time.Time, t *rules) {
 	d := &s.d
 	*d = decision.Decision{
 		Request: req.Request, At: now, DryRun: req.Booking == DryRun,
 		Rule:     decision.Rule{Policy: t.policy, Params: t.params, Pinned: req.IsPinned()},
-		Prompt:   req.Size(ln.lengths.expected(req)),
+		Prompt:   req.Size(of.lengths.expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)),
 		Deciders: decision.Deciders{AskedBy: req.AskedBy, Alone: req.Alone},
 		Ranks:    decision.Ranks{Candidates: d.Candidates[:0], Chosen: -1},
 		Fleet:    decision.Fleet{Returning: usualReturn},

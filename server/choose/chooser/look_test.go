@@ -146,23 +146,23 @@ func plainMemory(e *evaluator, d *decision.Decision, req *Request, ln *line) {
 		case decision.ConsistentHash:
 			cand.Place = uint32(1 + slices.Index(places, cand.Slot))
 		case decision.PrefixAffinity:
-			e.memory.treeOf(ln).Match(req.Text, func(slot replica.Slot, chars int) {
+			e.memory.treeOf(&ln.trail).Match(req.Text, func(slot replica.Slot, chars int) {
 				if slot == cand.Slot {
 					cand.Chars = uint32(chars)
 				}
 			})
 			if req.Text != "" {
-				cand.Held = uint32(e.memory.treeOf(ln).Size(cand.Slot))
+				cand.Held = uint32(e.memory.treeOf(&ln.trail).Size(cand.Slot))
 			}
 		default:
-			last, ok := e.memory.sessions.get(e.memory.sessions.key(ln, req.Tenant, req.Session), e.clock.since(d.At))
+			last, ok := e.memory.sessions.get(e.memory.sessions.key(&ln.trail, req.Tenant, req.Session), e.clock.since(d.At))
 			cand.Session = req.Session != "" && ok && last.slot == cand.Slot
 		}
 	}
 }
 
 func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, req *Request, now time.Time, planned map[replica.Slot]float64) {
-	limit := e.settings.of(req).config.MaxRequestsPerRank
+	limit := e.settings.or(req.Settings).config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
@@ -436,7 +436,7 @@ func TestTheQuickLookSeesWhatAPlainOneDoes(t *testing.T) {
 			if s.readings.visit = 0; planned != nil {
 				s.readings.visit = z.holding.visits.Add(1)
 			}
-			if err := z.evaluator.evaluate(s, req, ln, z.now, planned); err != nil {
+			if err := z.evaluator.evaluate(s, req, ln.remembered, z.now, planned); err != nil {
 				t.Fatal(err)
 			}
 			plain := plainLook(z.evaluator, &s.d, req, ln, z.now, planned)

@@ -8,16 +8,13 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
-	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // memoryGate holds the calls of programs without a place while no rank has memory for them. It stands before the hold queue.
 type memoryGate struct {
-	ledger *programs.Ledger
-	chains *programs.Chains
-	hold   *holdqueue.Line // first come, first served within a tenant
-	pace   memoryPace
+	hold *holdqueue.Line // first come, first served within a tenant
+	pace memoryPace
 
 	visiting sync.Mutex
 	visited  atomic.Int64 // when the last visit was, on the chooser's scale
@@ -25,15 +22,15 @@ type memoryGate struct {
 }
 
 func newMemoryGate(queue *holdqueue.Queue) *memoryGate {
-	return &memoryGate{ledger: programs.New(), chains: programs.NewChains(), hold: queue.NewLine()}
+	return &memoryGate{hold: queue.NewLine()}
 }
 
 const (
 	// memoryEach is how often the calls that wait for memory are visited when nothing happens: claims fade with time. memorySoon is
 	// the least time between two visits.
 	memoryEach, memorySoon = 100 * time.Millisecond, 20 * time.Millisecond
-	// causeMemory is the Refused.Cause of a call that waited for memory too long, memoryRetry the hint for its retry: programs last minutes.
-	causeMemory, memoryRetry = "memory", 30 * time.Second
+	// memoryRetry is the hint for the retry of a call that waited for memory too long: programs last minutes.
+	memoryRetry = 30 * time.Second
 	// mostLooked bounds the programs that one visit looks at.
 	mostLooked = 16
 	// passable is how long programs may pass one that does not fit. After that none begins before it.
@@ -63,13 +60,6 @@ func (w *waiter) leaveMemory() bool {
 	w.line.memory.hold.Remove(w.ticket)
 	m.gone = true
 	return true
-}
-
-// leave ends a call that the ledger counts and that is not placed.
-func (g *memoryGate) leave(call *programs.Call) {
-	if call.Name != 0 {
-		g.ledger.Leave(call.Name)
-	}
 }
 
 // expire ends the wait after so long; false when the caller left.
@@ -115,13 +105,13 @@ func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.T
 	}
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
-		First: ln.memory.ledger.Awaited(w.call.Name),
+		First: ln.claims.ledger.Awaited(w.call.Name),
 	}
 	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
 		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
 	}
 	ln.memory.pace.begin(a.clock.since(now))
-	a.waits.Add(1)
+	a.counts.memory.Add(1)
 	a.log.Debug("a program waits for memory", "wait", wait, "id", req.ID, "tenant", req.Tenant, "model", req.Model)
 	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
 	return nil
@@ -180,7 +170,7 @@ func (a *admission) visitMemory(ln *line) {
 	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*waiter)
 		s.since, s.program.call = t.Arrived(), w.call
-		if err := a.booker.evaluate(s, w.req, ln, now, nil); err == nil && !a.admit(s, ln, now, true) {
+		if err := a.booker.evaluate(s, w.req, ln.remembered, now, nil); err == nil && !a.admit(s, ln, now, true) {
 			if now.Sub(t.Arrived()) < passable {
 				return holdqueue.Keep
 			}
@@ -226,10 +216,10 @@ func (a *admission) move(w *waiter, now time.Time) {
 	}
 	m.first.Waited = now.Sub(w.arrived)
 	s := a.booker.borrow(w.arrived)
-	s.program.resume(w)
+	s.program.resume(w.call, w.full)
 	var choice *Choice
 	var held bool
-	err := a.booker.evaluate(s, w.req, w.line, now, nil)
+	err := a.booker.evaluate(s, w.req, w.line.remembered, now, nil)
 	if err == nil {
 		choice, held, err = a.enter(s, w, w.ticket.Deadline, now)
 	}

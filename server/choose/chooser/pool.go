@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"time"
+
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -40,25 +42,43 @@ type poolRules struct {
 	contexts []int
 }
 
-// poolFor returns the layout of replicas, which is made again when they differ from the replicas of the line's last request.
-func (ln *line) poolFor(replicas []*replica.Replica, lanes *transfer.Lanes) *pool {
-	if p := ln.pool.Load(); p != nil && slices.Equal(p.replicas, replicas) {
+// pools has the layout of a model's last request.
+type pools struct{ last atomic.Pointer[pool] }
+
+// of returns the layout of replicas, which is made again when they differ from the replicas of the last request.
+func (k *pools) of(replicas []*replica.Replica, lanes *transfer.Lanes) *pool {
+	if p := k.last.Load(); p != nil && slices.Equal(p.replicas, replicas) {
 		return p
 	}
 	p := newPool(slices.Clone(replicas))
 	p.pairs = newPairs(p, lanes)
-	ln.pool.Store(p)
+	k.last.Store(p)
 	return p
+}
+
+// defaultBudget is the tokens per step when the engine does not report them.
+const defaultBudget = 2048
+
+// budget is the number of tokens that a replica's engine computes in one step.
+func budget(r *replica.Replica) float64 {
+	if r.MaxBatchedTokens > 0 {
+		return float64(r.MaxBatchedTokens)
+	}
+	return defaultBudget
+}
+
+// size is the number of replicas of the last request.
+func (k *pools) size() int {
+	if p := k.last.Load(); p != nil {
+		return len(p.replicas)
+	}
+	return 0
 }
 
 func newPool(replicas []*replica.Replica) *pool {
 	p := &pool{replicas: replicas}
 	for i, r := range replicas {
 		p.mute = p.mute || r.Mute
-		budget := float64(defaultBudget)
-		if r.MaxBatchedTokens > 0 {
-			budget = float64(r.MaxBatchedTokens)
-		}
 		for index, slot := range r.Slots {
 			for int(slot) >= len(p.bySlot) {
 				p.bySlot = append(p.bySlot, -1)
@@ -66,7 +86,7 @@ func newPool(replicas []*replica.Replica) *pool {
 			p.bySlot[slot] = int32(len(p.ranks))
 			p.names = append(p.names, r.ID)
 			p.ranks = append(p.ranks, poolRank{
-				replica: r.ID, slot: slot, owner: int32(i), index: uint16(index), blocks: uint32(max(0, r.Blocks)), budget: budget,
+				replica: r.ID, slot: slot, owner: int32(i), index: uint16(index), blocks: uint32(max(0, r.Blocks)), budget: budget(r),
 			})
 		}
 	}
@@ -107,4 +127,27 @@ func (p *pool) veto(f *selector.Filter, rules *poolRules, owner int) decision.Ve
 		return decision.VetoContext
 	}
 	return decision.VetoNone
+}
+
+func contextOf(r *replica.Replica, model string) int {
+	m, _ := r.Serves(model)
+	return selector.Context(r, m)
+}
+
+// panicFor is how long replicas that do not answer are still used, when they are most of a pool.
+const panicFor = time.Minute
+
+// MostMute reports whether most of a pool's replicas became unhealthy lately only because their probes got no
+// answer. Then this machine or its network is more likely at fault than all of them, so they stay in use for a while.
+func MostMute(replicas []*replica.Replica, now time.Time) bool {
+	mute, others := 0, 0
+	for _, r := range replicas {
+		switch {
+		case r.Mute && r.State == replica.StateUnhealthy && now.Sub(r.Since) < panicFor:
+			mute++
+		case r.State == replica.StateReady, r.State == replica.StateUnhealthy:
+			others++
+		}
+	}
+	return mute > others
 }

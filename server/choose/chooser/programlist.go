@@ -31,7 +31,7 @@ func (c *Chooser) Programs(filter func(model string) (programs.Filter, bool), mo
 		if !ok {
 			continue
 		}
-		m := ModelPrograms{Model: ln.model, Programs: ln.memory.ledger.List(&f, most, now)}
+		m := ModelPrograms{Model: ln.model, Programs: ln.claims.ledger.List(&f, most, now)}
 		m.Stats, m.Replicas, m.Needed = ln.pressure(false, now)
 		list = append(list, m)
 	}
@@ -40,10 +40,8 @@ func (c *Chooser) Programs(filter func(model string) (programs.Filter, bool), mo
 
 // pressure counts the programs of a line. own leaves out programs that another router counts.
 func (ln *line) pressure(own bool, now time.Duration) (stats programs.Stats, replicas, needed int) {
-	stats = ln.memory.ledger.Stats(own, now)
-	if p := ln.pool.Load(); p != nil {
-		replicas = len(p.replicas)
-	}
+	stats = ln.claims.ledger.Stats(own, now)
+	replicas = ln.pools.size()
 	return stats, replicas, stats.Needed(replicas)
 }
 

@@ -1,10 +1,8 @@
 package chooser
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -14,9 +12,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
-
-// busyMemory is the time constant of the load estimate ρ.
-const busyMemory = 60 * time.Second
 
 // rank is the chooser's own record of one slot: how fast it is and how much prefill was
 // sent to it lately. Readers take no lock.
@@ -51,31 +46,6 @@ func newRank(slot replica.Slot, r *replica.Replica, index int, of *speed.Rank) *
 	rk.known.Store(r)
 	rk.speed.Mirror(&rk.model)
 	return rk
-}
-
-// number is a float64 that may be read and replaced at once.
-type number struct{ bits atomic.Uint64 }
-
-func (n *number) get() float64  { return math.Float64frombits(n.bits.Load()) }
-func (n *number) set(v float64) { n.bits.Store(math.Float64bits(v)) }
-
-// add is safe for concurrent use.
-func (n *number) add(v float64) {
-	for {
-		old := n.bits.Load()
-		if n.bits.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+v)) {
-			return
-		}
-	}
-}
-
-// lately is the work routed to a rank, per second and fading with busyMemory.
-type lately struct {
-	busy    number       // seconds of prefill
-	returns number       // requests that came back to the rank's blocks
-	saved   number       // seconds of prefill that those were spared
-	squares number       // half the squared seconds of prefill: the mean time left of it
-	at      atomic.Int64 // when it was brought up to date, in nanoseconds of the chooser's clock
 }
 
 // leastSaved is the prefill time in seconds from which a request counts as having come back.
@@ -123,37 +93,5 @@ func (r *rank) load(now int64) float64 {
 	return r.lately.busy.get() * r.lately.fade(now)
 }
 
-// fade returns the rest of the count at now.
-func (l *lately) fade(now int64) float64 {
-	if l.busy.get() == 0 {
-		return 1
-	}
-	return decay(float64(now-l.at.Load()) / float64(busyMemory))
-}
-
-// decay is e^-x to within 1e-8 of it, in a part of the time that math.Exp takes.
-func decay(x float64) float64 {
-	if !(x >= 0 && x < float64(len(wholes))) {
-		return math.Exp(-x)
-	}
-	n := int(x)
-	k := int((x - float64(n)) * float64(len(parts)))
-	r := x - float64(n) - float64(k)/float64(len(parts))
-	return wholes[n] * parts[k] * (1 - r*(1-r*(0.5-r*(1.0/6))))
-}
-
 // wholes are e^-n, parts e^-(k/64).
 //
-
-var (
-	wholes = decays(32, 1)
-	parts  = decays(64, 64)
-)
-
-func decays(n int, of float64) []float64 {
-	list := make([]float64, n)
-	for i := range list {
-		list[i] = math.Exp(-float64(i) / of)
-	}
-	return list
-}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -145,28 +144,6 @@ type Limits struct {
 // IsPinned reports whether one replica alone may serve.
 func (l *Limits) IsPinned() bool { return l.Options.Pinned != "" || l.Holder != "" }
 
-// Options are the options of a choice. The zero value asks nothing.
-type Options struct {
-	// Policy overrides the model's policy; empty keeps it.
-	Policy decision.Policy
-	// Weights overrides the policy's numbers by the names of selector.Numbers.
-	Weights map[string]float64
-	// Targets override the model's.
-	Targets decision.Targets
-	// Allowed, when not empty, names the only replicas that may serve; Denied names replicas that may not.
-	Allowed []replica.ID
-	Denied  []replica.ID
-	// Pinned names the one replica that may serve. PinnedRank is its rank, -1 or below for any;
-	// it is read only when Pinned is set.
-	Pinned     replica.ID
-	PinnedRank int
-	// MinRank and MaxRank bound the rank index, inclusive; MaxRank 0 means no bound, below zero rank 0 only.
-	MinRank int
-	MaxRank int
-	// MaxRequests, above zero, vetoes ranks with that many requests in flight.
-	MaxRequests int
-}
-
 // Booking is the effect of a choice.
 type Booking uint8
 
@@ -235,21 +212,6 @@ func (req *Request) check() error {
 // Silent reports whether the first token may not be seen.
 func (req *Request) Silent() bool { return req.Unstreamed || req.Lease != 0 && !req.Reports }
 
-// book is the booking of d's pick. hashes are the prompt's in the rank's block size.
-func (req *Request) book(d *decision.Decision, hashes []blockhash.Hash) load.Request {
-	cand := d.Pick()
-	booking := load.Request{
-		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
-		PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
-		Hashes: hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
-		Lease: req.Lease, Unstreamed: req.Silent(), Again: req.Again,
-	}
-	if d.TooLong { // the engine refuses it at once
-		booking.PromptTokens, booking.PrefillTokens, booking.PrefillTime, booking.Hashes = 0, 0, 0, nil
-	}
-	return booking
-}
-
 // Result has the known facts about a request when its reservation ends.
 type Result struct {
 	End decision.End
@@ -270,3 +232,28 @@ type Result struct {
 func ResultOf(end decision.End) Result {
 	return Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 }
+
+// Withdrawal is why a request is withdrawn from its rank.
+type Withdrawal uint8
+
+// The reasons.
+const (
+	// Stalled: the rank makes no progress, or not for this request.
+	Stalled Withdrawal = iota
+	// Leaving: the requests of its replica are to move to others.
+	Leaving
+)
+
+// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
+func (req *Request) longest() int {
+	switch {
+	case req.OutputLimit > 0:
+		return req.OutputLimit
+	case req.ExpectedOutput > 0 && req.AskedBy != "":
+		return req.ExpectedOutput
+	}
+	return max(longestAnswer, req.ExpectedOutput)
+}
+
+// NoReturn is the Request.SessionReturn of a session's last request.
+const NoReturn = time.Duration(-1)

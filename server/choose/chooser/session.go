@@ -6,7 +6,12 @@ import (
 	"sync"
 	"time"
 
+	"context"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"go.opentelemetry.io/otel/metric"
 )
 
 // sessions remembers the rank that served each session last. It is bounded: the older half is forgotten when it is full.
@@ -22,15 +27,8 @@ type sessions struct {
 
 // sessionKey stands for a session's name and tenant by their hash, whose seed no caller knows.
 type sessionKey struct {
-	line *line
+	of   *trail
 	name uint64
-}
-
-// visit is the last request of a session.
-type visit struct {
-	slot replica.Slot
-	// until is when the session is forgotten, on the chooser's scale.
-	until int64
 }
 
 const (
@@ -39,21 +37,31 @@ const (
 	// usualReturn is the share of requests that have a next turn (docs/adr/006-predicted-time.md). Learning it for each session
 	// changed means by 1 % or less in the player, so only the callers' own statements about a session count.
 	usualReturn = 0.3
-	// NoReturn is the Request.SessionReturn of a session's last request.
-	NoReturn = time.Duration(-1)
 )
+
+// visit is the last request of a session.
+type visit struct {
+	slot replica.Slot
+	// until is when the session is forgotten, on the chooser's scale.
+	until int64
+}
 
 func newSessions(turns turns) *sessions {
 	return &sessions{seed: maphash.MakeSeed(), turns: turns, young: map[sessionKey]visit{}}
 }
 
-func (s *sessions) key(ln *line, tenant, session string) sessionKey {
+func (s *sessions) key(of *trail, tenant, session string) sessionKey {
+	return sessionKey{of, s.name(tenant, session)}
+}
+
+// name stands for a session's name among its tenant's; without a session for the tenant's own.
+func (s *sessions) name(tenant, session string) uint64 {
 	var h maphash.Hash
 	h.SetSeed(s.seed)
 	_, _ = h.WriteString(tenant) // never fails
 	_ = h.WriteByte(0)
 	_, _ = h.WriteString(session)
-	return sessionKey{ln, h.Sum64()}
+	return h.Sum64()
 }
 
 // get returns the last visit, unless it is forgotten by now.
@@ -104,23 +112,23 @@ func (s *sessions) size() int {
 }
 
 // recallSession marks the rank that the session was last served by.
-func (m *memory) recallSession(s *evaluation, req *Request, ln *line) {
+func (m *memory) recallSession(d *decision.Decision, p *pool, req *Request, of *trail) {
 	if req.Session == "" {
 		return
 	}
-	if v, ok := m.sessions.get(m.sessions.key(ln, req.Tenant, req.Session), m.clock.since(s.d.At)); ok {
-		if at := s.pool.at(v.slot); at >= 0 {
-			s.d.Candidates[at].Session = true
+	if v, ok := m.sessions.get(m.sessions.key(of, req.Tenant, req.Session), m.clock.since(d.At)); ok {
+		if at := p.at(v.slot); at >= 0 {
+			d.Candidates[at].Session = true
 		}
 	}
 }
 
 // rememberSession notes where the session was sent, until it should have come back.
-func (m *memory) rememberSession(req *Request, ln *line, slot replica.Slot, now time.Time) {
+func (m *memory) rememberSession(req *Request, of *trail, slot replica.Slot, now time.Time) {
 	if req.Session == "" {
 		return
 	}
-	k := m.sessions.key(ln, req.Tenant, req.Session)
+	k := m.sessions.key(of, req.Tenant, req.Session)
 	if req.Attempt == 0 { // a retry is the same turn
 		v, ok := m.sessions.get(k, m.clock.since(now))
 		m.sessions.turns.add(ok, v.slot == slot)
@@ -130,8 +138,33 @@ func (m *memory) rememberSession(req *Request, ln *line, slot replica.Slot, now 
 		return
 	}
 	until := int64(math.MaxInt64)
-	if ttl := m.settings.of(req).config.SessionTTL; ttl > 0 {
+	if ttl := m.settings.or(req.Settings).config.SessionTTL; ttl > 0 {
 		until = m.clock.since(now) + int64(ttl) + int64(req.SessionReturn)
 	}
 	m.sessions.put(k, visit{slot: slot, until: until})
+}
+
+// turns counts the requests with a session.
+type turns struct {
+	count              metric.Int64Counter
+	first, same, other metric.MeasurementOption
+}
+
+func newTurns(s *instruments.Set) turns {
+	m := turns{first: instruments.Label("rank", "first"), same: instruments.Label("rank", "same"), other: instruments.Label("rank", "other")}
+	m.count = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
+		m.first, m.same, m.other)
+	return m
+}
+
+// add counts a request. known says that the session was remembered, same that it went to its last rank.
+func (m *turns) add(known, same bool) {
+	turn := m.other
+	switch {
+	case !known:
+		turn = m.first
+	case same:
+		turn = m.same
+	}
+	m.count.Add(context.Background(), 1, turn)
 }

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"sync/atomic"
 
+	"time"
+
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -68,32 +70,16 @@ func (s *Settings) ReadsText(model string, o *Options) bool {
 	return cmp.Or(o.Policy, s.of(model).policy) == decision.PrefixAffinity
 }
 
-// Settings returns the current settings, for a request that begins.
-func (c *Chooser) Settings() *Settings { return c.settings.Load() }
-
-// Config returns the current config.
-func (c *Chooser) Config() Config { return c.settings.Load().config }
-
-// Update puts new settings in force, for requests that begin from now on. Ring and Tree stay as they were. When it returns
-// an error, nothing has changed.
-func (c *Chooser) Update(cfg Config) error {
-	cfg.Ring, cfg.Tree = c.memory.ring, c.memory.tree
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
-	c.queue.Update(cfg.Queue)
-	c.settings.Store(newSettings(cfg))
-	c.alarm.changed() // requests that wait may have room now
-	return nil
-}
-
 // current are the settings in force.
 type current struct{ atomic.Pointer[Settings] }
 
-// of returns the settings of a request.
-func (c *current) of(req *Request) *Settings {
-	if req.Settings != nil {
-		return req.Settings
+// or returns a request's own settings, or else those in force.
+func (c *current) or(own *Settings) *Settings {
+	if own != nil {
+		return own
 	}
 	return c.Load()
 }
+
+// horizon is the time within which a program returns; 0 when no session is one.
+func (c *current) horizon() time.Duration { return c.Load().config.ProgramHorizon }

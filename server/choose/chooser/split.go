@@ -110,7 +110,7 @@ func (req *Request) bookings(s *evaluation) (booking, lead load.Request) {
 }
 
 // prefillChoice makes the Choice of the rank that prefills for d's pick.
-func (b *booker) prefillChoice(s *evaluation, req *Request, ln *line, d *decision.Decision, res *load.Reservation, booking *load.Request) *Choice {
+func (b *booker) prefillChoice(s *evaluation, req *Request, of *remembered, d *decision.Decision, res *load.Reservation, booking *load.Request) *Choice {
 	at := s.pool.at(d.Split().Prefill.Slot)
 	cand := &s.d.Candidates[at]
 	own := *d
@@ -118,7 +118,7 @@ func (b *booker) prefillChoice(s *evaluation, req *Request, ln *line, d *decisio
 	own.Ranks = decision.Ranks{Candidates: []decision.Candidate{*cand}, Elsewhere: true}
 	ask := *req
 	ask.Reply, ask.Observer = Reply{ExpectedOutput: 1, OutputLimit: 1, Samples: 1}, nil
-	c := b.newChoice(&own, s.owner(at), &ask, ln, res)
+	c := b.newChoice(&own, s.owner(at), &ask, of, res)
 	if rk := b.ranks.at(cand.Slot); rk != nil {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
 		rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(d.At))
@@ -140,10 +140,10 @@ func (b *booker) prefillChoice(s *evaluation, req *Request, ln *line, d *decisio
 }
 
 // joinLegs fills in the legs of a split request's Choice.
-func (b *booker) joinLegs(c *Choice, s *evaluation, req *Request, ln *line, prefill *load.Reservation, lead *load.Request) {
+func (b *booker) joinLegs(c *Choice, s *evaluation, req *Request, of *remembered, prefill *load.Reservation, lead *load.Request) {
 	d := c.Decision
 	w, cand := d.Split(), d.Pick()
-	c.legs = &legs{prefill: b.prefillChoice(s, req, ln, d, prefill, lead)}
+	c.legs = &legs{prefill: b.prefillChoice(s, req, of, d, prefill, lead)}
 	c.legs.move = move{
 		clock: b.clock, lane: s.pool.pairs.lane(s.pool.at(w.Prefill.Slot), s.pool.at(w.Decode.Slot)), tokens: int(w.Moved),
 		rest: cand.StepTime + cand.Overhead,

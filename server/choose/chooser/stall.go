@@ -8,27 +8,9 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
-
-// StallConfig configures when a rank that has requests and makes no progress is avoided although its replica
-// reports itself healthy.
-type StallConfig struct {
-	// After is the shortest time without output, while the engine's counters do not change, after which a rank with
-	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer
-	// before, or whose prefill was predicted to take longer, gets more time. Zero: stalls are not detected, and
-	// bookings of external callers are not doubted.
-	After time.Duration `yaml:"after"`
-	// Unhealthy is how long a stream may wait for a replica that is unhealthy and silent. Then the stream ends with an
-	// error, or is resumed on another replica (router.resume_streams). Zero: without limit.
-	Unhealthy time.Duration `yaml:"unhealthy"`
-	// Stream is how long a stream that can be resumed on another replica may be silent after its first text while
-	// its rank serves others; then it is resumed. When the whole rank is stalled, it is resumed two seconds later. Streams
-	// that cannot be resumed are not affected. Zero: without limit.
-	Stream time.Duration `yaml:"stream"`
-}
 
 // longestRound bounds the time that one round counts as silence: when this process was suspended, it missed progress too. On a machine
 // that is short of processor time most rounds are late, and MUST count in full, or no silence would ever be long enough.
@@ -199,6 +181,14 @@ func (w *watch) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
 	}
 }
 
+func newStalls(s *instruments.Set) metric.Int64Counter {
+	var evidence []metric.MeasurementOption
+	for e := liveness.Probe; e <= liveness.Halted; e++ {
+		evidence = append(evidence, instruments.Label("evidence", e.String()))
+	}
+	return s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank with requests in flight stalled and was avoided, by evidence.", evidence...)
+}
+
 // newStallMetrics declares which ranks stall, and returns the function that reads it.
 func newStallMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
 	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
@@ -209,30 +199,6 @@ func newStallMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.
 				now = 1
 			}
 			o.ObserveInt64(stalled, now, r.labels)
-		}
-	}
-}
-
-// avoidStalled vetoes the ranks that are stalled, unless all are.
-func (s *evaluation) avoidStalled(now time.Time) {
-	stalled, left := 0, 0
-	for i := range s.d.Candidates {
-		if s.d.Candidates[i].Veto != decision.VetoNone {
-			continue
-		}
-		if r := s.ranks[i]; r != nil && r.liveness.Avoided(now) {
-			stalled++
-		} else {
-			left++
-		}
-	}
-	if stalled == 0 || left == 0 {
-		return
-	}
-	for i := range s.d.Candidates {
-		cand := &s.d.Candidates[i]
-		if r := s.ranks[i]; cand.Veto == decision.VetoNone && r != nil && r.liveness.Avoided(now) {
-			cand.Veto, cand.Silent = decision.VetoStalled, r.liveness.Silent().Seconds()
 		}
 	}
 }

@@ -6,9 +6,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// causeTarget is the Refused.Cause of a request with targets that no rank can keep.
-const causeTarget = "target"
-
 // reach rejects a request that even the best rank would serve too late for its targets, by more than the uncertainty of
 // its speed. Serving it would make other requests late and gain nothing. The targets are the request's own, or under the
 // objective slo the model's. Where they are the model's, and the fleet has room, a request that is late by its own

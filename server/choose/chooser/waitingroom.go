@@ -48,6 +48,17 @@ type answer struct {
 	err    error
 }
 
+// waited is its wait as its booking records it. A nil waiter has not waited.
+func (w *waiter) waited() wait {
+	switch {
+	case w == nil:
+		return wait{}
+	case w.memory != nil:
+		return wait{waited: true, since: w.arrived, memory: w.memory.wait()}
+	}
+	return wait{waited: true, since: w.arrived, planned: w.line.planned}
+}
+
 // left notes that it waits in the hold queue no longer.
 func (w *waiter) left() {
 	if w.stream {
@@ -67,7 +78,7 @@ func (w *waiter) leave() bool {
 		}
 	}
 	if left {
-		w.line.memory.leave(&w.call)
+		w.line.claims.leave(&w.call)
 	}
 	return left
 }
@@ -75,7 +86,7 @@ func (w *waiter) leave() bool {
 func (w *waiter) end(choice *Choice, err error) {
 	w.left()
 	if choice == nil {
-		w.line.memory.leave(&w.call)
+		w.line.claims.leave(&w.call)
 	}
 	if w.deliver != nil {
 		w.deliver(choice, err)
@@ -178,11 +189,11 @@ func (r *waitingRoom) NextWake() (next time.Time, ok bool) {
 	return r.clock.time(soonest), true
 }
 
-// sleep is how long Run may sleep: until the next visit. A visit that is planned at the same time, for earlier,
+// sleep is how long Run may sleep: until the next visit, and at most so long. A visit that is planned at the same time, for earlier,
 // either is seen here or sees until when Run sleeps.
-func (r *waitingRoom) sleep() time.Duration {
+func (r *waitingRoom) sleep(most time.Duration) time.Duration {
 	now := r.clock.now()
-	until := now.Add(sweepEvery)
+	until := now.Add(most)
 	r.alarm.sleepsUntil.Store(r.clock.since(until))
 	if at, ok := r.NextWake(); ok && at.Before(until) {
 		until = at

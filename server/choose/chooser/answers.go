@@ -1,0 +1,27 @@
+package chooser
+
+import (
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// answers learns how long answers are, and how long they take.
+type answers struct {
+	endOnly
+	lengths   *lengths
+	residence *residence
+	decision  *decision.Decision
+	external  bool
+}
+
+// Ended implements Observer.
+func (a *answers) Ended(end *End) {
+	if !end.completed() {
+		return
+	}
+	if end.Output > 0 && !a.external {
+		a.lengths.add(a.decision.Tenant, end.Output)
+	}
+	if !end.First.IsZero() {
+		a.residence.add(end.At.Sub(end.First))
+	}
+}

@@ -1,0 +1,34 @@
+package chooser
+
+import (
+	"time"
+)
+
+// observers are the observers of one choice, in the order in which they are notified.
+type observers struct {
+	all   [11]Observer // as many as there are kinds
+	count int
+}
+
+func (o *observers) add(one Observer) {
+	o.all[o.count] = one
+	o.count++
+}
+
+func (o *observers) firstToken(now time.Time, output int) {
+	for _, one := range o.all[:o.count] {
+		one.FirstToken(now, output)
+	}
+}
+
+func (o *observers) progress(output int) {
+	for _, one := range o.all[:o.count] {
+		one.Progress(output)
+	}
+}
+
+func (o *observers) ended(end *End) {
+	for _, one := range o.all[:o.count] {
+		one.Ended(end)
+	}
+}

@@ -1,0 +1,36 @@
+package chooser
+
+import (
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+)
+
+// outcome reports the end of a decision to the record.
+type outcome struct {
+	endOnly
+	reporting
+	record   Record
+	decision *decision.Decision
+	found    *found
+}
+
+// Ended implements Observer.
+func (o *outcome) Ended(end *End) {
+	d, cand := o.decision, o.decision.Pick()
+	out := decision.Outcome{
+		ID: d.ID, Attempt: d.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: end.Result.End,
+		Predicted: duration(d.PredictedTTFT()), Duration: end.At.Sub(d.At),
+		PromptTokens: end.PromptTokens, OutputTokens: end.OutputTokens, CachedTokens: end.CachedTokens, Counted: end.Counted,
+		PredictedCached: o.found.predictedCached(), AskedBy: d.AskedBy, External: o.leased,
+	}
+	if w := d.Split(); w != nil {
+		out.PredictedCached = int(w.Held)
+	}
+	if by := end.ServedBy; by != "" && by != cand.Replica {
+		out.Replica, out.Rank, out.Slot = by, 0, replica.NoSlot // which rank of it is not known
+	}
+	if !end.First.IsZero() && o.seesFirst() {
+		out.TTFT = end.First.Sub(d.At)
+	}
+	o.record.Outcome(out)
+}

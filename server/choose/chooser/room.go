@@ -1,0 +1,52 @@
+package chooser
+
+import (
+	"math"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// room is the predicted prefill time in seconds that a rank may have before a request for it waits in the router; zero: any.
+type room float64
+
+// has reports whether a request may go to the candidate now.
+func (r room) has(cand *decision.Candidate) bool {
+	return cand.Backlog+cand.Planned < r.enough(cand)
+}
+
+// enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
+// engine can fill the next one while the router learns of this one's end, and at most hold_above. A rank whose speed is a guess has
+// more: it may be that much faster, and a request that was held back on a guess teaches nothing better.
+func (r room) enough(cand *decision.Candidate) float64 {
+	most := float64(r)
+	if most == 0 { // turned off while requests wait: all are released
+		return math.Inf(1)
+	}
+	if cand.FullStep > 0 {
+		most = min(most, cand.FullStep)
+	}
+	if cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
+		most *= 1 + cand.Spread
+	}
+	return most
+}
+
+// soonest counts the ranks that may serve and returns in how long the first of them has room.
+func (r room) soonest(d *decision.Decision) (servers int, soonest time.Duration) {
+	least := -1.0
+	for i := range d.Candidates {
+		cand := &d.Candidates[i]
+		if !works(cand) {
+			continue
+		}
+		servers++
+		if over := max(0, cand.Backlog-r.enough(cand)); least < 0 || over < least {
+			least = over
+		}
+	}
+	return servers, duration(max(0, least))
+}
+
+// room is the room on ranks by the settings in force.
+func (e *evaluator) room() room { return room(e.settings.Load().holdAbove) }

@@ -1,0 +1,29 @@
+package chooser
+
+import (
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// addShadow runs the shadow policy on a copy of the decision and records its choice.
+func (b *booker) addShadow(s *evaluation, req *Request) {
+	d := &s.d
+	t := b.settings.or(req.Settings).of(req.Model)
+	if t.shadow == "" || t.shadow == d.Policy {
+		return
+	}
+	other := *d
+	other.Policy = t.shadow
+	other.Params = t.params
+	s.shadow = append(s.shadow[:0], d.Candidates...)
+	other.Candidates = s.shadow
+	selector.Choose(&other)
+	pick, served := other.Pick(), d.Pick()
+	if pick == nil {
+		return
+	}
+	d.Shadow = &decision.Shadow{
+		Policy: t.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
+	}
+	b.metrics.shadow.add(d.Shadow)
+}

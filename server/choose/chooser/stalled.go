@@ -1,0 +1,31 @@
+package chooser
+
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// avoidStalled vetoes the ranks that are stalled, unless all are.
+func (s *evaluation) avoidStalled(now time.Time) {
+	stalled, left := 0, 0
+	for i := range s.d.Candidates {
+		if s.d.Candidates[i].Veto != decision.VetoNone {
+			continue
+		}
+		if r := s.ranks[i]; r != nil && r.liveness.Avoided(now) {
+			stalled++
+		} else {
+			left++
+		}
+	}
+	if stalled == 0 || left == 0 {
+		return
+	}
+	for i := range s.d.Candidates {
+		cand := &s.d.Candidates[i]
+		if r := s.ranks[i]; cand.Veto == decision.VetoNone && r != nil && r.liveness.Avoided(now) {
+			cand.Veto, cand.Silent = decision.VetoStalled, r.liveness.Silent().Seconds()
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package chooser
+
+import (
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// splitting has the state with which an evaluation prices the ways of a request. Its memory is reused.
+type splitting struct {
+	// able is set when the request may be split among the pool's ranks.
+	able    bool
+	pairing selector.Pairing
+	ways    [2]decision.Way
+}
+
+// pairUp prepares the evaluation for the pool's pairs.
+func (s *evaluation) pairUp(req *Request, above *selector.Threshold) {
+	p, sp := s.pool.pairs, &s.splitting
+	sp.able = p != nil && req.Splittable && req.Lease == 0 && !req.Unread && !req.IsPinned() && !s.d.TooLong && !s.d.Keyless && !s.d.Estimated &&
+		s.d.Policy == decision.PredictedTTFT && s.d.Params.Temperature == 0
+	s.d.Splittable = sp.able
+	if !sp.able {
+		return
+	}
+	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = p.members, p.classes, above
+	sp.pairing.Lanes = sized(sp.pairing.Lanes, len(p.lanes))
+	for i, lane := range p.lanes {
+		if lane == nil {
+			sp.pairing.Lanes[i] = selector.Lane{Closed: true}
+			continue
+		}
+		m := lane.Model()
+		sp.pairing.Lanes[i] = selector.Lane{Start: m.Start, PerToken: m.PerToken}
+	}
+}
+
+// spare keeps the ranks that prefill for others out of the choice, or, back, takes them in again.
+func (s *evaluation) spare(back bool) {
+	p := s.pool.pairs
+	if p == nil {
+		return
+	}
+	from, to := decision.VetoNone, decision.VetoRole
+	if back {
+		from, to = to, from
+	}
+	for i, prefill := range p.prefill {
+		if prefill && s.d.Candidates[i].Veto == from {
+			s.d.Candidates[i].Veto = to
+		}
+	}
+}
+
+// split takes the cheapest way to serve the request, after a pick was made among the ranks that could serve it whole.
+func (s *evaluation) split() {
+	if s.splitting.able {
+		selector.Split(&s.d, &s.splitting.pairing, s.splitting.ways[:0])
+	}
+}
+
+// computes is the candidate that computes the prompt: the pick, or the candidate that prefills for it.
+func (s *evaluation) computes() *decision.Candidate {
+	if w := s.d.Split(); w != nil {
+		return &s.d.Candidates[s.pool.at(w.Prefill.Slot)]
+	}
+	return s.d.Pick()
+}
+
+// works reports whether the candidate can take part in serving the request.
+func works(cand *decision.Candidate) bool {
+	return cand.Veto == decision.VetoNone || cand.Veto == decision.VetoRole
+}
