@@ -2,28 +2,11 @@ package chooser
 
 import (
 	"cmp"
-	"errors"
 	"slices"
-	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/load"
-	"github.com/kvpilot/kvpilot/server/choose/programs"
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
-
-// Decided is a choice that another router made, for a request of this one or of its own.
-type Decided struct {
-	// Decision has the pick, with Slot as this process numbers ranks, as its only candidate.
-	Decision *decision.Decision
-	Replica  *replica.Replica
-	Rank     int
-	// Hashes are the prompt's, in the rank's block size.
-	Hashes []blockhash.Hash
-	// Recorded is set when another router's log has the decision, and will have its outcome.
-	Recorded bool
-}
 
 // Adopt books another router's decision for req and returns the choice, as Choose does. Nothing is asked of the index or the
 // queue, and the speed of ranks is not learned from it: the loads that go with it are known to the other router. For a request that
@@ -34,61 +17,6 @@ func (c *Chooser) Adopt(req *Request, by Decided) (*Choice, error) {
 		return nil, err
 	}
 	return c.booker.adopt(req, c.lines.of(req.Model).remembered, by)
-}
-
-func (b *booker) adopt(req *Request, of *remembered, by Decided) (*Choice, error) {
-	d, cand, record := by.Decision, by.Decision.Pick(), b.record
-	if by.Recorded {
-		record = nil
-	}
-	if !req.Booking.books() {
-		if req.Booking == Unbooked && !by.Recorded {
-			b.memory.remember(d, req, &of.trail, by.Hashes, d.At)
-		}
-		if record != nil {
-			record.Decision(d)
-		}
-		return &Choice{Decision: d, Replica: by.Replica, Rank: by.Rank, Slot: cand.Slot}, nil
-	}
-	booking := req.book(d, by.Hashes)
-	res, err := b.book.Reserve(booking)
-	switch {
-	case err == nil:
-	case errors.Is(err, load.ErrNoRank):
-		return nil, err
-	default:
-		return nil, notBooked(err)
-	}
-	choice := b.newChoice(d, by.Replica, req, of, res)
-	choice.Rank, choice.answers.external = by.Rank, false
-	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
-	b.adoptProgram(choice, req, of, by.Hashes)
-	b.start(choice, req, of, &booking, record)
-	if record != nil {
-		record.Decision(d)
-	}
-	return choice, nil
-}
-
-// adoptProgram has the ledger count the call of a program that another router placed: a router that becomes the decider then has the
-// places of all calls in flight, and of the programs of its own clients in their gaps.
-func (b *booker) adoptProgram(choice *Choice, req *Request, of *remembered, hashes []blockhash.Hash) {
-	horizon := b.settings.horizon()
-	if horizon == 0 || b.settings.or(req.Settings).of(req.Model).policy != decision.PredictedTTFT {
-		return
-	}
-	call := of.claims.call(b.memory.sessions, req, hashes, int(choice.Decision.Pick().BlockSize))
-	if call.Name == 0 {
-		return
-	}
-	call.Tokens += outputs(req.ExpectedOutput)
-	rank := programs.Rank{Slot: choice.Slot, Held: float64(choice.Decision.Pick().GPU)}
-	place := of.claims.ledger.Adopt(call, rank, time.Duration(b.clock.since(b.clock.now())), horizon)
-	if place == nil {
-		return
-	}
-	choice.program = programCall{place: place, returns: req.SessionReturn, clock: b.clock, settings: b.settings, prompt: req.PromptTokens}
-	choice.observers.add(&choice.program)
 }
 
 // PolicyOf is the policy that decides req.

@@ -33,21 +33,6 @@ func (f *found) later() *whole {
 	return f.whole
 }
 
-// Whole reports the prompt's length and the part that the chosen rank holds, now that all its ids are known. The
-// decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
-// counts on the part found now. Blocks that the engine has stored of this very prompt since do not count. It returns
-// how many of the prompt's tokens the rank holds by that, and whether that is known.
-func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
-	held, ok = c.found.match(hashes, promptTokens)
-	if !ok || c.flight.hasBegun() || !c.life.open() {
-		return 0, false // the engine may have stored the prompt itself by now
-	}
-	c.found.mu.Lock()
-	defer c.found.mu.Unlock()
-	c.found.whole = &whole{held: held, prompt: promptTokens}
-	return held, true
-}
-
 // match is how many tokens of the prompt with these hashes the rank holds now, without the blocks that this very request has stored.
 func (f *found) match(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
 	if f.index == nil || len(hashes) == 0 {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -89,11 +90,11 @@ func (l *life) open() bool {
 // the rank's rates learn from the time it took.
 func (c *Choice) FirstToken() {
 	if c.reservation != nil {
-		c.firstToken()
+		c.prefilled()
 	}
 }
 
-func (c *Choice) firstToken() load.Outcome {
+func (c *Choice) prefilled() load.Outcome {
 	out := c.reservation.PrefillDone()
 	if out == load.Applied {
 		now := c.clock.now()
@@ -106,14 +107,14 @@ func (c *Choice) firstToken() load.Outcome {
 // FirstToken.
 func (c *Choice) Progress(outputTokens int) {
 	if c.reservation != nil {
-		c.progress(outputTokens)
+		c.advanced(outputTokens)
 	}
 }
 
-func (c *Choice) progress(outputTokens int) load.Outcome {
+func (c *Choice) advanced(outputTokens int) load.Outcome {
 	output, grown, unseen := c.life.grow(outputTokens)
 	switch {
-	case unseen && c.firstToken() == load.Applied:
+	case unseen && c.prefilled() == load.Applied:
 	case grown:
 		c.observers.progress(output)
 	default:
@@ -195,4 +196,52 @@ func (c *Choice) Emptied() {
 	if c.flight.rank != nil && !c.leased {
 		c.flight.rank.conduct.Emptied(c.clock.now())
 	}
+}
+
+// Whole reports the prompt's length and the part that the chosen rank holds, now that all its ids are known. The
+// decision was made with their beginning and stays as it is; the prediction that the outcome is compared with
+// counts on the part found now. Blocks that the engine has stored of this very prompt since do not count. It returns
+// how many of the prompt's tokens the rank holds by that, and whether that is known.
+func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok bool) {
+	held, ok = c.found.match(hashes, promptTokens)
+	if !ok || c.flight.hasBegun() || !c.life.open() {
+		return 0, false // the engine may have stored the prompt itself by now
+	}
+	c.found.mu.Lock()
+	defer c.found.mu.Unlock()
+	c.found.whole = &whole{held: held, prompt: promptTokens}
+	return held, true
+}
+
+// legs are the extra state of a split request's Choice: the Choice of the rank that prefills, and the move of the cache.
+type legs struct {
+	prefill *Choice
+	move    move
+}
+
+// Prefill returns the Choice of the rank that computes the prompt for this one; nil where the request is served whole. It is booked like
+// any other and must be ended with Release.
+func (c *Choice) Prefill() *Choice {
+	if c.legs == nil {
+		return nil
+	}
+	return c.legs.prefill
+}
+
+// Sent notes that the request goes to the rank that decodes, which has the cache to read: from now on its silence counts.
+func (c *Choice) Sent() {
+	if c.legs == nil {
+		return
+	}
+	now := c.clock.now()
+	c.legs.move.sent.Store(c.clock.since(now))
+	c.flight.join(now)
+}
+
+// PredictedMove is the predicted time of the move of the cache; 0 where the request is served whole.
+func (c *Choice) PredictedMove() time.Duration {
+	if w := c.Decision.Split(); w != nil {
+		return duration(w.Transfer)
+	}
+	return 0
 }

@@ -76,19 +76,19 @@ func (p *Params) fill() {
 func New(cfg Config, params Params) *Chooser {
 	params.fill()
 	set := instruments.New(params.Meter, "server/choose/chooser")
-	now, settings, rolls := newClock(params.Book.Clock()), &current{}, &dice{}
-	settings.Store(newSettings(cfg))
+	now, inForce, rolls := newClock(params.Book.Clock()), &current{}, &dice{}
+	inForce.Store(newSettings(cfg))
 	rolls.seed.Store(params.Seed)
-	c := &Chooser{settings: settings, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	c := &Chooser{settings: inForce, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
 	c.waitingRoom = &waitingRoom{queue: queue, clock: now, alarm: newAlarm(queue)}
 	c.memory = &memory{
-		clock: now, settings: settings, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
+		clock: now, settings: inForce, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
 		sessions: newSessions(c.metrics.turns), affinity: c.metrics.affinity,
 	}
-	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, alarm: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
+	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, waiting: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluator{
-		clock: now, settings: settings, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
+		clock: now, settings: inForce, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
 		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
 	}
 	c.lines = newLines(queue, c.evaluator)
@@ -98,13 +98,13 @@ func New(cfg Config, params Params) *Chooser {
 	}
 	c.holding = &holding{booker: c.booker, clock: now, alarm: c.alarm, counts: &c.metrics.waits}
 	c.admission = &admission{
-		holding: c.holding, booker: c.booker, clock: now, settings: settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log,
+		holding: c.holding, booker: c.booker, clock: now, settings: inForce, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log,
 		counts: &c.metrics.waits, unreachable: &c.metrics.unreachable,
 	}
 	c.watch = &watch{
-		engines: params.Engines, ranks: c.rankTable, settings: settings, clock: now, alarm: c.alarm, waiters: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
+		engines: params.Engines, ranks: c.rankTable, settings: inForce, clock: now, waiting: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
 	}
-	c.metrics.observe(set, c)
+	c.metrics.observe(set, c.rankTable, c.lines, c.memory, c.evaluator.lanes, now)
 	return c
 }
 

@@ -18,12 +18,18 @@ import (
 // smallSequences and smallContext are the load that the time of decodes is related to.
 const smallSequences, smallContext = 8, 16384
 
+// waitingAnywhere are the requests that wait in the router.
+type waitingAnywhere interface {
+	// changed has them looked at again.
+	changed()
+}
+
 // comparison compares the ranks' answers with their equals' answers.
 type comparison struct {
 	ranks      *rankTable
 	book       *load.Book
 	clock      *clock
-	alarm      *alarm
+	waiting    waitingAnywhere
 	log        *slog.Logger
 	suspicions metric.Int64Counter
 	running    atomic.Bool // Run compares
@@ -130,7 +136,7 @@ func (c *comparison) changed(change conduct.Change) {
 		c.log.Warn("a rank does not behave as its equals and is avoided", "replica", string(r.replica), "rank", r.index, "suspicions", change.After.Names(),
 			"slowness", about.Slowness, "token_time", duration(about.Token), "empty_share", about.EmptyShare, "overlap_trust", about.Trust)
 	}
-	c.alarm.changed()
+	c.waiting.changed()
 }
 
 func newSuspicions(s *instruments.Set) metric.Int64Counter {

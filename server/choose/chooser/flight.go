@@ -17,9 +17,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// longestAnswer is the length in tokens of an answer that has no limit.
-const longestAnswer = 4096
-
 // watching is the way in which a request counts on its rank.
 type watching uint8
 

@@ -12,9 +12,6 @@ import (
 // mostVisited bounds the requests that one visit looks at.
 const mostVisited = 128
 
-// waitCounts count the requests that waited in the hold queue, those that waited for memory, and those whose caller left.
-type waitCounts struct{ held, memory, left atomic.Int64 }
-
 // holding has requests wait in the hold queue while no suitable rank has room. The state of the wait is in the lines.
 type holding struct {
 	booker *booker

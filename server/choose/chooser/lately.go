@@ -4,6 +4,8 @@ import (
 	"math"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // busyMemory is the time constant of the load estimate ρ.
@@ -16,6 +18,16 @@ type lately struct {
 	saved   number       // seconds of prefill that those were spared
 	squares number       // half the squared seconds of prefill: the mean time left of it
 	at      atomic.Int64 // when it was brought up to date, in nanoseconds of the chooser's clock
+}
+
+// read returns the share of the rank's time that the prefill takes, and fills in the rest.
+func (l *lately) read(now int64, to *decision.Revisits) (busy float64) {
+	left := l.fade(now)
+	to.Residual = left * l.squares.get()
+	if returns := l.returns.get(); returns > 0 {
+		to.Returns, to.Saved = left*returns, l.saved.get()/returns
+	}
+	return left * l.busy.get()
 }
 
 // fade returns the rest of the count at now.

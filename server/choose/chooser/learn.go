@@ -174,3 +174,22 @@ func (m *predictions) add(r *rank, predicted, actual float64) {
 		r.accuracy.add(predicted / actual)
 	}
 }
+
+// decoding is a split request in the account of the speed of the rank that decodes: of its time to the first token, the rank's
+// part is not known. It is an Observer.
+type decoding struct{ *lesson }
+
+// FirstToken implements Observer.
+func (l decoding) FirstToken(now time.Time, _ int) {
+	view := l.book.View(l.rank.slot, now)
+	l.mu.Lock()
+	l.mark.set(now, 0, &view)
+	l.mu.Unlock()
+}
+
+// Ended implements Observer.
+func (l decoding) Ended(end *End) {
+	if !end.First.IsZero() && end.completed() {
+		l.steps(end.At, end.Output)
+	}
+}

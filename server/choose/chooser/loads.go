@@ -4,7 +4,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -18,88 +17,6 @@ const (
 	// rhoCap bounds ω: a full fleet must still be able to spread a prefix.
 	rhoCap = 0.9
 )
-
-// reading is a rank's state at one moment.
-type reading struct {
-	visit uint64
-	load  load.RankLoad
-	busy  float64 // as in decision.Pace
-	decision.Revisits
-}
-
-// readings are the loads that were read. The zero value is outside of a visit of the hold queue.
-type readings struct {
-	// seen has a visit's readings of the ranks, by slot; an entry of an earlier visit
-	// is not valid. visit is 0 outside of a visit.
-	seen  []reading
-	visit uint64
-	once  reading // the last one outside of a visit
-	near  uint64  // the sum of the words that approach has read, which has no meaning
-	// report is the engine's of the candidate whose load is read.
-	report Report
-}
-
-// gauge is a moment at which ranks are read.
-type gauge struct {
-	views load.Views
-	now   int64 // on the chooser's scale
-}
-
-// reading reads how a rank stands, once per visit of the hold queue: a booking by others during the visit shows when
-// a booking is refused, and forget drops readings that the visit's own bookings changed.
-func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
-	at := &r.once
-	if r.visit != 0 {
-		for int(slot) >= len(r.seen) {
-			r.seen = append(r.seen, reading{})
-		}
-		if at = &r.seen[slot]; at.visit == r.visit {
-			return at
-		}
-		at.visit = r.visit
-	}
-	g.views.Read(slot, &at.load)
-	at.busy, at.Revisits = 0, decision.Revisits{}
-	if rk != nil {
-		l := &rk.lately
-		left := l.fade(g.now)
-		at.busy, at.Residual = left*l.busy.get(), left*l.squares.get()
-		if returns := l.returns.get(); returns > 0 {
-			at.Returns, at.Saved = left*returns, l.saved.get()/returns
-		}
-	}
-	return at
-}
-
-const (
-	// ahead is how many ranks are brought near at once; up to alreadyNear ranks all are in the processor's cache anyway.
-	ahead       = 16
-	alreadyNear = 256
-)
-
-// approach reads a little of each of the next ranks from i on: their accounts lie far apart in memory, and the processor fetches several at a
-// time if nothing is computed in between.
-func (s *evaluation) approach(g *gauge, i int) {
-	end := min(i+ahead, len(s.ranks))
-	for j := i; j < end; j++ {
-		g.views.Approach(s.d.Candidates[j].Slot)
-		if rk := s.ranks[j]; rk != nil {
-			s.readings.near += uint64(rk.lately.at.Load()) + uint64(rk.liveness.InFlight())
-		}
-	}
-	for j := i; j < end; j++ {
-		if rk := s.ranks[j]; rk != nil {
-			s.readings.near += uint64(rk.model.Load().Samples)
-		}
-	}
-}
-
-// forget makes the next reading of the slot a fresh one.
-func (r *readings) forget(slot replica.Slot) {
-	if int(slot) < len(r.seen) {
-		r.seen[slot].visit = 0
-	}
-}
 
 // loads reads the bookings on each rank, and how fast it is. It may be called again for the
 // same candidates when a booking lost a race.
@@ -117,7 +34,7 @@ func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned ma
 	s.versions = sized(s.versions, len(d.Candidates))
 	for i := range d.Candidates {
 		if i%ahead == 0 && len(d.Candidates) > alreadyNear {
-			s.approach(&g, i)
+			s.readings.approach(&g, d.Candidates, s.ranks, i)
 		}
 		cand, rk := &d.Candidates[i], s.ranks[i]
 		at := s.readings.reading(&g, cand.Slot, rk)

@@ -1,98 +1,12 @@
 package chooser
 
 import (
-	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
-	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
-	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
-
-// evaluator finds all that is known of the ranks for a request.
-type evaluator struct {
-	clock      *clock
-	settings   *current
-	ranks      *rankTable
-	index      *kvindex.Index
-	book       *load.Book
-	reports    Reports // nil: none
-	gate       Gate
-	queue      *holdqueue.Queue
-	memory     *memory
-	comparison *comparison
-	residence  *residence
-	lanes      *transfer.Lanes
-	splitAbove *selector.Threshold // nil: by price
-	dice       *dice
-	// bias multiplies the prefill times that were learned.
-	bias float64
-	// unreachable counts the requests whose targets no rank can keep.
-	unreachable *atomic.Int64
-	spare       sync.Pool
-}
-
-// remembered is what is remembered of the requests for one model. It is made by newRemembered.
-type remembered struct {
-	lengths lengths
-	trail   trail
-	claims  *claims
-	pools   pools
-	// streams is the number of requests that wait in the hold queue and whose first token counts.
-	streams atomic.Int64
-}
-
-// newRemembered returns what is remembered of a model before its first request.
-func (e *evaluator) newRemembered(model string) *remembered {
-	r := &remembered{claims: newClaims()}
-	r.trail.start(e.dice.turn(model))
-	return r
-}
-
-// forget forgets a rank.
-func (r *remembered) forget(slot replica.Slot) {
-	r.trail.forget(slot)
-	r.claims.ledger.Remove(slot)
-}
-
-// evaluation is the state of the ranks for one request at one moment. Its memory is reused.
-type evaluation struct {
-	d        decision.Decision
-	versions []uint64 // of each candidate's load when it was read
-	pool     *pool    // each candidate's rank in it has the candidate's index
-	ranks    []*rank  // of each candidate; nil for one that is not known
-	matching matching
-	slots    []replica.Slot
-	ids      []replica.ID
-	shadow   []decision.Candidate
-	listing  listing
-	packer   decision.Packer
-	readings readings
-	// held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
-	held    bool
-	whole   bool // nothing but the end of the answer counts, for the requests that wait, too
-	since   time.Time
-	program callForMemory
-	splitting
-}
-
-// borrow returns memory for an evaluation of a request that began to wait at since, zero for one that has not. It goes back with giveBack.
-func (e *evaluator) borrow(since time.Time) *evaluation {
-	s, ok := e.spare.Get().(*evaluation)
-	if !ok {
-		s = new(evaluation)
-	}
-	s.since = since
-	return s
-}
-
-func (e *evaluator) giveBack(s *evaluation) { e.spare.Put(s) }
 
 // evaluate fills s.d with all that is known for req at now: one candidate per rank. planned is
 // predicted work that waits in the router for each rank; it may be nil.
@@ -151,9 +65,3 @@ func (s *evaluation) begin(req *Request, of *remembered, now time.Time, t *rules
 		}
 	}
 }
-
-// owner is the replica of a candidate.
-func (s *evaluation) owner(i int) *replica.Replica { return s.pool.replicas[s.pool.ranks[i].owner] }
-
-// sized returns list with n elements, which may have any value.
-func sized[E any](list []E, n int) []E { return slices.Grow(list[:0], n)[:n] }

@@ -205,12 +205,7 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 		if cand.Veto != decision.VetoNone {
 			continue
 		}
-		was := &rk.lately
-		left := was.fade(e.clock.since(now))
-		cand.Busy, cand.Residual = left*was.busy.get(), left*was.squares.get()
-		if returns := was.returns.get(); returns > 0 {
-			cand.Returns, cand.Saved = left*returns, was.saved.get()/returns
-		}
+		cand.Busy = rk.lately.read(e.clock.since(now), &cand.Revisits)
 		busy += cand.Busy
 		rate += 1 / cand.TokenTime
 		usable++

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"math"
+
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -24,29 +26,6 @@ type memory struct {
 	sessions *sessions
 	affinity *affinity
 	rings    atomic.Int64 // that were built
-}
-
-// trail is what the policies remember of the requests for one model. It is made for one cursor.
-type trail struct {
-	cursor atomic.Uint32 // of round-robin
-	ring   atomic.Pointer[poolRing]
-	tree   atomic.Pointer[selector.Tree]
-}
-
-// forget forgets the texts of a rank.
-func (t *trail) forget(slot replica.Slot) {
-	if tree := t.tree.Load(); tree != nil {
-		tree.Remove(slot)
-	}
-}
-
-// start sets the first turn of round-robin.
-func (t *trail) start(turn uint32) { t.cursor.Store(turn) }
-
-// poolRing is the ring of one state of the pool.
-type poolRing struct {
-	sum  uint64
-	ring *selector.Ring
 }
 
 // ringOf returns the ring of the pool as it is.
@@ -131,4 +110,37 @@ func (m *memory) remember(d *decision.Decision, req *Request, of *trail, hashes 
 			t.Insert(cand.Slot, req.Text, now)
 		}
 	}
+}
+
+// recallSession marks the rank that the session was last served by.
+func (m *memory) recallSession(d *decision.Decision, p *pool, req *Request, of *trail) {
+	if req.Session == "" {
+		return
+	}
+	if v, ok := m.sessions.get(m.sessions.key(of, req.Tenant, req.Session), m.clock.since(d.At)); ok {
+		if at := p.at(v.slot); at >= 0 {
+			d.Candidates[at].Session = true
+		}
+	}
+}
+
+// rememberSession notes where the session was sent, until it should have come back.
+func (m *memory) rememberSession(req *Request, of *trail, slot replica.Slot, now time.Time) {
+	if req.Session == "" {
+		return
+	}
+	k := m.sessions.key(of, req.Tenant, req.Session)
+	if req.Attempt == 0 { // a retry is the same turn
+		v, ok := m.sessions.get(k, m.clock.since(now))
+		m.sessions.turns.add(ok, v.slot == slot)
+	}
+	if req.SessionReturn < 0 {
+		m.sessions.end(k)
+		return
+	}
+	until := int64(math.MaxInt64)
+	if ttl := m.settings.or(req.Settings).config.SessionTTL; ttl > 0 {
+		until = m.clock.since(now) + int64(ttl) + int64(req.SessionReturn)
+	}
+	m.sessions.put(k, visit{slot: slot, until: until})
 }

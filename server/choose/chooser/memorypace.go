@@ -8,6 +8,8 @@ import (
 const (
 	// paceFrom is the number of admissions from which the pace is known, paceWeight the weight of the last one.
 	paceFrom, paceWeight = 4, 0.1
+	// memoryRetry is the hint for the retry of a program while the pace is not known: programs last minutes.
+	memoryRetry = 30 * time.Second
 	// leastMemoryRetry and mostMemoryRetry bound the hint for a retry.
 	leastMemoryRetry, mostMemoryRetry = 5 * time.Second, 2 * time.Minute
 )

@@ -3,11 +3,10 @@ package chooser
 import (
 	"sync/atomic"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
@@ -30,10 +29,10 @@ func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 	}
 }
 
-// observe has the parts of c read at each collection.
-func (m *metrics) observe(s *instruments.Set, c *Chooser) {
+// observe has the parts read at each collection.
+func (m *metrics) observe(s *instruments.Set, ranks *rankTable, lines *lines, memory *memory, lanes *transfer.Lanes, clock *clock) {
 	parts := []func(metric.Observer){
-		m.affinity.observe, m.bookings.shadow.metrics(s), newProgramMetrics(s, c.lines, c.clock), newStallMetrics(s, c.rankTable), newAccuracyMetrics(s, c.rankTable), newRateMetrics(s, c), newLaneMetrics(s, c.evaluator.lanes),
+		m.affinity.observe, m.bookings.shadow.metrics(s), newProgramMetrics(s, lines, clock), newStallMetrics(s, ranks), newAccuracyMetrics(s, ranks), newRateMetrics(s, ranks), newLaneMetrics(s, lanes),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {
@@ -47,7 +46,7 @@ func (m *metrics) observe(s *instruments.Set, c *Chooser) {
 		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
 		{name: "refused", help: "Requests that no replica could serve.", value: &m.bookings.rejected},
 		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.bookings.races},
-		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &c.memory.rings},
+		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &memory.rings},
 		{name: "shadow_agreed", help: "Decisions with which the shadow policy agreed.", value: &m.bookings.shadow.agreed},
 		{name: "shadow_differed", help: "Decisions that the shadow policy would have made differently.", value: &m.bookings.shadow.differed},
 	}
@@ -58,34 +57,9 @@ func (m *metrics) observe(s *instruments.Set, c *Chooser) {
 		for _, part := range parts {
 			part(o)
 		}
-		o.ObserveInt64(remembered, int64(c.memory.sessions.size()))
+		o.ObserveInt64(remembered, int64(memory.sessions.size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())
 		}
 	})
-}
-
-// newRateMetrics declares each rank's learned rates, and returns the function that reads it.
-func newRateMetrics(s *instruments.Set, c *Chooser) (observe func(metric.Observer)) {
-	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
-	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
-	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")
-	rate := s.ObservedFloat("kvpilot.chooser.prefill_rate", "{token}/s", "Learned prefill rate of a rank at no context.")
-	spread := s.ObservedFloat("kvpilot.chooser.prefill_rate_uncertainty", "1", "Relative uncertainty of the prefill rate of a rank, by the source of the rate.")
-	return func(o metric.Observer) {
-		for _, r := range c.Rates() {
-			of := []attribute.KeyValue{attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Rank), attribute.String("source", r.Source.String())}
-			o.ObserveFloat64(rate, r.TokensPerSecond, metric.WithAttributes(of[:2]...))
-			o.ObserveFloat64(spread, r.Spread, metric.WithAttributes(of...))
-			o.ObserveFloat64(slowness, r.Conduct.Slowness, metric.WithAttributes(of[:2]...))
-			o.ObserveFloat64(trust, r.Conduct.Trust, metric.WithAttributes(of[:2]...))
-			for _, one := range conduct.Suspicions() {
-				held := int64(0)
-				if r.Conduct.Suspicions&one != 0 {
-					held = 1
-				}
-				o.ObserveInt64(suspect, held, metric.WithAttributes(append(of[:2:2], attribute.String("suspicion", one.String()))...))
-			}
-		}
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // Observer follows one booked request. Its methods are called after the load book has the report. They must not block and may be
@@ -34,3 +35,24 @@ type endOnly struct{}
 func (endOnly) FirstToken(time.Time, int) {}
 
 func (endOnly) Progress(int) {}
+
+// Result has the known facts about a request when its reservation ends.
+type Result struct {
+	End decision.End
+	// PromptTokens, OutputTokens and CachedTokens are the engine's usage; below zero when unknown.
+	PromptTokens int
+	OutputTokens int
+	CachedTokens int
+	// ServedBy is the replica that served in place of the chosen one, empty when that one did.
+	ServedBy replica.ID
+	// Counted is set when they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
+	// and the pieces of the answer.
+	Counted bool
+	// Claimed is set when an external caller reported the end: nothing of it was seen by a router.
+	Claimed bool
+}
+
+// ResultOf is an end without known usage.
+func ResultOf(end decision.End) Result {
+	return Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+}

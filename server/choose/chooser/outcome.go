@@ -5,11 +5,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
+// outcomes receives the ends of decisions.
+type outcomes interface{ Outcome(o decision.Outcome) }
+
 // outcome reports the end of a decision to the record.
 type outcome struct {
 	endOnly
 	reporting
-	record   Record
+	record   outcomes
 	decision *decision.Decision
 	found    *found
 }

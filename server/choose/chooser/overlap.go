@@ -1,16 +1,5 @@
 package chooser
 
-import (
-	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
-)
-
-// matching is the index's answer about a prompt.
-type matching struct {
-	sizes    []int // distinct block sizes of the pool
-	overlaps []kvindex.Overlap
-	known    []kvindex.Overlap // used instead of asking the index, when not nil
-}
-
 // overlap asks the index for each rank's part of the prompt.
 func (e *evaluator) overlap(s *evaluation, req *Request) {
 	if req.Hashes == nil {

@@ -17,19 +17,24 @@ type pairs struct {
 // class is a group of replicas in one part of the network.
 type class struct{ group, domain string }
 
+// lane is the transfer from one rank to another.
+func (p *pairs) lane(from, to int) *transfer.Lane {
+	return p.lanes[int(p.members[from].Class)*p.classes+int(p.members[to].Class)]
+}
+
 // newPairs finds the pairs of a pool; nil when there are none.
-func newPairs(p *pool, lanes *transfer.Lanes) *pairs {
-	if !replica.CanPair(p.replicas) {
+func newPairs(replicas []*replica.Replica, ranks []poolRank, lanes *transfer.Lanes) *pairs {
+	if !replica.CanPair(replicas) {
 		return nil
 	}
-	made := &pairs{members: make([]selector.Member, len(p.ranks)), prefill: make([]bool, len(p.ranks))}
+	made := &pairs{members: make([]selector.Member, len(ranks)), prefill: make([]bool, len(ranks))}
 	var list []class
 	numbers := map[class]int{}
-	for i := range p.ranks {
-		at := &p.ranks[i]
+	for i := range ranks {
+		at := &ranks[i]
 		m := &made.members[i]
 		m.Owner, m.Class = at.owner, -1
-		c := p.replicas[at.owner].Connector()
+		c := replicas[at.owner].Connector()
 		if c.Transport == replica.NoTransport {
 			continue
 		}
@@ -53,9 +58,4 @@ func newPairs(p *pool, lanes *transfer.Lanes) *pairs {
 		}
 	}
 	return made
-}
-
-// lane is the transfer from one rank to another.
-func (p *pairs) lane(from, to int) *transfer.Lane {
-	return p.lanes[int(p.members[from].Class)*p.classes+int(p.members[to].Class)]
 }

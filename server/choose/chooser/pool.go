@@ -24,16 +24,6 @@ type pool struct {
 	rules    atomic.Pointer[poolRules]
 }
 
-// poolRank has the facts about a rank from its replica.
-type poolRank struct {
-	replica replica.ID
-	slot    replica.Slot
-	owner   int32 // in replicas
-	index   uint16
-	blocks  uint32
-	budget  float64 // tokens per step
-}
-
 // poolRules has Filter's verdict on each replica by its state and the model alone, and the model's context there.
 type poolRules struct {
 	model    string
@@ -51,20 +41,9 @@ func (k *pools) of(replicas []*replica.Replica, lanes *transfer.Lanes) *pool {
 		return p
 	}
 	p := newPool(slices.Clone(replicas))
-	p.pairs = newPairs(p, lanes)
+	p.pairs = newPairs(p.replicas, p.ranks, lanes)
 	k.last.Store(p)
 	return p
-}
-
-// defaultBudget is the tokens per step when the engine does not report them.
-const defaultBudget = 2048
-
-// budget is the number of tokens that a replica's engine computes in one step.
-func budget(r *replica.Replica) float64 {
-	if r.MaxBatchedTokens > 0 {
-		return float64(r.MaxBatchedTokens)
-	}
-	return defaultBudget
 }
 
 // size is the number of replicas of the last request.

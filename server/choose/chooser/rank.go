@@ -88,6 +88,9 @@ func (r *rank) unroute(seconds float64, now int64) {
 	l.at.Store(now)
 }
 
+// near reads a little of the account.
+func (r *rank) near() uint64 { return uint64(r.lately.at.Load()) + uint64(r.liveness.InFlight()) }
+
 // load is the share of the rank's time that the prefill routed to it lately takes.
 func (r *rank) load(now int64) float64 {
 	return r.lately.busy.get() * r.lately.fade(now)

@@ -3,37 +3,12 @@ package chooser
 import (
 	"math"
 	"slices"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-const (
-	// wholeUpTo is the number of ranks up to which every record lists them all.
-	wholeUpTo = 64
-	// cheapestListed and holdersListed are how many ranks the record of a larger pool lists at least for their cost and for their blocks.
-	cheapestListed = 32
-	holdersListed  = 16
-)
-
-// recorded copies the decision out of the evaluation's memory, on its own: it is remembered long after the Choice, which leads to the request.
-func (e *evaluator) recorded(s *evaluation, req *Request, now time.Time) *decision.Decision {
-	d := new(decision.Decision)
-	*d = s.d
-	d.Candidates = nil
-	d.Ways = slices.Clone(s.d.Ways)
-	switch {
-	case req.Booking == DryRun || req.Explain:
-		d.Candidates = slices.Clone(s.d.Candidates)
-	case len(s.d.Candidates) <= wholeUpTo:
-		s.packer.Pack(&d.Ranks, s.d.Candidates, s.pool.names)
-	default:
-		s.listing.list(&d.Ranks, &s.d.Ranks)
-		s.packer.Pack(&d.Ranks, s.listing.kept, nil)
-	}
-	d.Took = e.clock.now().Sub(now)
-	return d
-}
+// cheapestListed and holdersListed are how many ranks the record of a larger pool lists at least for their cost and for their blocks.
+const cheapestListed, holdersListed = 32, 16
 
 // listing selects the candidates that the record of a decision among many ranks lists: the pick, the cheapest ones, the candidates that
 // hold most of the prompt or that the policy remembers, the fastest one, the cheapest one of another replica, and one of each veto. Each
@@ -46,7 +21,7 @@ type listing struct {
 
 // list sets kept to the candidates of all that the record lists, and d's figures of them and the others.
 func (l *listing) list(d, all *decision.Ranks) {
-	l.keep = sized(l.keep, len(all.Candidates))
+	l.keep = slices.Grow(l.keep[:0], len(all.Candidates))[:len(all.Candidates)]
 	clear(l.keep)
 	l.cheapest.reset(cheapestListed)
 	l.holders.reset(holdersListed)

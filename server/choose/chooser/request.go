@@ -212,27 +212,6 @@ func (req *Request) check() error {
 // Silent reports whether the first token may not be seen.
 func (req *Request) Silent() bool { return req.Unstreamed || req.Lease != 0 && !req.Reports }
 
-// Result has the known facts about a request when its reservation ends.
-type Result struct {
-	End decision.End
-	// PromptTokens, OutputTokens and CachedTokens are the engine's usage; below zero when unknown.
-	PromptTokens int
-	OutputTokens int
-	CachedTokens int
-	// ServedBy is the replica that served in place of the chosen one, empty when that one did.
-	ServedBy replica.ID
-	// Counted is set when they are the router's own: the prompt as it was tokenized, the overlap that was predicted,
-	// and the pieces of the answer.
-	Counted bool
-	// Claimed is set when an external caller reported the end: nothing of it was seen by a router.
-	Claimed bool
-}
-
-// ResultOf is an end without known usage.
-func ResultOf(end decision.End) Result {
-	return Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
-}
-
 // Withdrawal is why a request is withdrawn from its rank.
 type Withdrawal uint8
 
@@ -257,3 +236,6 @@ func (req *Request) longest() int {
 
 // NoReturn is the Request.SessionReturn of a session's last request.
 const NoReturn = time.Duration(-1)
+
+// longestAnswer is the length in tokens of an answer that has no limit.
+const longestAnswer = 4096

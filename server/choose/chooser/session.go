@@ -2,13 +2,10 @@ package chooser
 
 import (
 	"hash/maphash"
-	"math"
 	"sync"
-	"time"
 
 	"context"
 
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"go.opentelemetry.io/otel/metric"
@@ -109,39 +106,6 @@ func (s *sessions) size() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.young) + len(s.old)
-}
-
-// recallSession marks the rank that the session was last served by.
-func (m *memory) recallSession(d *decision.Decision, p *pool, req *Request, of *trail) {
-	if req.Session == "" {
-		return
-	}
-	if v, ok := m.sessions.get(m.sessions.key(of, req.Tenant, req.Session), m.clock.since(d.At)); ok {
-		if at := p.at(v.slot); at >= 0 {
-			d.Candidates[at].Session = true
-		}
-	}
-}
-
-// rememberSession notes where the session was sent, until it should have come back.
-func (m *memory) rememberSession(req *Request, of *trail, slot replica.Slot, now time.Time) {
-	if req.Session == "" {
-		return
-	}
-	k := m.sessions.key(of, req.Tenant, req.Session)
-	if req.Attempt == 0 { // a retry is the same turn
-		v, ok := m.sessions.get(k, m.clock.since(now))
-		m.sessions.turns.add(ok, v.slot == slot)
-	}
-	if req.SessionReturn < 0 {
-		m.sessions.end(k)
-		return
-	}
-	until := int64(math.MaxInt64)
-	if ttl := m.settings.or(req.Settings).config.SessionTTL; ttl > 0 {
-		until = m.clock.since(now) + int64(ttl) + int64(req.SessionReturn)
-	}
-	m.sessions.put(k, visit{slot: slot, until: until})
 }
 
 // turns counts the requests with a session.

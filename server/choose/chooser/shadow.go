@@ -6,9 +6,9 @@ import (
 )
 
 // addShadow runs the shadow policy on a copy of the decision and records its choice.
-func (b *booker) addShadow(s *evaluation, req *Request) {
+func (e *evaluator) addShadow(s *evaluation, req *Request) {
 	d := &s.d
-	t := b.settings.or(req.Settings).of(req.Model)
+	t := e.settings.or(req.Settings).of(req.Model)
 	if t.shadow == "" || t.shadow == d.Policy {
 		return
 	}
@@ -25,5 +25,4 @@ func (b *booker) addShadow(s *evaluation, req *Request) {
 	d.Shadow = &decision.Shadow{
 		Policy: t.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
 	}
-	b.metrics.shadow.add(d.Shadow)
 }

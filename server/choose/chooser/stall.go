@@ -24,14 +24,20 @@ type Engines interface {
 	Ask(slot replica.Slot)
 }
 
+// waitingHere are the requests that wait in the router.
+type waitingHere interface {
+	// changed has them looked at again, freed those that wait for the rank at slot.
+	changed()
+	freed(slot replica.Slot)
+}
+
 // watch finds the ranks that make no progress, and withdraws their requests. Its state is each rank's liveness.
 type watch struct {
 	engines  Engines // nil: no rank counts as stalled
 	ranks    *rankTable
 	settings *current
 	clock    *clock
-	alarm    *alarm
-	waiters  waiters
+	waiting  waitingHere
 	log      *slog.Logger
 	stalls   metric.Int64Counter
 }
@@ -154,7 +160,7 @@ func (w *watch) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, sta
 
 // verdictChanged logs and counts a verdict.
 func (w *watch) verdictChanged(r *rank, before, now liveness.Evidence) {
-	defer w.alarm.changed()
+	defer w.waiting.changed()
 	if now == liveness.None {
 		w.log.Info("a stalled rank works again", "replica", string(r.replica), "rank", r.index)
 		return
@@ -177,7 +183,7 @@ func (w *watch) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
 		freed = request.Owner.(*flight).suspend(w.clock.since(now)) || freed
 	}
 	if freed {
-		w.waiters.freed(r.slot)
+		w.waiting.freed(r.slot)
 	}
 }
 

@@ -6,9 +6,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
-	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
 // waitingRoom has the requests that wait: for memory, then for room on a rank.
@@ -19,80 +17,6 @@ type waitingRoom struct {
 	queue     *holdqueue.Queue
 	clock     *clock
 	alarm     *alarm
-}
-
-// waiter is a request in the hold queue.
-type waiter struct {
-	req     *Request
-	line    *line
-	ticket  *holdqueue.Ticket
-	arrived time.Time            // the wait for memory included
-	answer  chan answer          // of Choose
-	deliver func(*Choice, error) // of Submit
-	// overlaps is the index's answer at the time matched.
-	overlaps []kvindex.Overlap
-	matched  time.Time
-	// memory is the request's wait for memory; nil: it did not wait for any.
-	memory *memoryWait
-	// yields is how it lets others pass.
-	yields yielding
-	// call is its session's in the ledger of programs, full the ranks without memory for it.
-	call programs.Call
-	full []replica.Slot
-	// stream is set while it waits in the hold queue and its first token counts.
-	stream bool
-}
-
-type answer struct {
-	choice *Choice
-	err    error
-}
-
-// waited is its wait as its booking records it. A nil waiter has not waited.
-func (w *waiter) waited() wait {
-	switch {
-	case w == nil:
-		return wait{}
-	case w.memory != nil:
-		return wait{waited: true, since: w.arrived, memory: w.memory.wait()}
-	}
-	return wait{waited: true, since: w.arrived, planned: w.line.planned}
-}
-
-// left notes that it waits in the hold queue no longer.
-func (w *waiter) left() {
-	if w.stream {
-		w.stream = false
-		w.line.streams.Add(-1)
-	}
-}
-
-// leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
-func (w *waiter) leave() bool {
-	var left bool
-	if w.memory != nil {
-		left = w.leaveMemory()
-	} else {
-		if left = w.line.hold.Remove(w.ticket); left {
-			w.left()
-		}
-	}
-	if left {
-		w.line.claims.leave(&w.call)
-	}
-	return left
-}
-
-func (w *waiter) end(choice *Choice, err error) {
-	w.left()
-	if choice == nil {
-		w.line.claims.leave(&w.call)
-	}
-	if w.deliver != nil {
-		w.deliver(choice, err)
-		return
-	}
-	w.answer <- answer{choice, err}
 }
 
 // place decides about a request that was evaluated, or puts it in line.
@@ -124,6 +48,9 @@ func (r *waitingRoom) place(s *evaluation, req *Request, ln *line, deadline, now
 	r.holding.offerRoom(ln)
 	return nil, w, nil
 }
+
+// changed has the requests that wait visited again, if there are any.
+func (r *waitingRoom) changed() { r.alarm.changed() }
 
 // freed implements waiters: the requests that wait for the rank at slot are looked at now, others soon.
 func (r *waitingRoom) freed(slot replica.Slot) {

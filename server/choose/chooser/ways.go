@@ -5,14 +5,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// splitting has the state with which an evaluation prices the ways of a request. Its memory is reused.
-type splitting struct {
-	// able is set when the request may be split among the pool's ranks.
-	able    bool
-	pairing selector.Pairing
-	ways    [2]decision.Way
-}
-
 // pairUp prepares the evaluation for the pool's pairs.
 func (s *evaluation) pairUp(req *Request, above *selector.Threshold) {
 	p, sp := s.pool.pairs, &s.splitting

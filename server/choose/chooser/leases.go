@@ -12,13 +12,11 @@ import (
 // call never does.
 type leases struct {
 	book    *load.Book
-	choices sync.Map // leaseName to *Choice
+	choices sync.Map // leaseName to *lease
 }
 
 // leaseName names the choice of a leased reservation.
 type leaseName struct{ tenant, id string }
-
-func (c *Choice) leaseName() leaseName { return leaseName{c.Decision.Tenant, c.Decision.ID} }
 
 func newLeases(book *load.Book) *leases {
 	l := &leases{book: book}
@@ -26,17 +24,32 @@ func newLeases(book *load.Book) *leases {
 	return l
 }
 
-func (l *leases) add(c *Choice) { l.choices.Store(c.leaseName(), c) }
+// held is a choice whose holder is outside of this process. Its reports answer as the load book does.
+type held interface {
+	prefilled() load.Outcome
+	advanced(outputTokens int) load.Outcome
+	Release(result Result) bool
+}
 
-// lease is a Choice among the leases. It is an Observer.
+// of makes the lease of a choice; add begins it.
+func (l *leases) of(choice held, d *decision.Decision) lease {
+	return lease{leases: l, choice: choice, name: leaseName{d.Tenant, d.ID}, attempt: d.Attempt}
+}
+
+// add begins a lease: from here on its reports may come.
+func (l *leases) add(one *lease) { l.choices.Store(one.name, one) }
+
+// lease is a choice among the leases. It is an Observer.
 type lease struct {
 	endOnly
-	leases *leases
-	choice *Choice
+	leases  *leases
+	choice  held
+	name    leaseName
+	attempt int
 }
 
 // Ended implements Observer.
-func (l *lease) Ended(*End) { l.leases.choices.CompareAndDelete(l.choice.leaseName(), l.choice) }
+func (l *lease) Ended(*End) { l.leases.choices.CompareAndDelete(l.name, l) }
 
 // PrefillCompleted reports the first token.
 func (l *leases) PrefillCompleted(key load.Key) load.Outcome {
@@ -44,7 +57,7 @@ func (l *leases) PrefillCompleted(key load.Key) load.Outcome {
 	if choice == nil {
 		return out
 	}
-	return choice.firstToken()
+	return choice.prefilled()
 }
 
 // ReportProgress reports the output tokens so far and renews the lease.
@@ -53,7 +66,7 @@ func (l *leases) ReportProgress(key load.Key, outputTokens int) load.Outcome {
 	if choice == nil {
 		return out
 	}
-	return choice.progress(outputTokens)
+	return choice.advanced(outputTokens)
 }
 
 // Renew keeps the reservation for another lease.
@@ -74,12 +87,12 @@ func (l *leases) Finish(key load.Key, result Result) load.Outcome {
 }
 
 // find returns the choice of a key, or the outcome that is known instead.
-func (l *leases) find(key load.Key) (*Choice, load.Outcome) {
+func (l *leases) find(key load.Key) (held, load.Outcome) {
 	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
-		switch choice := v.(*Choice); {
-		case choice.Decision.Attempt == int(key.Attempt):
-			return choice, load.Applied
-		case choice.Decision.Attempt > int(key.Attempt):
+		switch one := v.(*lease); {
+		case one.attempt == int(key.Attempt):
+			return one.choice, load.Applied
+		case one.attempt > int(key.Attempt):
 			return nil, load.Stale
 		}
 		return nil, load.Unknown
@@ -90,8 +103,8 @@ func (l *leases) find(key load.Key) (*Choice, load.Outcome) {
 // expired ends the choice of a lease that ran out.
 func (l *leases) expired(key load.Key) {
 	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
-		if choice := v.(*Choice); choice.Decision.Attempt == int(key.Attempt) {
-			choice.Release(ResultOf(decision.EndExpired))
+		if one := v.(*lease); one.attempt == int(key.Attempt) {
+			one.choice.Release(ResultOf(decision.EndExpired))
 		}
 	}
 }
@@ -101,7 +114,7 @@ func (l *leases) sweep() {
 	l.choices.Range(func(name, v any) bool {
 		n := name.(leaseName)
 		if _, live := l.book.Find(n.tenant, n.id); !live {
-			v.(*Choice).Release(ResultOf(decision.EndExpired))
+			v.(*lease).choice.Release(ResultOf(decision.EndExpired))
 		}
 		return true
 	})

@@ -1,0 +1,225 @@
+package chooser
+
+import (
+	"errors"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"log/slog"
+
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+const (
+	// memoryEach is how often the calls that wait for memory are visited when nothing happens: claims fade with time. memorySoon is
+	// the least time between two visits.
+	memoryEach, memorySoon = 100 * time.Millisecond, 20 * time.Millisecond
+	// mostLooked bounds the programs that one visit looks at.
+	mostLooked = 16
+	// passable is how long programs may pass one that does not fit. After that none begins before it.
+	passable = 5 * time.Minute
+)
+
+// waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
+func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.Time) error {
+	ln, req := w.line, w.req
+	before := ln.memory.hold.Len()
+	w.memory, w.call = newMemoryWait(&s.program, before, ln.memory.pace.expected(before)), s.program.call
+	w.arrived = now.Add(-req.Age)
+	wait := w.memory.first // from Push on, the wait may move
+	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
+		a.unreachable.Add(1)
+		return &Refused{Cause: causeTarget, RetryAfter: ln.memory.pace.retry(before), Memory: &wait}
+	}
+	w.ticket = &holdqueue.Ticket{
+		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
+		First: ln.claims.ledger.Awaited(w.call.Name),
+	}
+	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
+		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
+	}
+	ln.memory.pace.begin(a.clock.since(now))
+	a.counts.memory.Add(1)
+	a.log.Debug("a program waits for memory", "wait", wait, "id", req.ID, "tenant", req.Tenant, "model", req.Model)
+	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
+	return nil
+}
+
+// wakeForMemory has the gate visited at a moment of the chooser's scale, or before.
+func (a *admission) wakeForMemory(ln *line, at int64) {
+	for {
+		old := ln.memory.wakeAt.Load()
+		if old != 0 && old <= at {
+			return
+		}
+		if ln.memory.wakeAt.CompareAndSwap(old, at) {
+			break
+		}
+	}
+	a.alarm.ringBefore(at)
+}
+
+// freed notes that a request has ended: the gate is visited now, or soon when it has just been.
+func (a *admission) freed(ln *line) {
+	g := ln.memory
+	if g.hold.Len() == 0 {
+		return
+	}
+	if soon := g.visited.Load() + int64(memorySoon); a.clock.since(a.clock.now()) < soon {
+		a.wakeForMemory(ln, soon)
+		return
+	}
+	a.visitMemory(ln)
+}
+
+// visitMemory admits the calls at the gate that fit, in their order: children first. One that does not fit is passed by later calls for a while;
+// then it ends the visit, so that no large program starves.
+func (a *admission) visitMemory(ln *line) {
+	g := ln.memory
+	if !g.visiting.TryLock() {
+		a.wakeForMemory(ln, a.clock.since(a.clock.now())+int64(memorySoon))
+		return
+	}
+	defer g.visiting.Unlock()
+	now := a.clock.now()
+	g.wakeAt.Store(0)
+	g.visited.Store(a.clock.since(now))
+	for _, t := range g.hold.Expired(now) {
+		if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
+			cause := holdqueue.Cause(t.Why())
+			if cause == "timeout" {
+				cause = causeMemory
+			}
+			w.end(nil, &Refused{Cause: cause, RetryAfter: g.pace.retry(g.hold.Len()), Memory: &w.memory.first})
+		}
+	}
+	var admitted []*waiter
+	s := a.booker.borrow(time.Time{})
+	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
+		w := t.Owner.(*waiter)
+		s.since, s.program.call = t.Arrived(), w.call
+		if err := a.booker.evaluate(s, w.req, ln.remembered, now, nil); err == nil && !a.admit(s, ln, now, true) {
+			if now.Sub(t.Arrived()) < passable {
+				return holdqueue.Keep
+			}
+			return holdqueue.Stop
+		}
+		w.full = slices.Clone(s.program.full)
+		admitted = append(admitted, w)
+		return holdqueue.Release
+	})
+	a.booker.giveBack(s)
+	g.pace.admitted(len(admitted), g.hold.Len(), a.clock.since(now))
+	for _, w := range admitted {
+		a.move(w, now)
+	}
+	if g.hold.Len() > 0 {
+		a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
+	}
+}
+
+// enter books an admitted call, or puts it in the hold queue: then it returns true.
+func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*Choice, bool, error) {
+	s.avoidFull()
+	s.choose()
+	if err := a.booker.reach(&s.d, w.req); err != nil {
+		return nil, false, err
+	}
+	choice, err := a.holding.bookNow(s, w.req, w.line, now, w)
+	if !errors.Is(err, errNoRoom) {
+		return choice, false, err
+	}
+	// The wait for memory is no seniority among the requests that wait for a rank: a paused program may have to compute its whole context there.
+	err = a.holding.wait(s, w, deadline, 0, now)
+	return nil, err == nil, err
+}
+
+// move takes an admitted call from the gate to a rank, or to the hold queue.
+func (a *admission) move(w *waiter, now time.Time) {
+	m := w.memory
+	m.mu.Lock()
+	if m.gone {
+		m.mu.Unlock()
+		return
+	}
+	m.first.Waited = now.Sub(w.arrived)
+	s := a.booker.borrow(w.arrived)
+	s.program.resume(w.call, w.full)
+	var choice *Choice
+	var held bool
+	err := a.booker.evaluate(s, w.req, w.line.remembered, now, nil)
+	if err == nil {
+		choice, held, err = a.enter(s, w, w.ticket.Deadline, now)
+	}
+	a.booker.giveBack(s)
+	m.moved = true
+	m.mu.Unlock()
+	if held {
+		a.holding.offerRoom(w.line)
+		return
+	}
+	w.end(choice, err)
+}
+
+// admission has programs without a place wait while no rank has memory for them. The state of the wait is in the lines' gates.
+type admission struct {
+	holding  *holding
+	booker   *booker
+	clock    *clock
+	settings *current
+	sessions *sessions
+	alarm    *alarm
+	log      *slog.Logger
+	counts   *waitCounts
+	// unreachable counts the requests whose targets cannot be kept.
+	unreachable *atomic.Int64
+}
+
+// arrive notes the call of a session in the ledger, and names it in s.
+func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time) {
+	s.program.call = programs.Call{}
+	if !s.held || a.settings.horizon() == 0 || len(s.d.Candidates) == 0 {
+		return
+	}
+	cand := &s.d.Candidates[0]
+	call := ln.claims.call(a.sessions, req, req.hashesFor(cand), int(cand.BlockSize))
+	if call.Name == 0 {
+		return
+	}
+	call.Tokens += outputs(s.d.ExpectedOutput)
+	call.Program = ln.claims.ledger.Arrive(call, time.Duration(a.clock.since(now)), a.settings.horizon())
+	s.program.call = call
+}
+
+// admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
+func (a *admission) admit(s *evaluation, ln *line, now time.Time, visiting bool) bool {
+	p := &s.program
+	p.full = p.full[:0]
+	if !p.call.Program {
+		return true
+	}
+	p.ranks = p.ranks[:0]
+	for i := range s.d.Candidates {
+		if cand := &s.d.Candidates[i]; cand.Veto == decision.VetoNone {
+			p.ranks = append(p.ranks, rankOf(cand))
+		}
+	}
+	if len(p.ranks) == 0 {
+		return true // no rank can serve it: it must not wait for memory
+	}
+	switch ln.claims.ledger.Admit(p.call, !visiting && ln.memory.hold.Len() > 0, p.ranks, time.Duration(a.clock.since(now))) {
+	case programs.Waits:
+		return false
+	case programs.Fits:
+		for i := range p.ranks {
+			if p.ranks[i].Full {
+				p.full = append(p.full, p.ranks[i].Slot)
+			}
+		}
+	case programs.Free:
+	}
+	return true
+}

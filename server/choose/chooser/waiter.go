@@ -1,0 +1,100 @@
+package chooser
+
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+)
+
+// waiter is a request in the hold queue.
+type waiter struct {
+	req     *Request
+	line    *line
+	ticket  *holdqueue.Ticket
+	arrived time.Time            // the wait for memory included
+	answer  chan answer          // of Choose
+	deliver func(*Choice, error) // of Submit
+	// overlaps is the index's answer at the time matched.
+	overlaps []kvindex.Overlap
+	matched  time.Time
+	// memory is the request's wait for memory; nil: it did not wait for any.
+	memory *memoryWait
+	// yields is how it lets others pass.
+	yields yielding
+	// call is its session's in the ledger of programs, full the ranks without memory for it.
+	call programs.Call
+	full []replica.Slot
+	// stream is set while it waits in the hold queue and its first token counts.
+	stream bool
+}
+
+type answer struct {
+	choice *Choice
+	err    error
+}
+
+// waited is its wait as its booking records it. A nil waiter has not waited.
+func (w *waiter) waited() wait {
+	switch {
+	case w == nil:
+		return wait{}
+	case w.memory != nil:
+		return wait{waited: true, since: w.arrived, memory: w.memory.wait()}
+	}
+	return wait{waited: true, since: w.arrived, planned: w.line.planned}
+}
+
+// left notes that it waits in the hold queue no longer.
+func (w *waiter) left() {
+	if w.stream {
+		w.stream = false
+		w.line.streams.Add(-1)
+	}
+}
+
+// leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
+func (w *waiter) leave() bool {
+	var left bool
+	if w.memory != nil {
+		left = w.leaveMemory()
+	} else {
+		if left = w.line.hold.Remove(w.ticket); left {
+			w.left()
+		}
+	}
+	if left {
+		w.line.claims.leave(&w.call)
+	}
+	return left
+}
+
+func (w *waiter) end(choice *Choice, err error) {
+	w.left()
+	if choice == nil {
+		w.line.claims.leave(&w.call)
+	}
+	if w.deliver != nil {
+		w.deliver(choice, err)
+		return
+	}
+	w.answer <- answer{choice, err}
+}
+
+// leaveMemory is leave for a request that waits for memory, or has waited.
+func (w *waiter) leaveMemory() bool {
+	m := w.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.moved {
+		return w.line.hold.Remove(w.ticket)
+	}
+	if m.gone {
+		return false
+	}
+	w.line.memory.hold.Remove(w.ticket)
+	m.gone = true
+	return true
+}
