@@ -33,8 +33,8 @@ func (a *alarm) ringBefore(at int64) {
 	}
 }
 
-// changed has the requests that wait visited again, if there are any.
-func (a *alarm) changed() {
+// Changed has the requests that wait visited again, if there are any.
+func (a *alarm) Changed() {
 	if a.queue.Len() > 0 {
 		a.ring()
 	}

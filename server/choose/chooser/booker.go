@@ -25,7 +25,7 @@ type booker struct {
 
 	leases  *leases
 	record  Record // nil: none
-	waiters waiters
+	waiters Waiters
 	metrics *bookMetrics
 	// withdrawn counts the requests that are withdrawn from their rank.
 	withdrawn metric.Int64Counter
@@ -57,7 +57,7 @@ func (b *booker) newChoice(d *decision.Decision, r *replica.Replica, req *Reques
 	c.flight.ranks, c.flight.decision, c.flight.reservation, c.flight.abandoned = b.ranks, d, res, b.withdrawn
 	c.lesson.reporting, c.lesson.decision, c.lesson.found = how, d, f
 	c.stream.reporting, c.stream.decision, c.stream.found = how, d, f
-	c.answers = answers{lengths: &of.lengths, residence: b.residence, decision: d, external: how.external}
+	c.answers = answered{lengths: &of.lengths, residence: b.residence, decision: d, external: how.external}
 	c.outcome = outcome{reporting: how, record: b.record, decision: d, found: f}
 	c.load = freedLoad{waiters: b.waiters, slot: cand.Slot}
 	return c

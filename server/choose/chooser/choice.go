@@ -29,7 +29,7 @@ type Choice struct {
 	flight  flight
 	belief  belief
 	lease   lease
-	answers answers
+	answers answered
 	lesson  lesson
 	stream  stream
 	program programCall
@@ -90,11 +90,11 @@ func (l *life) open() bool {
 // the rank's rates learn from the time it took.
 func (c *Choice) FirstToken() {
 	if c.reservation != nil {
-		c.prefilled()
+		c.Prefilled()
 	}
 }
 
-func (c *Choice) prefilled() load.Outcome {
+func (c *Choice) Prefilled() load.Outcome {
 	out := c.reservation.PrefillDone()
 	if out == load.Applied {
 		now := c.clock.now()
@@ -107,14 +107,14 @@ func (c *Choice) prefilled() load.Outcome {
 // FirstToken.
 func (c *Choice) Progress(outputTokens int) {
 	if c.reservation != nil {
-		c.advanced(outputTokens)
+		c.Advanced(outputTokens)
 	}
 }
 
-func (c *Choice) advanced(outputTokens int) load.Outcome {
+func (c *Choice) Advanced(outputTokens int) load.Outcome {
 	output, grown, unseen := c.life.grow(outputTokens)
 	switch {
-	case unseen && c.prefilled() == load.Applied:
+	case unseen && c.Prefilled() == load.Applied:
 	case grown:
 		c.observers.progress(output)
 	default:

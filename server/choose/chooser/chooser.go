@@ -145,12 +145,12 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 		ln.forget(slot)
 	}
 	c.memory.sessions.forget(slot)
-	c.alarm.changed()
+	c.alarm.Changed()
 }
 
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.
-func (c *Chooser) Changed() { c.alarm.changed() }
+func (c *Chooser) Changed() { c.alarm.Changed() }
 
 // Settings returns the current settings, for a request that begins.
 func (c *Chooser) Settings() *Settings { return c.settings.Load() }
@@ -168,7 +168,7 @@ func (c *Chooser) Update(cfg Config) error {
 	}
 	c.queue.Update(cfg.Queue)
 	c.settings.Store(newSettings(cfg))
-	c.alarm.changed() // requests that wait may have room now
+	c.alarm.Changed() // requests that wait may have room now
 	return nil
 }
 

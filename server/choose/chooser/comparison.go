@@ -20,8 +20,8 @@ const smallSequences, smallContext = 8, 16384
 
 // waitingAnywhere are the requests that wait in the router.
 type waitingAnywhere interface {
-	// changed has them looked at again.
-	changed()
+	// Changed has them looked at again.
+	Changed()
 }
 
 // comparison compares the ranks' answers with their equals' answers.
@@ -136,7 +136,7 @@ func (c *comparison) changed(change conduct.Change) {
 		c.log.Warn("a rank does not behave as its equals and is avoided", "replica", string(r.replica), "rank", r.index, "suspicions", change.After.Names(),
 			"slowness", about.Slowness, "token_time", duration(about.Token), "empty_share", about.EmptyShare, "overlap_trust", about.Trust)
 	}
-	c.waiting.changed()
+	c.waiting.Changed()
 }
 
 func newSuspicions(s *instruments.Set) metric.Int64Counter {

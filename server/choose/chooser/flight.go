@@ -85,7 +85,7 @@ func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
 	f.watching = ready
 	cand := f.decision.Pick()
 	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.streamed, req.Movable, req.Abandon != nil
-	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longest()), cand.FullStep
+	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longestAnswer()), cand.FullStep
 	f.abandon, f.terms = req.Abandon, termsOf(req)
 	switch {
 	case how.leased:

@@ -24,15 +24,15 @@ func newLeases(book *load.Book) *leases {
 	return l
 }
 
-// held is a choice whose holder is outside of this process. Its reports answer as the load book does.
-type held interface {
-	prefilled() load.Outcome
-	advanced(outputTokens int) load.Outcome
+// Held is a choice whose holder is outside of this process. Its reports answer as the load book does.
+type Held interface {
+	Prefilled() load.Outcome
+	Advanced(outputTokens int) load.Outcome
 	Release(result Result) bool
 }
 
 // of makes the lease of a choice; add begins it.
-func (l *leases) of(choice held, d *decision.Decision) lease {
+func (l *leases) of(choice Held, d *decision.Decision) lease {
 	return lease{leases: l, choice: choice, name: leaseName{d.Tenant, d.ID}, attempt: d.Attempt}
 }
 
@@ -43,7 +43,7 @@ func (l *leases) add(one *lease) { l.choices.Store(one.name, one) }
 type lease struct {
 	endOnly
 	leases  *leases
-	choice  held
+	choice  Held
 	name    leaseName
 	attempt int
 }
@@ -57,7 +57,7 @@ func (l *leases) PrefillCompleted(key load.Key) load.Outcome {
 	if choice == nil {
 		return out
 	}
-	return choice.prefilled()
+	return choice.Prefilled()
 }
 
 // ReportProgress reports the output tokens so far and renews the lease.
@@ -66,7 +66,7 @@ func (l *leases) ReportProgress(key load.Key, outputTokens int) load.Outcome {
 	if choice == nil {
 		return out
 	}
-	return choice.advanced(outputTokens)
+	return choice.Advanced(outputTokens)
 }
 
 // Renew keeps the reservation for another lease.
@@ -87,7 +87,7 @@ func (l *leases) Finish(key load.Key, result Result) load.Outcome {
 }
 
 // find returns the choice of a key, or the outcome that is known instead.
-func (l *leases) find(key load.Key) (held, load.Outcome) {
+func (l *leases) find(key load.Key) (Held, load.Outcome) {
 	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
 		switch one := v.(*lease); {
 		case one.attempt == int(key.Attempt):

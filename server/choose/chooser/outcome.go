@@ -5,14 +5,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// outcomes receives the ends of decisions.
-type outcomes interface{ Outcome(o decision.Outcome) }
+// Outcomes receives the ends of decisions.
+type Outcomes interface{ Outcome(o decision.Outcome) }
 
 // outcome reports the end of a decision to the record.
 type outcome struct {
 	endOnly
 	reporting
-	record   outcomes
+	record   Outcomes
 	decision *decision.Decision
 	found    *found
 }

@@ -223,19 +223,19 @@ const (
 	Leaving
 )
 
-// longest is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
-func (req *Request) longest() int {
+// longestAnswer is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
+func (req *Request) longestAnswer() int {
 	switch {
 	case req.OutputLimit > 0:
 		return req.OutputLimit
 	case req.ExpectedOutput > 0 && req.AskedBy != "":
 		return req.ExpectedOutput
 	}
-	return max(longestAnswer, req.ExpectedOutput)
+	return max(unlimited, req.ExpectedOutput)
 }
 
 // NoReturn is the Request.SessionReturn of a session's last request.
 const NoReturn = time.Duration(-1)
 
-// longestAnswer is the length in tokens of an answer that has no limit.
-const longestAnswer = 4096
+// unlimited is the length in tokens of an answer that has no limit.
+const unlimited = 4096

@@ -26,9 +26,9 @@ type Engines interface {
 
 // waitingHere are the requests that wait in the router.
 type waitingHere interface {
-	// changed has them looked at again, freed those that wait for the rank at slot.
-	changed()
-	freed(slot replica.Slot)
+	// Changed has them looked at again, Freed those that wait for the rank at slot.
+	Changed()
+	Freed(slot replica.Slot)
 }
 
 // watch finds the ranks that make no progress, and withdraws their requests. Its state is each rank's liveness.
@@ -160,7 +160,7 @@ func (w *watch) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, sta
 
 // verdictChanged logs and counts a verdict.
 func (w *watch) verdictChanged(r *rank, before, now liveness.Evidence) {
-	defer w.waiting.changed()
+	defer w.waiting.Changed()
 	if now == liveness.None {
 		w.log.Info("a stalled rank works again", "replica", string(r.replica), "rank", r.index)
 		return
@@ -183,7 +183,7 @@ func (w *watch) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
 		freed = request.Owner.(*flight).suspend(w.clock.since(now)) || freed
 	}
 	if freed {
-		w.waiting.freed(r.slot)
+		w.waiting.Freed(r.slot)
 	}
 }
 

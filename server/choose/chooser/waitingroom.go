@@ -49,11 +49,11 @@ func (r *waitingRoom) place(s *evaluation, req *Request, ln *line, deadline, now
 	return nil, w, nil
 }
 
-// changed has the requests that wait visited again, if there are any.
-func (r *waitingRoom) changed() { r.alarm.changed() }
+// Changed has the requests that wait visited again, if there are any.
+func (r *waitingRoom) Changed() { r.alarm.Changed() }
 
-// freed implements waiters: the requests that wait for the rank at slot are looked at now, others soon.
-func (r *waitingRoom) freed(slot replica.Slot) {
+// Freed implements follow.Waiting: the requests that wait for the rank at slot are looked at now, others soon.
+func (r *waitingRoom) Freed(slot replica.Slot) {
 	if r.queue.Len() == 0 {
 		return
 	}

@@ -4,8 +4,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// answers learns how long answers are, and how long they take.
-type answers struct {
+// answered learns how long answers are, and how long they take.
+type answered struct {
 	endOnly
 	lengths   *lengths
 	residence *residence
@@ -14,7 +14,7 @@ type answers struct {
 }
 
 // Ended implements Observer.
-func (a *answers) Ended(end *End) {
+func (a *answered) Ended(end *End) {
 	if !end.completed() {
 		return
 	}
