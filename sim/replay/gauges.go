@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 )
@@ -55,7 +56,7 @@ func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.Now
 
 // Report implements chooser.Reports.
 func (r *router) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
-	return r.gauges != nil && chooser.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
+	return r.gauges != nil && reports.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
 }
 
 // stats is the engine's metrics page.

@@ -2,12 +2,15 @@ package chooser
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
 
-	"log/slog"
-
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -32,19 +35,19 @@ func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.T
 	wait := w.memory.first // from Push on, the wait may move
 	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
 		a.unreachable.Add(1)
-		return &Refused{Cause: causeTarget, RetryAfter: ln.memory.pace.retry(before), Memory: &wait}
+		return &ask.Refused{Cause: ask.CauseTarget, RetryAfter: ln.memory.pace.retry(before), Memory: &wait}
 	}
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
 		First: ln.claims.ledger.Awaited(w.call.Name),
 	}
 	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
-		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
+		return &ask.Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
 	}
-	ln.memory.pace.begin(a.clock.since(now))
+	ln.memory.pace.begin(a.clock.Since(now))
 	a.counts.memory.Add(1)
 	a.log.Debug("a program waits for memory", "wait", wait, "id", req.ID, "tenant", req.Tenant, "model", req.Model)
-	a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
+	a.wakeForMemory(ln, a.clock.Since(now)+int64(memoryEach))
 	return nil
 }
 
@@ -68,7 +71,7 @@ func (a *admission) freed(ln *line) {
 	if g.hold.Len() == 0 {
 		return
 	}
-	if soon := g.visited.Load() + int64(memorySoon); a.clock.since(a.clock.now()) < soon {
+	if soon := g.visited.Load() + int64(memorySoon); a.clock.Since(a.clock.Now()) < soon {
 		a.wakeForMemory(ln, soon)
 		return
 	}
@@ -80,20 +83,20 @@ func (a *admission) freed(ln *line) {
 func (a *admission) visitMemory(ln *line) {
 	g := ln.memory
 	if !g.visiting.TryLock() {
-		a.wakeForMemory(ln, a.clock.since(a.clock.now())+int64(memorySoon))
+		a.wakeForMemory(ln, a.clock.Since(a.clock.Now())+int64(memorySoon))
 		return
 	}
 	defer g.visiting.Unlock()
-	now := a.clock.now()
+	now := a.clock.Now()
 	g.wakeAt.Store(0)
-	g.visited.Store(a.clock.since(now))
+	g.visited.Store(a.clock.Since(now))
 	for _, t := range g.hold.Expired(now) {
 		if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
 			cause := holdqueue.Cause(t.Why())
 			if cause == "timeout" {
-				cause = causeMemory
+				cause = ask.CauseMemory
 			}
-			w.end(nil, &Refused{Cause: cause, RetryAfter: g.pace.retry(g.hold.Len()), Memory: &w.memory.first})
+			w.end(nil, &ask.Refused{Cause: cause, RetryAfter: g.pace.retry(g.hold.Len()), Memory: &w.memory.first})
 		}
 	}
 	var admitted []*waiter
@@ -112,12 +115,12 @@ func (a *admission) visitMemory(ln *line) {
 		return holdqueue.Release
 	})
 	a.booker.giveBack(s)
-	g.pace.admitted(len(admitted), g.hold.Len(), a.clock.since(now))
+	g.pace.admitted(len(admitted), g.hold.Len(), a.clock.Since(now))
 	for _, w := range admitted {
 		a.move(w, now)
 	}
 	if g.hold.Len() > 0 {
-		a.wakeForMemory(ln, a.clock.since(now)+int64(memoryEach))
+		a.wakeForMemory(ln, a.clock.Since(now)+int64(memoryEach))
 	}
 }
 
@@ -168,8 +171,8 @@ func (a *admission) move(w *waiter, now time.Time) {
 type admission struct {
 	holding  *holding
 	booker   *booker
-	clock    *clock
-	settings *current
+	clock    *clock.Clock
+	settings *settings.Current
 	sessions *sessions
 	alarm    *alarm
 	log      *slog.Logger
@@ -179,18 +182,18 @@ type admission struct {
 }
 
 // arrive notes the call of a session in the ledger, and names it in s.
-func (a *admission) arrive(s *evaluation, req *Request, ln *line, now time.Time) {
+func (a *admission) arrive(s *evaluation, req *ask.Request, ln *line, now time.Time) {
 	s.program.call = programs.Call{}
-	if !s.held || a.settings.horizon() == 0 || len(s.d.Candidates) == 0 {
+	if !s.held || a.settings.Horizon() == 0 || len(s.d.Candidates) == 0 {
 		return
 	}
 	cand := &s.d.Candidates[0]
-	call := ln.claims.call(a.sessions, req, req.hashesFor(cand), int(cand.BlockSize))
+	call := ln.claims.call(a.sessions, req, req.HashesFor(cand), int(cand.BlockSize))
 	if call.Name == 0 {
 		return
 	}
-	call.Tokens += outputs(s.d.ExpectedOutput)
-	call.Program = ln.claims.ledger.Arrive(call, time.Duration(a.clock.since(now)), a.settings.horizon())
+	call.Tokens += answers.Counted(s.d.ExpectedOutput)
+	call.Program = ln.claims.ledger.Arrive(call, time.Duration(a.clock.Since(now)), a.settings.Horizon())
 	s.program.call = call
 }
 
@@ -210,7 +213,7 @@ func (a *admission) admit(s *evaluation, ln *line, now time.Time, visiting bool)
 	if len(p.ranks) == 0 {
 		return true // no rank can serve it: it must not wait for memory
 	}
-	switch ln.claims.ledger.Admit(p.call, !visiting && ln.memory.hold.Len() > 0, p.ranks, time.Duration(a.clock.since(now))) {
+	switch ln.claims.ledger.Admit(p.call, !visiting && ln.memory.hold.Len() > 0, p.ranks, time.Duration(a.clock.Since(now))) {
 	case programs.Waits:
 		return false
 	case programs.Fits:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -12,19 +13,19 @@ import (
 // queue, and the speed of ranks is not learned from it: the loads that go with it are known to the other router. For a request that
 // is not booked (DryRun, Unbooked) the choice has the decision alone. It returns an ErrInvalid, an ErrDuplicate, a *Refused when the
 // book is full, or load.ErrNoRank.
-func (c *Chooser) Adopt(req *Request, by Decided) (*Choice, error) {
-	if err := req.check(); err != nil {
+func (c *Chooser) Adopt(req *ask.Request, by Decided) (*Choice, error) {
+	if err := req.Check(); err != nil {
 		return nil, err
 	}
 	return c.booker.adopt(req, c.lines.of(req.Model).remembered, by)
 }
 
 // PolicyOf is the policy that decides req.
-func (c *Chooser) PolicyOf(req *Request) decision.Policy {
+func (c *Chooser) PolicyOf(req *ask.Request) decision.Policy {
 	if p := req.Options.Policy; p != "" {
 		return p
 	}
-	return c.settings.or(req.Settings).of(req.Model).policy
+	return c.settings.Or(req.Settings).Of(req.Model).Policy
 }
 
 // BlockSizes lists the distinct block sizes of the pool's ranks in tokens.

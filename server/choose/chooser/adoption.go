@@ -4,6 +4,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -23,13 +25,13 @@ type Decided struct {
 	Recorded bool
 }
 
-func (b *booker) adopt(req *Request, of *remembered, by Decided) (*Choice, error) {
+func (b *booker) adopt(req *ask.Request, of *remembered, by Decided) (*Choice, error) {
 	d, cand, record := by.Decision, by.Decision.Pick(), b.record
 	if by.Recorded {
 		record = nil
 	}
-	if !req.Booking.books() {
-		if req.Booking == Unbooked && !by.Recorded {
+	if !req.Booking.Books() {
+		if req.Booking == ask.Unbooked && !by.Recorded {
 			b.memory.remember(d, req, &of.trail, by.Hashes, d.At)
 		}
 		if record != nil {
@@ -48,7 +50,7 @@ func (b *booker) adopt(req *Request, of *remembered, by Decided) (*Choice, error
 	}
 	choice := b.newChoice(d, by.Replica, req, of, res)
 	choice.Rank, choice.answers.external = by.Rank, false
-	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
+	choice.flight.rank, choice.flight.pool = b.ranks.At(cand.Slot), req.Replicas
 	b.adoptProgram(choice, req, of, by.Hashes)
 	b.start(choice, req, of, &booking, record)
 	if record != nil {
@@ -59,18 +61,18 @@ func (b *booker) adopt(req *Request, of *remembered, by Decided) (*Choice, error
 
 // adoptProgram has the ledger count the call of a program that another router placed: a router that becomes the decider then has the
 // places of all calls in flight, and of the programs of its own clients in their gaps.
-func (b *booker) adoptProgram(choice *Choice, req *Request, of *remembered, hashes []blockhash.Hash) {
-	horizon := b.settings.horizon()
-	if horizon == 0 || b.settings.or(req.Settings).of(req.Model).policy != decision.PredictedTTFT {
+func (b *booker) adoptProgram(choice *Choice, req *ask.Request, of *remembered, hashes []blockhash.Hash) {
+	horizon := b.settings.Horizon()
+	if horizon == 0 || b.settings.Or(req.Settings).Of(req.Model).Policy != decision.PredictedTTFT {
 		return
 	}
 	call := of.claims.call(b.memory.sessions, req, hashes, int(choice.Decision.Pick().BlockSize))
 	if call.Name == 0 {
 		return
 	}
-	call.Tokens += outputs(req.ExpectedOutput)
+	call.Tokens += answers.Counted(req.ExpectedOutput)
 	rank := programs.Rank{Slot: choice.Slot, Held: float64(choice.Decision.Pick().GPU)}
-	place := of.claims.ledger.Adopt(call, rank, time.Duration(b.clock.since(b.clock.now())), horizon)
+	place := of.claims.ledger.Adopt(call, rank, time.Duration(b.clock.Since(b.clock.Now())), horizon)
 	if place == nil {
 		return
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -26,14 +28,14 @@ type wait struct {
 
 // commit books the choice in s, and makes it again when another request was booked on the same
 // rank since the loads were read. One that may wait and has not yet gets errNoRoom when no room is left then.
-func (b *booker) commit(s *evaluation, req *Request, of *remembered, now time.Time, w wait) (*Choice, error) {
+func (b *booker) commit(s *evaluation, req *ask.Request, of *remembered, now time.Time, w wait) (*Choice, error) {
 	for race := 0; ; race++ {
 		d := &s.d
 		if d.Chosen < 0 {
 			b.metrics.rejected.Add(1)
 			d := b.recorded(s, req, now)
 			b.publish(d)
-			return nil, &NoReplica{Decision: d, RetryAfter: time.Second}
+			return nil, &ask.NoReplica{Decision: d, RetryAfter: time.Second}
 		}
 		d.Tries = race
 		if w.waited {
@@ -42,7 +44,7 @@ func (b *booker) commit(s *evaluation, req *Request, of *remembered, now time.Ti
 			d.Held = req.Age // it waited at another router
 		}
 		cand := d.Pick()
-		if !req.Booking.books() {
+		if !req.Booking.Books() {
 			return b.unbooked(s, req, of, now), nil
 		}
 		made, err := b.reserve(s, req, race < maxRaces)
@@ -75,14 +77,14 @@ type booked struct {
 }
 
 // reserve books the choice in s; checked, only if nothing was booked on the rank that computes the prompt since its load was read.
-func (b *booker) reserve(s *evaluation, req *Request, checked bool) (made booked, err error) {
+func (b *booker) reserve(s *evaluation, req *ask.Request, checked bool) (made booked, err error) {
 	d := &s.d
 	if w := d.Split(); w != nil {
 		made.booking, made.lead = bookings(s, req)
 		made.prefill, made.res, err = b.reserveSplit(s, w, made.booking, made.lead, checked)
 		return made, err
 	}
-	made.booking = bookingOf(req, d, req.hashesFor(d.Pick()))
+	made.booking = bookingOf(req, d, req.HashesFor(d.Pick()))
 	if checked {
 		made.res, err = b.book.ReserveIf(s.versions[d.Chosen], made.booking)
 	} else {
@@ -92,10 +94,10 @@ func (b *booker) reserve(s *evaluation, req *Request, checked bool) (made booked
 }
 
 // unbooked makes the Choice of a decision that is not booked.
-func (b *booker) unbooked(s *evaluation, req *Request, of *remembered, now time.Time) *Choice {
-	if req.Booking == Unbooked {
+func (b *booker) unbooked(s *evaluation, req *ask.Request, of *remembered, now time.Time) *Choice {
+	if req.Booking == ask.Unbooked {
 		cand := s.d.Pick()
-		b.memory.remember(&s.d, req, &of.trail, req.hashesFor(cand), now)
+		b.memory.remember(&s.d, req, &of.trail, req.HashesFor(cand), now)
 	}
 	b.shadowed(s, req)
 	d := b.recorded(s, req, now)
@@ -105,29 +107,29 @@ func (b *booker) unbooked(s *evaluation, req *Request, of *remembered, now time.
 }
 
 // finish makes the Choice of a booking that was made, and reports it.
-func (b *booker) finish(s *evaluation, req *Request, of *remembered, now time.Time, made *booked) *Choice {
+func (b *booker) finish(s *evaluation, req *ask.Request, of *remembered, now time.Time, made *booked) *Choice {
 	b.shadowed(s, req)
 	d := b.recorded(s, req, now)
 	cand := d.Pick()
 	choice := b.newChoice(d, s.owner(s.d.Chosen), req, of, made.res)
-	if rk := b.ranks.at(cand.Slot); rk != nil && !d.TooLong {
+	if rk := b.ranks.At(cand.Slot); rk != nil && !d.TooLong {
 		choice.flight.rank = rk
 		if made.prefill != nil {
 			choice.lesson.learning, choice.lesson.rank = &b.learning, rk
 			choice.observers.add(decoding{&choice.lesson})
 		} else {
 			whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-			rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(now))
+			rk.Route(cand.Prefill, whole-cand.Prefill, b.clock.Since(now))
 			choice.lesson.open(&b.learning, rk)
 			choice.observers.add(&choice.lesson)
 		}
-		choice.stream.enter(req, rk.conduct, now)
+		choice.stream.enter(req, rk.Conduct, now)
 		choice.observers.add(&choice.stream)
 	}
 	if d.Others > 0 {
 		choice.flight.pool = req.Replicas
 	}
-	if place := of.claims.place(&s.program, cand, b.clock.since(now)); place != nil {
+	if place := of.claims.place(&s.program, cand, b.clock.Since(now)); place != nil {
 		choice.program = programCall{place: place, returns: req.SessionReturn, clock: b.clock, settings: b.settings, prompt: d.PromptTokens}
 		choice.observers.add(&choice.program)
 	}
@@ -141,11 +143,11 @@ func (b *booker) finish(s *evaluation, req *Request, of *remembered, now time.Ti
 }
 
 // book is the booking of d's pick. hashes are the prompt's in the rank's block size.
-func bookingOf(req *Request, d *decision.Decision, hashes []blockhash.Hash) load.Request {
+func bookingOf(req *ask.Request, d *decision.Decision, hashes []blockhash.Hash) load.Request {
 	cand := d.Pick()
 	booking := load.Request{
 		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
-		PrefillTokens: int(cand.Uncached), PrefillTime: duration(cand.Prefill * (1 + cand.Slowdown)),
+		PrefillTokens: int(cand.Uncached), PrefillTime: clock.Duration(cand.Prefill * (1 + cand.Slowdown)),
 		Hashes: hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
 		Lease: req.Lease, Unstreamed: req.Silent(), Again: req.Again,
 	}

@@ -6,11 +6,12 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/number"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// bookMetrics measure what becomes of the decisions.
+// bookMetrics measure the decisions and their bookings.
 type bookMetrics struct {
 	rejected, races atomic.Int64
 	decisions       decisions
@@ -73,7 +74,7 @@ func (m *decisions) decided(d *decision.Decision) {
 // shadows counts the decisions by whether the shadow policy agreed.
 type shadows struct {
 	agreed, differed atomic.Int64
-	regret           number // seconds, summed
+	regret           number.Float // seconds, summed
 }
 
 func (m *shadows) add(s *decision.Shadow) {
@@ -82,10 +83,10 @@ func (m *shadows) add(s *decision.Shadow) {
 		return
 	}
 	m.differed.Add(1)
-	m.regret.add(s.Regret)
+	m.regret.Add(s.Regret)
 }
 
 func (m *shadows) metrics(s *instruments.Set) (observe func(metric.Observer)) {
 	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
-	return func(o metric.Observer) { o.ObserveFloat64(regret, m.regret.get()) }
+	return func(o metric.Observer) { o.ObserveFloat64(regret, m.regret.Get()) }
 }

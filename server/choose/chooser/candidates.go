@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -12,7 +14,7 @@ import (
 const defaultBlock = 16
 
 // candidates lists the ranks with their vetoes.
-func (e *evaluator) candidates(s *evaluation, req *Request, of *remembered) {
+func (e *evaluator) candidates(s *evaluation, req *ask.Request, of *remembered) {
 	o := &req.Options
 	f := selector.Filter{
 		Model: req.Served, Excluded: req.Exclude, Denied: o.Denied, Allowed: o.Allowed,
@@ -21,36 +23,36 @@ func (e *evaluator) candidates(s *evaluation, req *Request, of *remembered) {
 	if f.Model == "" {
 		f.Model = req.Model
 	}
-	p := of.pools.of(req.Replicas, e.lanes)
-	f.Mute = p.mute && MostMute(req.Replicas, s.d.At)
+	p := of.pools.Of(req.Replicas, e.lanes)
+	f.Mute = p.Mute && layout.MostMute(req.Replicas, s.d.At)
 	if req.Holder != "" {
 		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
 	}
 	f.PromptTokens = req.Longest
-	var rules *poolRules
+	var rules *layout.Rules
 	if f.Plain() {
-		rules = p.rulesFor(&f)
+		rules = p.RulesFor(&f)
 	}
 	barred := e.bar(s, &f, req, p, rules)
 	s.pool, s.matching.sizes = p, s.matching.sizes[:0]
-	s.d.Candidates, s.ranks = sized(s.d.Candidates, len(p.ranks)), sized(s.ranks, len(p.ranks))
-	table, cands := e.ranks.bySlot(), s.d.Candidates
+	s.d.Candidates, s.ranks = sized(s.d.Candidates, len(p.Ranks)), sized(s.ranks, len(p.Ranks))
+	table, cands := e.ranks.BySlot(), s.d.Candidates
 	var veto decision.Veto
 	owner, size := int32(-1), uint32(0)
-	for i := range p.ranks {
-		at, cand := &p.ranks[i], &cands[i]
-		if at.owner != owner {
-			owner = at.owner
-			if veto = p.veto(&f, rules, int(owner)); veto == decision.VetoNone && len(barred) > 0 && slices.Contains(barred, at.replica) {
+	for i := range p.Ranks {
+		at, cand := &p.Ranks[i], &cands[i]
+		if at.Owner != owner {
+			owner = at.Owner
+			if veto = p.Veto(&f, rules, int(owner)); veto == decision.VetoNone && len(barred) > 0 && slices.Contains(barred, at.Replica) {
 				veto = decision.VetoExcluded
 			}
 		}
-		state, known := e.index.Rank(at.slot)
+		state, known := e.index.Rank(at.Slot)
 		*cand = decision.Candidate{} // cleared in place: a literal with these fields would be built elsewhere and copied
-		cand.Replica, cand.Slot, cand.Rank, cand.Feed, cand.Veto, cand.Blocks = at.replica, at.slot, at.index, state, veto, at.blocks
-		cand.BlockSize = uint32(cmp.Or(known, p.replicas[owner].BlockSize, defaultBlock))
+		cand.Replica, cand.Slot, cand.Rank, cand.Feed, cand.Veto, cand.Blocks = at.Replica, at.Slot, at.Index, state, veto, at.Blocks
+		cand.BlockSize = uint32(cmp.Or(known, p.Replicas[owner].BlockSize, defaultBlock))
 		if veto == decision.VetoNone {
-			cand.Veto = f.Rank(int(at.index))
+			cand.Veto = f.Rank(int(at.Index))
 		}
 		if cand.BlockSize != size {
 			if size = cand.BlockSize; !slices.Contains(s.matching.sizes, int(size)) {
@@ -58,8 +60,8 @@ func (e *evaluator) candidates(s *evaluation, req *Request, of *remembered) {
 			}
 		}
 		s.ranks[i] = nil
-		if int(at.slot) < len(table) {
-			s.ranks[i] = table[at.slot]
+		if int(at.Slot) < len(table) {
+			s.ranks[i] = table[at.Slot]
 		}
 	}
 	e.tooLong(s, req, f.Model)
@@ -68,7 +70,7 @@ func (e *evaluator) candidates(s *evaluation, req *Request, of *remembered) {
 // tooLong allows the replicas with the longest context when no context holds the prompt: the engine's
 // error is one that the caller can act on, while "no replica" would invite a retry. A replica that
 // could hold the prompt and only cannot take it now keeps its veto: a retry may find it.
-func (e *evaluator) tooLong(s *evaluation, req *Request, model string) {
+func (e *evaluator) tooLong(s *evaluation, req *ask.Request, model string) {
 	d := &s.d
 	longest := 0
 	for i := range d.Candidates {
@@ -76,11 +78,11 @@ func (e *evaluator) tooLong(s *evaluation, req *Request, model string) {
 		case decision.VetoNone:
 			return
 		case decision.VetoState, decision.VetoDraining, decision.VetoExcluded:
-			if context := contextOf(s.owner(i), model); context == 0 || context >= req.Longest {
+			if context := layout.ContextOf(s.owner(i), model); context == 0 || context >= req.Longest {
 				return
 			}
 		case decision.VetoContext:
-			longest = max(longest, contextOf(s.owner(i), model))
+			longest = max(longest, layout.ContextOf(s.owner(i), model))
 		default: // the caller's option, which no retry changes
 		}
 	}
@@ -88,7 +90,7 @@ func (e *evaluator) tooLong(s *evaluation, req *Request, model string) {
 		return
 	}
 	for i := range d.Candidates {
-		if cand := &d.Candidates[i]; cand.Veto == decision.VetoContext && contextOf(s.owner(i), model) == longest {
+		if cand := &d.Candidates[i]; cand.Veto == decision.VetoContext && layout.ContextOf(s.owner(i), model) == longest {
 			cand.Veto = decision.VetoNone
 		}
 	}

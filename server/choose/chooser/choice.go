@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -19,8 +21,8 @@ type Choice struct {
 	Slot     replica.Slot
 
 	reservation *load.Reservation // nil: nothing is booked
-	clock       *clock
-	reporting
+	clock       *clock.Clock
+	ask.Reporting
 	life      life
 	observers observers
 	found     found
@@ -41,9 +43,9 @@ type Choice struct {
 // life is the request's progress so far.
 type life struct {
 	mu    sync.Mutex
-	end   End            // its First and Output as they are known so far; guarded by mu until ended, then it never changes
-	ended bool           // guarded by mu
-	onEnd []func(Result) // guarded by mu
+	end   ask.End            // its First and Output as they are known so far; guarded by mu until ended, then it never changes
+	ended bool               // guarded by mu
+	onEnd []func(ask.Result) // guarded by mu
 }
 
 // grow notes the output so far, and reports whether it is more than before and whether the first token was not reported yet.
@@ -69,7 +71,7 @@ func (l *life) begin(now time.Time) (output int) {
 }
 
 // finish notes the end; false when it has ended before.
-func (l *life) finish(result Result) bool {
+func (l *life) finish(result ask.Result) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
@@ -97,7 +99,7 @@ func (c *Choice) FirstToken() {
 func (c *Choice) Prefilled() load.Outcome {
 	out := c.reservation.PrefillDone()
 	if out == load.Applied {
-		now := c.clock.now()
+		now := c.clock.Now()
 		c.observers.firstToken(now, c.life.begin(now))
 	}
 	return out
@@ -124,7 +126,7 @@ func (c *Choice) Advanced(outputTokens int) load.Outcome {
 }
 
 // OnEnd calls f when the reservation ends, at once when it has ended already.
-func (c *Choice) OnEnd(f func(Result)) {
+func (c *Choice) OnEnd(f func(ask.Result)) {
 	l := &c.life
 	l.mu.Lock()
 	ended := l.ended
@@ -138,18 +140,18 @@ func (c *Choice) OnEnd(f func(Result)) {
 }
 
 // Release ends the reservation. The first call counts and returns true.
-func (c *Choice) Release(result Result) bool {
+func (c *Choice) Release(result ask.Result) bool {
 	if c.reservation == nil || !c.life.finish(result) {
 		return false
 	}
 	for _, f := range c.life.onEnd {
 		defer f(result)
 	}
-	if !c.streamed && result.End == decision.EndCompleted {
+	if !c.Streamed && result.End == decision.EndCompleted {
 		c.reservation.PrefillDone() // and so is the prefill of those before it
 	}
 	c.reservation.Release()
-	c.life.end.At = c.clock.now()
+	c.life.end.At = c.clock.Now()
 	c.observers.ended(&c.life.end)
 	return true
 }
@@ -193,8 +195,8 @@ func (c *Choice) Writing(yes bool) { c.stream.Writing(yes) }
 
 // Emptied notes that the answer had nothing in it although another replica gave one for the same request.
 func (c *Choice) Emptied() {
-	if c.flight.rank != nil && !c.leased {
-		c.flight.rank.conduct.Emptied(c.clock.now())
+	if c.flight.rank != nil && !c.Leased {
+		c.flight.rank.Conduct.Emptied(c.clock.Now())
 	}
 }
 
@@ -233,15 +235,15 @@ func (c *Choice) Sent() {
 	if c.legs == nil {
 		return
 	}
-	now := c.clock.now()
-	c.legs.move.sent.Store(c.clock.since(now))
+	now := c.clock.Now()
+	c.legs.move.sent.Store(c.clock.Since(now))
 	c.flight.join(now)
 }
 
 // PredictedMove is the predicted time of the move of the cache; 0 where the request is served whole.
 func (c *Choice) PredictedMove() time.Duration {
 	if w := c.Decision.Split(); w != nil {
-		return duration(w.Transfer)
+		return clock.Duration(w.Transfer)
 	}
 	return 0
 }

@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // Choose decides which rank serves req and books it there. Under predicted-ttft it waits in the
 // hold queue while no suitable rank has room, at most until ctx ends. It returns *NoReplica,
 // *Refused, an ErrInvalid, an ErrDuplicate or the context's error.
-func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
+func (c *Chooser) Choose(ctx context.Context, req *ask.Request) (*Choice, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -30,7 +31,7 @@ func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 	}
 	// It was released at this very moment: no caller will use the booking.
 	if a := <-t.answer; a.choice != nil {
-		a.choice.Release(ResultOf(decision.EndCanceled))
+		a.choice.Release(ask.ResultOf(decision.EndCanceled))
 	}
 	return nil, ctx.Err()
 }
@@ -38,7 +39,7 @@ func (c *Chooser) Choose(ctx context.Context, req *Request) (*Choice, error) {
 // Submit is Choose without waiting: deliver is called once with the outcome, at once or when the
 // hold queue releases the request, possibly on another goroutine; it must not block. deadline may
 // be zero. req must not change until then. The result is nil when deliver was called already.
-func (c *Chooser) Submit(req *Request, deadline time.Time, deliver func(*Choice, error)) *Waiting {
+func (c *Chooser) Submit(req *ask.Request, deadline time.Time, deliver func(*Choice, error)) *Waiting {
 	choice, w, err := c.begin(req, deadline, deliver)
 	if w == nil {
 		deliver(choice, err)
@@ -63,11 +64,11 @@ func (w *Waiting) Leave() bool {
 }
 
 // begin decides at once or puts the request in line; then it returns the waiter.
-func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
-	if err := req.check(); err != nil {
+func (c *Chooser) begin(req *ask.Request, deadline time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+	if err := req.Check(); err != nil {
 		return nil, nil, err
 	}
-	ln, now := c.lines.of(req.Model), c.clock.now()
+	ln, now := c.lines.of(req.Model), c.clock.Now()
 	var since time.Time
 	if req.Age > 0 {
 		since = now.Add(-req.Age)
@@ -75,7 +76,7 @@ func (c *Chooser) begin(req *Request, deadline time.Time, deliver func(*Choice, 
 	s := c.evaluator.borrow(since)
 	defer c.evaluator.giveBack(s)
 	if err := c.evaluator.evaluate(s, req, ln.remembered, now, nil); err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return nil, nil, fmt.Errorf("%w: %w", ask.ErrInvalid, err)
 	}
 	c.admission.arrive(s, req, ln, now)
 	choice, w, err := c.place(s, req, ln, deadline, now, deliver)

@@ -8,6 +8,13 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -20,17 +27,17 @@ import (
 // Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which collects the state of the ranks for a request,
 // the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
 type Chooser struct {
-	*rankTable
+	*rank.Table
 	*waitingRoom
 	*leases // the reports of callers outside this process
 
-	settings   *current
-	clock      *clock
+	settings   *settings.Current
+	clock      *clock.Clock
 	memory     *memory
 	evaluator  *evaluator
 	booker     *booker
 	watch      *watch
-	comparison *comparison
+	comparison *compare.Comparison
 	metrics    *metrics
 }
 
@@ -39,7 +46,7 @@ type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
 	// Reports has the engines' own reports, Engines their vital signs.
-	Reports Reports
+	Reports reports.Reports
 	Engines Engines
 	// Gate keeps requests from replicas that fail; nil admits all.
 	Gate Gate
@@ -73,23 +80,23 @@ func (p *Params) fill() {
 }
 
 // New returns a Chooser. cfg must be valid. It starts nothing.
-func New(cfg Config, params Params) *Chooser {
+func New(cfg settings.Config, params Params) *Chooser {
 	params.fill()
 	set := instruments.New(params.Meter, "server/choose/chooser")
-	now, inForce, rolls := newClock(params.Book.Clock()), &current{}, &dice{}
-	inForce.Store(newSettings(cfg))
+	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &dice{}
+	inForce.Store(settings.New(cfg))
 	rolls.seed.Store(params.Seed)
-	c := &Chooser{settings: inForce, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	c := &Chooser{settings: inForce, clock: now, Table: rank.NewTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
 	c.waitingRoom = &waitingRoom{queue: queue, clock: now, alarm: newAlarm(queue)}
 	c.memory = &memory{
 		clock: now, settings: inForce, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
 		sessions: newSessions(c.metrics.turns), affinity: c.metrics.affinity,
 	}
-	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, waiting: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
+	c.comparison = &compare.Comparison{Ranks: c.Table, Book: params.Book, Clock: now, Waiting: c.alarm, Log: params.Log, Suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluator{
-		clock: now, settings: inForce, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
-		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
+		clock: now, settings: inForce, ranks: c.Table, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
+		queue: queue, memory: c.memory, comparison: c.comparison, residence: answers.NewResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
 	}
 	c.lines = newLines(queue, c.evaluator)
 	c.booker = &booker{
@@ -102,9 +109,9 @@ func New(cfg Config, params Params) *Chooser {
 		counts: &c.metrics.waits, unreachable: &c.metrics.unreachable,
 	}
 	c.watch = &watch{
-		engines: params.Engines, ranks: c.rankTable, settings: inForce, clock: now, waiting: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
+		engines: params.Engines, ranks: c.Table, settings: inForce, clock: now, waiting: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
 	}
-	c.metrics.observe(set, c.rankTable, c.lines, c.memory, c.evaluator.lanes, now)
+	c.metrics.observe(set, c.Table, c.lines, c.memory, c.evaluator.lanes, now)
 	return c
 }
 
@@ -116,12 +123,12 @@ func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	watching.Go(func() { c.watch.run(ctx) })
-	watching.Go(func() { c.comparison.run(ctx) })
+	watching.Go(func() { c.comparison.Run(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
-	swept := c.clock.now()
+	swept := c.clock.Now()
 	for {
-		if now := c.clock.now(); now.Sub(swept) >= sweepEvery {
+		if now := c.clock.Now(); now.Sub(swept) >= sweepEvery {
 			swept = now
 			c.sweep()
 		}
@@ -140,7 +147,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 
 // RemoveRank forgets a rank: its rates, sessions and text. The load book is updated by its own RemoveRank.
 func (c *Chooser) RemoveRank(slot replica.Slot) {
-	c.remove(slot)
+	c.Remove(slot)
 	for _, ln := range c.lines.all() {
 		ln.forget(slot)
 	}
@@ -153,26 +160,26 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 func (c *Chooser) Changed() { c.alarm.Changed() }
 
 // Settings returns the current settings, for a request that begins.
-func (c *Chooser) Settings() *Settings { return c.settings.Load() }
+func (c *Chooser) Settings() *settings.Settings { return c.settings.Load() }
 
 // Config returns the current config.
-func (c *Chooser) Config() Config { return c.settings.Load().config }
+func (c *Chooser) Config() settings.Config { return c.settings.Load().Config }
 
 // Update puts new settings in force, for requests that begin from now on. Ring and Tree stay as they were. When it returns
 // an error, nothing has changed.
-func (c *Chooser) Update(cfg Config) error {
+func (c *Chooser) Update(cfg settings.Config) error {
 	old := c.Config()
 	cfg.Ring, cfg.Tree = old.Ring, old.Tree
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	c.queue.Update(cfg.Queue)
-	c.settings.Store(newSettings(cfg))
+	c.settings.Store(settings.New(cfg))
 	c.alarm.Changed() // requests that wait may have room now
 	return nil
 }
 
 // ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
-func (c *Chooser) ExpectedOutput(req *Request) int {
-	return c.lines.of(req.Model).lengths.expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
+func (c *Chooser) ExpectedOutput(req *ask.Request) int {
+	return c.lines.of(req.Model).lengths.Expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
 }

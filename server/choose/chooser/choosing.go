@@ -29,7 +29,7 @@ func (s *evaluation) avoidFull() {
 func (s *evaluation) choose() {
 	s.spare(false)
 	s.pick()
-	if s.d.Chosen < 0 && s.pool.pairs != nil {
+	if s.d.Chosen < 0 && s.pool.Pairs != nil {
 		s.spare(true)
 		s.pick()
 		return

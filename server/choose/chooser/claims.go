@@ -4,6 +4,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -42,7 +45,7 @@ type callForMemory struct {
 }
 
 // call is a request's call in the ledger: of its session, or else of the program that its prompt continues. A Name of 0 is none.
-func (g *claims) call(sessions *sessions, req *Request, hashes []blockhash.Hash, blockSize int) programs.Call {
+func (g *claims) call(sessions *sessions, req *ask.Request, hashes []blockhash.Hash, blockSize int) programs.Call {
 	call := programs.Call{Class: req.Tenant, Tenant: req.Tenant, Tokens: req.PromptTokens, Prompt: req.PromptTokens, Retry: req.Attempt > 0}
 	if at := headTokens/max(1, blockSize) - 1; !req.Keyless && at < len(hashes) && len(hashes) > 0 {
 		call.Head = uint64(hashes[max(0, at)])
@@ -77,17 +80,17 @@ func rankOf(cand *decision.Candidate) programs.Rank {
 
 // programCall is a choice's call in the ledger of programs. It is an Observer.
 type programCall struct {
-	endOnly
+	ask.EndOnly
 	place    *programs.Place
 	returns  time.Duration // the request's SessionReturn
 	prompt   int           // tokens
-	clock    *clock
-	settings *current
+	clock    *clock.Clock
+	settings *settings.Current
 }
 
 // Ended implements Observer.
-func (p *programCall) Ended(end *End) {
-	p.place.End(p.prompt+end.Output, p.returns < 0, p.returns > p.settings.horizon(), time.Duration(p.clock.since(end.At)))
+func (p *programCall) Ended(end *ask.End) {
+	p.place.End(p.prompt+end.Output, p.returns < 0, p.returns > p.settings.Horizon(), time.Duration(p.clock.Since(end.At)))
 }
 
 // resume sets the call to one that has waited.

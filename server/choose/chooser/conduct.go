@@ -3,6 +3,7 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -10,7 +11,7 @@ import (
 // stream is a request's answer in the record of its rank's conduct. It is an Observer. The zero value is in no record.
 type stream struct {
 	conduct.Stream
-	reporting
+	ask.Reporting
 	rank     *conduct.Rank
 	decision *decision.Decision
 	found    *found
@@ -20,9 +21,9 @@ type stream struct {
 
 // enter has the record follow the answer. A report of another router or a caller is no evidence: it is
 // not known when the engine gave what.
-func (s *stream) enter(req *Request, rank *conduct.Rank, now time.Time) {
+func (s *stream) enter(req *ask.Request, rank *conduct.Rank, now time.Time) {
 	s.rank = rank
-	if !s.streamed || s.leased || req.Quiet {
+	if !s.Streamed || s.Leased || req.Quiet {
 		return
 	}
 	s.uneven = req.Uneven || req.AskedBy != "" // whether the clients of another router read is not known here
@@ -43,11 +44,11 @@ func (s *stream) FirstToken(now time.Time, output int) {
 }
 
 // Ended implements Observer: it adds the answer to the rank's record.
-func (s *stream) Ended(end *End) {
-	whole := end.completed()
+func (s *stream) Ended(end *ask.End) {
+	whole := end.Completed()
 	known := !s.uneven || s.decision.AskedBy == "" && !end.Counted && end.OutputTokens >= 0
 	s.End(end.At, end.Output, whole && known)
-	if !whole || s.external || end.ServedBy != "" {
+	if !whole || s.External || end.ServedBy != "" {
 		return
 	}
 	if s.watched && end.Output > 0 {

@@ -4,5 +4,5 @@ import (
 	"sync/atomic"
 )
 
-// waitCounts count the requests that waited in the hold queue, those that waited for memory, and those whose caller left.
+// waitCounts count the requests that waited in the hold queue, the waits for memory, and the waiting requests whose caller left.
 type waitCounts struct{ held, memory, left atomic.Int64 }

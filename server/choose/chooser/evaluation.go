@@ -3,6 +3,8 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -10,9 +12,9 @@ import (
 // evaluation is the state of the ranks for one request at one moment. Its memory is reused.
 type evaluation struct {
 	d        decision.Decision
-	versions []uint64 // of each candidate's load when it was read
-	pool     *pool    // each candidate's rank in it has the candidate's index
-	ranks    []*rank  // of each candidate; nil for one that is not known
+	versions []uint64     // of each candidate's load when it was read
+	pool     *layout.Pool // each candidate's rank in it has the candidate's index
+	ranks    []*rank.Rank // of each candidate; nil for one that is not known
 	matching matching
 	slots    []replica.Slot
 	ids      []replica.ID
@@ -29,4 +31,4 @@ type evaluation struct {
 }
 
 // owner is the replica of a candidate.
-func (s *evaluation) owner(i int) *replica.Replica { return s.pool.replicas[s.pool.ranks[i].owner] }
+func (s *evaluation) owner(i int) *replica.Replica { return s.pool.Replicas[s.pool.Ranks[i].Owner] }

@@ -6,6 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -15,17 +21,17 @@ import (
 
 // evaluator finds all that is known of the ranks for a request.
 type evaluator struct {
-	clock      *clock
-	settings   *current
-	ranks      *rankTable
+	clock      *clock.Clock
+	settings   *settings.Current
+	ranks      *rank.Table
 	index      *kvindex.Index
 	book       *load.Book
-	reports    Reports // nil: none
+	reports    reports.Reports // nil: none
 	gate       Gate
 	queue      *holdqueue.Queue
 	memory     *memory
-	comparison *comparison
-	residence  *residence
+	comparison *compare.Comparison
+	residence  *answers.Residence
 	lanes      *transfer.Lanes
 	splitAbove *selector.Threshold // nil: by price
 	dice       *dice

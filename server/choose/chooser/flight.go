@@ -6,15 +6,18 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
-	"go.opentelemetry.io/otel/attribute"
 )
 
 // watching is the way in which a request counts on its rank.
@@ -31,19 +34,19 @@ const (
 // the Owner of its liveness.Request. The zero value is on no rank.
 type flight struct {
 	liveness.Request
-	rank     *rank // nil: it is not known
+	rank     *rank.Rank // nil: it is not known
 	watching watching
 
 	reservation *load.Reservation
 	belief      *kvindex.Belief
 	// ranks, decision and pool show whether another replica could serve the request. pool are the replicas that it could have
 	// been sent to, where the decision does not list them all.
-	ranks    *rankTable
+	ranks    *rank.Table
 	decision *decision.Decision
 	pool     []*replica.Replica
 	terms    terms
 
-	abandon   func(Withdrawal)
+	abandon   func(ask.Withdrawal)
 	abandoned metric.Int64Counter
 
 	mu        sync.Mutex
@@ -59,7 +62,7 @@ type terms struct {
 }
 
 // termsOf returns the terms of a request. One that names replicas or ranks keeps to the decision.
-func termsOf(req *Request) terms {
+func termsOf(req *ask.Request) terms {
 	o := &req.Options
 	if len(o.Allowed)+len(o.Denied) > 0 || o.Pinned != "" || o.MinRank != 0 || o.MaxRank != 0 || req.Holder != "" {
 		return terms{}
@@ -68,9 +71,9 @@ func termsOf(req *Request) terms {
 }
 
 // fits reports whether the replica of a rank, as it is now, can serve the request.
-func (t terms) fits(r *rank) bool {
-	view := r.known.Load()
-	if t.served == "" || view.State != replica.StateReady || r.leaving.Load() {
+func (t terms) fits(r *rank.Rank) bool {
+	view := r.Known.Load()
+	if t.served == "" || view.State != replica.StateReady || r.Leaving.Load() {
 		return false
 	}
 	_, ok := view.Serves(t.served)
@@ -78,19 +81,19 @@ func (t terms) fits(r *rank) bool {
 }
 
 // enter adds the request to the requests in flight on its rank.
-func (f *flight) enter(req *Request, prefill time.Duration, how reporting) {
+func (f *flight) enter(req *ask.Request, prefill time.Duration, how ask.Reporting) {
 	if f.rank == nil || req.Quiet {
 		return
 	}
 	f.watching = ready
 	cand := f.decision.Pick()
-	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.streamed, req.Movable, req.Abandon != nil
-	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.longestAnswer()), cand.FullStep
+	f.Owner, f.At, f.Streamed, f.Movable, f.Withdrawable = f, f.decision.At, how.Streamed, req.Movable, req.Abandon != nil
+	f.Prefill, f.Decode, f.FullStep = prefill.Seconds(), cand.StepTime*float64(req.LongestAnswer()), cand.FullStep
 	f.abandon, f.terms = req.Abandon, termsOf(req)
 	switch {
-	case how.leased:
+	case how.Leased:
 		f.watching = lent
-		f.rank.liveness.Lend(&f.Request)
+		f.rank.Liveness.Lend(&f.Request)
 	case f.decision.Split() == nil:
 		f.join(f.At)
 	default: // nothing is sent before the prompt is computed
@@ -103,13 +106,13 @@ func (f *flight) join(now time.Time) {
 		return
 	}
 	f.watching, f.At = entered, now
-	f.rank.liveness.Enter(&f.Request)
+	f.rank.Liveness.Enter(&f.Request)
 }
 
 // alive notes that the engine has sent something for the request.
 func (f *flight) alive() {
 	if f.rank != nil {
-		f.rank.liveness.Sign()
+		f.rank.Liveness.Sign()
 		f.Sign()
 	}
 }
@@ -117,7 +120,7 @@ func (f *flight) alive() {
 // FirstToken implements Observer.
 func (f *flight) FirstToken(time.Time, int) {
 	if before := f.Prefilled(); !before && f.watching == lent {
-		f.rank.liveness.Settle(&f.Request)
+		f.rank.Liveness.Settle(&f.Request)
 	}
 	f.alive()
 }
@@ -126,30 +129,30 @@ func (f *flight) FirstToken(time.Time, int) {
 func (f *flight) Progress(int) { f.alive() }
 
 // Ended implements Observer.
-func (f *flight) Ended(end *End) {
+func (f *flight) Ended(end *ask.End) {
 	f.mu.Lock()
 	f.ended = true
 	f.mu.Unlock()
-	if end.completed() { // the engine gave an answer
-		f.rank.liveness.Sign()
+	if end.Completed() { // the engine gave an answer
+		f.rank.Liveness.Sign()
 	}
 	switch f.watching {
 	case entered:
-		f.rank.liveness.Leave(&f.Request)
+		f.rank.Liveness.Leave(&f.Request)
 	case lent:
-		f.rank.liveness.Settle(&f.Request)
+		f.rank.Liveness.Settle(&f.Request)
 	case notWatched, ready:
 	}
 }
 
 // suspend stops counting the booking because the engine does not report the request; false when it has reported or is not booked.
 func (f *flight) suspend(now int64) bool {
-	f.rank.liveness.Settle(&f.Request)
+	f.rank.Liveness.Settle(&f.Request)
 	if !f.reservation.Suspend() {
 		return false
 	}
 	f.belief.End()
-	f.rank.unroute(f.Prefill, now)
+	f.rank.Unroute(f.Prefill, now)
 	return true
 }
 
@@ -170,7 +173,7 @@ func (f *flight) begin() bool {
 }
 
 // withdraw signals the caller to withdraw the request from its rank, unless its answer has begun.
-func (f *flight) withdraw(afterBegin bool, why Withdrawal) {
+func (f *flight) withdraw(afterBegin bool, why ask.Withdrawal) {
 	f.mu.Lock()
 	if f.ended || f.withdrawn || f.began != afterBegin {
 		f.mu.Unlock()
@@ -186,10 +189,10 @@ func (f *flight) withdraw(afterBegin bool, why Withdrawal) {
 func (f *flight) withdrawFromStalled(sick bool, now time.Time) {
 	switch begun := f.hasBegun(); {
 	case begun && sick:
-		f.withdraw(true, Stalled)
+		f.withdraw(true, ask.Stalled)
 	case begun && !f.Resumable(): // its silence ends with the rank's, or with its replica
 	case f.canMove(now):
-		f.withdraw(begun, Stalled)
+		f.withdraw(begun, ask.Stalled)
 	}
 }
 
@@ -197,8 +200,8 @@ func (f *flight) withdrawFromStalled(sick bool, now time.Time) {
 func (f *flight) canMove(now time.Time) bool {
 	own := f.decision.Pick().Replica
 	if f.terms.served != "" { // as the fleet is now: a rolling update replaces the replicas of the decision one after the other
-		for r := range f.ranks.all() {
-			if r.replica != own && f.terms.fits(r) && !r.liveness.Avoided(now) {
+		for r := range f.ranks.All() {
+			if r.Replica != own && f.terms.fits(r) && !r.Liveness.Avoided(now) {
 				return true
 			}
 		}
@@ -209,7 +212,7 @@ func (f *flight) canMove(now time.Time) bool {
 			continue
 		}
 		for _, slot := range other.Slots {
-			if r := f.ranks.at(slot); r != nil && !r.liveness.Avoided(now) {
+			if r := f.ranks.At(slot); r != nil && !r.Liveness.Avoided(now) {
 				return true
 			}
 		}
@@ -220,7 +223,7 @@ func (f *flight) canMove(now time.Time) bool {
 		if o.Replica == own || o.Veto != decision.VetoNone && o.Veto != decision.VetoStalled {
 			continue
 		}
-		if r := f.ranks.at(o.Slot); r != nil && !r.liveness.Avoided(now) {
+		if r := f.ranks.At(o.Slot); r != nil && !r.Liveness.Avoided(now) {
 			return true
 		}
 	}
@@ -228,8 +231,8 @@ func (f *flight) canMove(now time.Time) bool {
 }
 
 // shouldMove reports whether the requests of the replica are to move to others, and one of them could take this one.
-func (f *flight) shouldMove(clock *clock) bool {
-	return f.rank != nil && f.rank.leaving.Load() && f.ranks.isLeft(f.rank) && f.canMove(clock.now())
+func (f *flight) shouldMove(clock *clock.Clock) bool {
+	return f.rank != nil && f.rank.Leaving.Load() && f.ranks.IsLeft(f.rank) && f.canMove(clock.Now())
 }
 
 func newWithdrawn(s *instruments.Set) metric.Int64Counter {

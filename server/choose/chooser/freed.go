@@ -3,6 +3,7 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -25,4 +26,4 @@ func (f *freedLoad) FirstToken(time.Time, int) { f.waiters.Freed(f.slot) }
 func (f *freedLoad) Progress(int) {}
 
 // Ended implements Observer.
-func (f *freedLoad) Ended(*End) { f.waiters.Freed(f.slot) }
+func (f *freedLoad) Ended(*ask.End) { f.waiters.Freed(f.slot) }

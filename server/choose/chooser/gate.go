@@ -1,19 +1,21 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // bar lists the replicas that pass the filter and get no request now, in s.
-func (e *evaluator) bar(s *evaluation, f *selector.Filter, req *Request, p *pool, rules *poolRules) []replica.ID {
+func (e *evaluator) bar(s *evaluation, f *selector.Filter, req *ask.Request, p *layout.Pool, rules *layout.Rules) []replica.ID {
 	if len(req.Avoid) == 0 && !e.gate.Shut() {
 		return nil
 	}
 	s.ids = s.ids[:0]
 	for i, r := range req.Replicas {
-		if p.veto(f, rules, i) == decision.VetoNone {
+		if p.Veto(f, rules, i) == decision.VetoNone {
 			s.ids = append(s.ids, r.ID)
 		}
 	}

@@ -4,6 +4,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -15,7 +18,7 @@ const mostVisited = 128
 // holding has requests wait in the hold queue while no suitable rank has room. The state of the wait is in the lines.
 type holding struct {
 	booker *booker
-	clock  *clock
+	clock  *clock.Clock
 	alarm  *alarm
 	visits atomic.Uint64 // of all lines so far
 	counts *waitCounts
@@ -36,14 +39,14 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 	}
 	if wait, err := w.line.hold.Push(w.ticket, now, servers, soonest); err != nil {
 		w.left()
-		return &Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
+		return &ask.Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
 	h.counts.held.Add(1)
 	return nil
 }
 
 // bookNow books the pick, or returns errNoRoom when the request must wait.
-func (h *holding) bookNow(s *evaluation, req *Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
+func (h *holding) bookNow(s *evaluation, req *ask.Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
 	switch {
 	case s.d.Chosen < 0, !s.held:
 	case ln.hold.Len() > 0, !h.booker.room().has(s.computes()), !s.whole && new(yielding).to(s.computes(), now):
@@ -68,7 +71,7 @@ func (h *holding) freed(ln *line, slot replica.Slot) {
 		return
 	}
 	if wanted := ln.wanted.Load(); wanted != nil {
-		if _, ok := (*wanted)[slot]; !ok && h.clock.since(h.clock.now())-ln.visited.Load() < int64(quietly) {
+		if _, ok := (*wanted)[slot]; !ok && h.clock.Since(h.clock.Now())-ln.visited.Load() < int64(quietly) {
 			return
 		}
 	}
@@ -80,12 +83,12 @@ func (h *holding) freed(ln *line, slot replica.Slot) {
 // room now, the request is released. Requests that must wait count as planned work on their rank, so that
 // the rest see the whole line for a hot prefix and spread it when waiting costs more.
 func (h *holding) visit(ln *line) {
-	now := h.clock.now()
+	now := h.clock.Now()
 	for _, t := range ln.hold.Expired(now) {
-		t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+		t.Owner.(*waiter).end(nil, &ask.Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 	}
 	ln.wakeAt.Store(0)
-	ln.visited.Store(h.clock.since(now))
+	ln.visited.Store(h.clock.Since(now))
 	if ln.hold.Len() == 0 {
 		return
 	}
@@ -122,7 +125,7 @@ func (h *holding) visit(ln *line) {
 	wanted := ln.planned // read by others from now on: the next visit makes a map of its own
 	ln.wanted.Store(&wanted)
 	if ln.hold.Len() > 0 {
-		at := h.clock.since(now) + int64(max(minWake, duration(soonest)))
+		at := h.clock.Since(now) + int64(max(minWake, clock.Duration(soonest)))
 		ln.wakeAt.Store(at)
 		h.alarm.ringBefore(at) // Run may have gone to sleep before this request waited
 	}
@@ -181,7 +184,7 @@ func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdi
 // answer its part among the sequences that share it.
 func cost(d *decision.Decision) float64 {
 	cand := d.Pick()
-	return cand.Prefill + float64(outputs(d.ExpectedOutput))*cand.StepTime/float64(cand.Requests+1)
+	return cand.Prefill + float64(answers.Counted(d.ExpectedOutput))*cand.StepTime/float64(cand.Requests+1)
 }
 
 const (

@@ -1,17 +1,21 @@
 package chooser
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"time"
 
-	"context"
+	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
-	"go.opentelemetry.io/otel/metric"
 )
 
 // mark is a moment in a stream from which the time of decode steps is measured.
@@ -40,8 +44,8 @@ func decodes(l *load.RankLoad) speed.Decodes {
 // learning has the parts that each lesson works with.
 type learning struct {
 	book        *load.Book
-	reports     Reports // nil: none
-	clock       *clock
+	reports     reports.Reports // nil: none
+	clock       *clock.Clock
 	log         *slog.Logger
 	predictions *predictions
 }
@@ -49,8 +53,8 @@ type learning struct {
 // lesson is a request's entry in the account of its rank's speed. It is an Observer.
 type lesson struct {
 	*learning
-	reporting
-	rank     *rank
+	ask.Reporting
+	rank     *rank.Rank
 	decision *decision.Decision
 	found    *found
 	entry    speed.Entry
@@ -60,43 +64,43 @@ type lesson struct {
 }
 
 // open opens the entry in the account of rk.
-func (s *lesson) open(with *learning, rk *rank) {
+func (s *lesson) open(with *learning, rk *rank.Rank) {
 	s.learning, s.rank = with, rk
 	cand := s.decision.Pick()
 	n := float64(cand.Uncached)
-	l := s.book.View(s.rank.slot, s.decision.At)
-	s.rank.speed.Booked(&s.entry, speed.Work{
+	l := s.book.View(s.rank.Slot, s.decision.At)
+	s.rank.Speed.Booked(&s.entry, speed.Work{
 		Tokens: n, Context: float64(s.decision.PromptTokens) - n,
-		Estimated: s.decision.Estimated, Unknown: s.decision.Keyless, Silent: s.silent, External: s.external,
+		Estimated: s.decision.Estimated, Unknown: s.decision.Keyless, Silent: s.Silent, External: s.External,
 	}, s.decision.At, decodes(&l))
 }
 
 // FirstToken implements Observer: it closes the entry.
 func (s *lesson) FirstToken(now time.Time, _ int) {
-	l := s.book.View(s.rank.slot, now)
+	l := s.book.View(s.rank.Slot, now)
 	s.mu.Lock()
 	s.mark.set(now, 0, &l)
 	s.mu.Unlock()
 	if s.foreign(now, l.Prefilling) {
-		s.rank.speed.Disturbed(now)
+		s.rank.Speed.Disturbed(now)
 	}
 	if known := s.found.later(); known != nil {
-		s.rank.speed.Correct(&s.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
+		s.rank.Speed.Correct(&s.entry, float64(max(1, known.prompt-known.held)), float64(known.held))
 	}
-	s.rank.speed.FirstToken(&s.entry, now, decodes(&l))
-	if !s.seesFirst() {
+	s.rank.Speed.FirstToken(&s.entry, now, decodes(&l))
+	if !s.SeesFirst() {
 		return
 	}
 	cand, actual := s.decision.Pick(), now.Sub(s.decision.At).Seconds()
 	if !s.decision.Keyless {
 		s.predictions.add(s.rank, cand.TTFT, actual)
 	}
-	if s.external { // that its caller is late makes no prediction wrong
+	if s.External { // that its caller is late makes no prediction wrong
 		return
 	}
-	if trusted, changed := s.rank.speed.Predicted(cand.TTFT, actual, now); changed {
-		s.log.Warn("predictions of a rank were wrong for a minute", "replica", s.rank.replica, "rank", s.rank.index,
-			"learned_speed_used", trusted, "tokens_per_second", 1/s.rank.speed.Model().Token)
+	if trusted, changed := s.rank.Speed.Predicted(cand.TTFT, actual, now); changed {
+		s.log.Warn("predictions of a rank were wrong for a minute", "replica", s.rank.Replica, "rank", s.rank.Index,
+			"learned_speed_used", trusted, "tokens_per_second", 1/s.rank.Speed.Model().Token)
 	}
 }
 
@@ -106,14 +110,14 @@ func (s *lesson) Progress(output int) {
 	enough := !s.mark.at.IsZero() && output-s.mark.output >= leastSteps
 	s.mu.Unlock()
 	if enough {
-		s.steps(s.clock.now(), output)
+		s.steps(s.clock.Now(), output)
 	}
 }
 
 // steps measures the decode steps since the mark, when there were enough of them and no prefill
 // disturbed them.
 func (s *lesson) steps(now time.Time, output int) {
-	l := s.book.View(s.rank.slot, now)
+	l := s.book.View(s.rank.Slot, now)
 	s.mu.Lock()
 	from := s.mark
 	steps := output - from.output
@@ -131,32 +135,32 @@ func (s *lesson) steps(now time.Time, output int) {
 	}
 	switch d := decodes(&l); {
 	case d.Sequences <= 0 || steps <= 0:
-	case s.external:
-		s.rank.speed.SteppedBy(&s.entry, now.Sub(from.at).Seconds()/float64(steps), float64(steps), d)
+	case s.External:
+		s.rank.Speed.SteppedBy(&s.entry, now.Sub(from.at).Seconds()/float64(steps), float64(steps), d)
 	default:
-		s.rank.speed.Stepped(now.Sub(from.at).Seconds()/float64(steps), float64(steps), d, now)
+		s.rank.Speed.Stepped(now.Sub(from.at).Seconds()/float64(steps), float64(steps), d, now)
 	}
 }
 
 // Ended implements Observer: it closes the entry of a request without a first token.
-func (s *lesson) Ended(end *End) {
-	if !end.First.IsZero() && end.completed() {
+func (s *lesson) Ended(end *ask.End) {
+	if !end.First.IsZero() && end.Completed() {
 		s.steps(end.At, end.Output)
 	}
-	if end.completed() && !s.streamed && !s.leased && end.Output > 0 {
-		l := s.book.View(s.rank.slot, end.At)
+	if end.Completed() && !s.Streamed && !s.Leased && end.Output > 0 {
+		l := s.book.View(s.rank.Slot, end.At)
 		d := decodes(&l)
 		d.Sequences, d.Context = d.Sequences+1, d.Context+s.decision.PromptTokens+end.Output
-		s.rank.speed.Answered(&s.entry, end.At, end.Output, d)
+		s.rank.Speed.Answered(&s.entry, end.At, end.Output, d)
 		return
 	}
-	s.rank.speed.Ended(&s.entry, end.At)
+	s.rank.Speed.Ended(&s.entry, end.At)
 }
 
 // foreign reports whether the engine computes for others, too, so that its time is little evidence.
 func (s *lesson) foreign(now time.Time, prefilling int) bool {
-	var rep Report
-	return s.reports != nil && s.reports.Report(s.rank.slot, now, prefilling, &rep) && rep.Foreign >= 1
+	var rep reports.Report
+	return s.reports != nil && s.reports.Report(s.rank.Slot, now, prefilling, &rep) && rep.Foreign >= 1
 }
 
 // predictions measures how right the predicted first tokens were.
@@ -168,10 +172,10 @@ func newPredictions(s *instruments.Set) predictions {
 }
 
 // add counts a prediction, in seconds, and the actual time.
-func (m *predictions) add(r *rank, predicted, actual float64) {
+func (m *predictions) add(r *rank.Rank, predicted, actual float64) {
 	if actual > 0 {
 		m.errors.Record(context.Background(), predicted/actual)
-		r.accuracy.add(predicted / actual)
+		r.Accuracy.Add(predicted / actual)
 	}
 }
 
@@ -181,15 +185,15 @@ type decoding struct{ *lesson }
 
 // FirstToken implements Observer.
 func (l decoding) FirstToken(now time.Time, _ int) {
-	view := l.book.View(l.rank.slot, now)
+	view := l.book.View(l.rank.Slot, now)
 	l.mu.Lock()
 	l.mark.set(now, 0, &view)
 	l.mu.Unlock()
 }
 
 // Ended implements Observer.
-func (l decoding) Ended(end *End) {
-	if !end.First.IsZero() && end.completed() {
+func (l decoding) Ended(end *ask.End) {
+	if !end.First.IsZero() && end.Completed() {
 		l.steps(end.At, end.Output)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -25,7 +27,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		book := load.New(load.DefaultConfig(), load.Params{})
 		index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 		var outcomes []decision.Outcome // appended by the book's sweep, read after it waits
-		c := New(DefaultConfig(), Params{Index: index, Book: book, Record: outcomeList{&outcomes}})
+		c := New(settings.DefaultConfig(), Params{Index: index, Book: book, Record: outcomeList{&outcomes}})
 		r := &replica.Replica{ID: "a", State: replica.StateReady, Slots: []replica.Slot{0}, Models: []replica.Model{{ID: "m"}}, BlockSize: 16}
 		book.AddRank(0)
 		c.AddRank(0, r, 0)
@@ -33,8 +35,8 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- book.Run(ctx) }()
 
-		choice, err := c.Choose(ctx, &Request{
-			Request: decision.Request{ID: "x", Model: "m"}, Pool: Pool{Replicas: []*replica.Replica{r}}, Prompt: Prompt{PromptTokens: 100}, Terms: Terms{Lease: 10 * time.Second},
+		choice, err := c.Choose(ctx, &ask.Request{
+			Request: decision.Request{ID: "x", Model: "m"}, Pool: ask.Pool{Replicas: []*replica.Replica{r}}, Prompt: ask.Prompt{PromptTokens: 100}, Terms: ask.Terms{Lease: 10 * time.Second},
 		})
 		if err != nil || choice.Replica != r {
 			t.Fatalf("Choose: %v, %v", choice, err)

@@ -3,6 +3,7 @@ package chooser
 import (
 	"sync"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -28,7 +29,7 @@ func newLeases(book *load.Book) *leases {
 type Held interface {
 	Prefilled() load.Outcome
 	Advanced(outputTokens int) load.Outcome
-	Release(result Result) bool
+	Release(result ask.Result) bool
 }
 
 // of makes the lease of a choice; add begins it.
@@ -41,7 +42,7 @@ func (l *leases) add(one *lease) { l.choices.Store(one.name, one) }
 
 // lease is a choice among the leases. It is an Observer.
 type lease struct {
-	endOnly
+	ask.EndOnly
 	leases  *leases
 	choice  Held
 	name    leaseName
@@ -49,7 +50,7 @@ type lease struct {
 }
 
 // Ended implements Observer.
-func (l *lease) Ended(*End) { l.leases.choices.CompareAndDelete(l.name, l) }
+func (l *lease) Ended(*ask.End) { l.leases.choices.CompareAndDelete(l.name, l) }
 
 // PrefillCompleted reports the first token.
 func (l *leases) PrefillCompleted(key load.Key) load.Outcome {
@@ -73,7 +74,7 @@ func (l *leases) ReportProgress(key load.Key, outputTokens int) load.Outcome {
 func (l *leases) Renew(key load.Key) load.Outcome { return l.book.Renew(key) }
 
 // Finish ends the reservation.
-func (l *leases) Finish(key load.Key, result Result) load.Outcome {
+func (l *leases) Finish(key load.Key, result ask.Result) load.Outcome {
 	choice, out := l.find(key)
 	if choice == nil {
 		return out
@@ -104,7 +105,7 @@ func (l *leases) find(key load.Key) (Held, load.Outcome) {
 func (l *leases) expired(key load.Key) {
 	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
 		if one := v.(*lease); one.attempt == int(key.Attempt) {
-			one.choice.Release(ResultOf(decision.EndExpired))
+			one.choice.Release(ask.ResultOf(decision.EndExpired))
 		}
 	}
 }
@@ -114,7 +115,7 @@ func (l *leases) sweep() {
 	l.choices.Range(func(name, v any) bool {
 		n := name.(leaseName)
 		if _, live := l.book.Find(n.tenant, n.id); !live {
-			v.(*lease).choice.Release(ResultOf(decision.EndExpired))
+			v.(*lease).choice.Release(ask.ResultOf(decision.EndExpired))
 		}
 		return true
 	})

@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// line has the requests for a model that wait, and what is remembered of its requests.
+// line has the requests for a model that wait, and the memory of its requests.
 type line struct {
 	model string
 	*remembered

@@ -4,6 +4,10 @@ import (
 	"math"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -20,17 +24,17 @@ const (
 
 // loads reads the bookings on each rank, and how fast it is. It may be called again for the
 // same candidates when a booking lost a race.
-func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned map[replica.Slot]float64) {
+func (e *evaluator) loads(s *evaluation, req *ask.Request, now time.Time, planned map[replica.Slot]float64) {
 	d := &s.d
-	set := e.settings.or(req.Settings)
-	limit := set.config.MaxRequestsPerRank
+	set := e.settings.Or(req.Settings)
+	limit := set.Config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
 	var busy, rate float64
 	usable := 0
-	g := gauge{views: e.book.ViewAll(now), now: e.clock.since(now)}
-	decodes := decodeWeight * float64(outputs(d.ExpectedOutput))
+	g := gauge{views: e.book.ViewAll(now), now: e.clock.Since(now)}
+	decodes := decodeWeight * float64(answers.Counted(d.ExpectedOutput))
 	s.versions = sized(s.versions, len(d.Candidates))
 	for i := range d.Candidates {
 		if i%ahead == 0 && len(d.Candidates) > alreadyNear {
@@ -53,10 +57,10 @@ func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned ma
 		if rk == nil {
 			continue
 		}
-		if r := s.owner(i); rk.known.Load() != r {
-			e.ranks.update(rk, r)
+		if r := s.owner(i); rk.Known.Load() != r {
+			e.ranks.Update(rk, r)
 		}
-		m := rk.model.Load()
+		m := rk.Model.Load()
 		cand.TokenTime, cand.Bend, cand.Overhead = m.Token*e.bias, m.Bend, m.Overhead
 		cand.Spread, cand.Speed = m.Spread, m.Source
 		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
@@ -64,12 +68,12 @@ func (e *evaluator) loads(s *evaluation, req *Request, now time.Time, planned ma
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
-		conducted(cand, rk, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
+		conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		e.reported(&s.readings.report, cand, rk, l.Assumed, now)
 		if s.whole {
-			cand.Backlog += e.undisturbed(d, cand, l, rk.work.get())
+			cand.Backlog += e.undisturbed(d, cand, l, rk.Work.Get())
 		}
-		budget := s.pool.ranks[i].budget
+		budget := s.pool.Ranks[i].Budget
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = e.crowding(cand, d)
@@ -102,18 +106,18 @@ const maxOverdue = time.Minute
 
 // reported adds the engine's report: requests in its queue that this router has not sent are
 // work too: another router's, or unstreamed ones of which assumed count as prefilled by their predicted time alone.
-func (e *evaluator) reported(rep *Report, cand *decision.Candidate, rk *rank, assumed int, now time.Time) {
+func (e *evaluator) reported(rep *reports.Report, cand *decision.Candidate, rk *rank.Rank, assumed int, now time.Time) {
 	if e.reports == nil || !e.reports.Report(cand.Slot, now, int(cand.Waiting)+assumed, rep) {
 		return
 	}
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
-	rk.counters.See(rk.speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds, Computed: rep.Computed},
+	rk.Counters.See(rk.Speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds, Computed: rep.Computed},
 		speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
 	if rep.Blocks > 0 {
 		cand.Blocks = uint32(rep.Blocks)
 	}
 	if extra := rep.Waiting - int(cand.Waiting); extra > 0 {
-		cand.Backlog += float64(extra) * rk.work.get()
+		cand.Backlog += float64(extra) * rk.Work.Get()
 	}
 }
 
@@ -129,5 +133,5 @@ func (e *evaluator) crowding(cand *decision.Candidate, d *decision.Decision) flo
 	if excess <= 0 {
 		return 0
 	}
-	return excess / float64(cand.Blocks) * e.residence.get()
+	return excess / float64(cand.Blocks) * e.residence.Get()
 }

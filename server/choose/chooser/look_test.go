@@ -9,6 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -21,13 +26,13 @@ import (
 
 // plainLook is look without what makes it quick: it asks each part about each rank, one by one, and remembers nothing. d is what
 // look made of the request; the seed, the turn and what does not depend on ranks are taken from it.
-func plainLook(e *evaluator, d *decision.Decision, req *Request, ln *line, now time.Time, planned map[replica.Slot]float64) *decision.Decision {
+func plainLook(e *evaluator, d *decision.Decision, req *ask.Request, ln *line, now time.Time, planned map[replica.Slot]float64) *decision.Decision {
 	out := *d
 	out.Candidates, out.Load, out.Omega = nil, 0, 1
 	f := selector.Filter{
 		Model: cmp.Or(req.Served, req.Model), Excluded: req.Exclude, Denied: req.Options.Denied, Allowed: req.Options.Allowed,
 		Pinned: req.Options.Pinned, PinnedRank: req.Options.PinnedRank, MinRank: req.Options.MinRank, MaxRank: req.Options.MaxRank,
-		Mute: MostMute(req.Replicas, now), PromptTokens: req.Longest,
+		Mute: layout.MostMute(req.Replicas, now), PromptTokens: req.Longest,
 	}
 	if req.Holder != "" {
 		f.Pinned, f.PinnedRank, f.Draining = req.Holder, -1, true
@@ -66,10 +71,10 @@ func plainLook(e *evaluator, d *decision.Decision, req *Request, ln *line, now t
 	return &out
 }
 
-func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *Request, model string) {
+func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *ask.Request, model string) {
 	longest := 0
 	for i := range cands {
-		context := contextOf(owners[i], model)
+		context := layout.ContextOf(owners[i], model)
 		switch cands[i].Veto {
 		case decision.VetoNone:
 			return
@@ -83,7 +88,7 @@ func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *Re
 		}
 	}
 	for i := range cands {
-		if longest > 0 && cands[i].Veto == decision.VetoContext && contextOf(owners[i], model) == longest {
+		if longest > 0 && cands[i].Veto == decision.VetoContext && layout.ContextOf(owners[i], model) == longest {
 			cands[i].Veto = decision.VetoNone
 		}
 	}
@@ -91,8 +96,8 @@ func plainTooLong(cands []decision.Candidate, owners []*replica.Replica, req *Re
 
 func plainStalls(e *evaluator, cands []decision.Candidate, now time.Time) {
 	avoided := func(cand *decision.Candidate) bool {
-		r := e.ranks.at(cand.Slot)
-		return r != nil && r.liveness.Avoided(now)
+		r := e.ranks.At(cand.Slot)
+		return r != nil && r.Liveness.Avoided(now)
 	}
 	left := 0
 	for i := range cands {
@@ -102,12 +107,12 @@ func plainStalls(e *evaluator, cands []decision.Candidate, now time.Time) {
 	}
 	for i := range cands {
 		if cand := &cands[i]; left > 0 && cand.Veto == decision.VetoNone && avoided(cand) {
-			cand.Veto, cand.Silent = decision.VetoStalled, e.ranks.at(cand.Slot).liveness.Silent().Seconds()
+			cand.Veto, cand.Silent = decision.VetoStalled, e.ranks.At(cand.Slot).Liveness.Silent().Seconds()
 		}
 	}
 }
 
-func plainOverlap(e *evaluator, d *decision.Decision, req *Request) {
+func plainOverlap(e *evaluator, d *decision.Decision, req *ask.Request) {
 	if req.Hashes == nil {
 		return
 	}
@@ -134,7 +139,7 @@ func plainOverlap(e *evaluator, d *decision.Decision, req *Request) {
 	}
 }
 
-func plainMemory(e *evaluator, d *decision.Decision, req *Request, ln *line) {
+func plainMemory(e *evaluator, d *decision.Decision, req *ask.Request, ln *line) {
 	var places []replica.Slot
 	if d.Policy == decision.ConsistentHash {
 		places = selector.NewRing(e.memory.ring, req.Replicas).Walk(nil, cmp.Or(req.Session, req.ID+"/0"))
@@ -155,14 +160,14 @@ func plainMemory(e *evaluator, d *decision.Decision, req *Request, ln *line) {
 				cand.Held = uint32(e.memory.treeOf(&ln.trail).Size(cand.Slot))
 			}
 		default:
-			last, ok := e.memory.sessions.get(e.memory.sessions.key(&ln.trail, req.Tenant, req.Session), e.clock.since(d.At))
+			last, ok := e.memory.sessions.get(e.memory.sessions.key(&ln.trail, req.Tenant, req.Session), e.clock.Since(d.At))
 			cand.Session = req.Session != "" && ok && last.slot == cand.Slot
 		}
 	}
 }
 
-func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, req *Request, now time.Time, planned map[replica.Slot]float64) {
-	limit := e.settings.or(req.Settings).config.MaxRequestsPerRank
+func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, req *ask.Request, now time.Time, planned map[replica.Slot]float64) {
+	limit := e.settings.Or(req.Settings).Config.MaxRequestsPerRank
 	if o := req.Options.MaxRequests; o > 0 && (limit == 0 || o < limit) {
 		limit = o
 	}
@@ -170,7 +175,7 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 	usable := 0
 	for i := range d.Candidates {
 		cand := &d.Candidates[i]
-		l, rk := e.book.View(cand.Slot, now), e.ranks.at(cand.Slot)
+		l, rk := e.book.View(cand.Slot, now), e.ranks.At(cand.Slot)
 		cand.Requests, cand.Waiting = uint32(l.InFlight), uint32(l.Prefilling)
 		cand.QueuedTokens, cand.DecodeBlocks = uint32(max(0, l.PrefillTokens)), l.DecodeBlocks
 		cand.EngineWaiting, cand.KVUsage = -1, -1
@@ -180,32 +185,32 @@ func plainLoads(e *evaluator, d *decision.Decision, owners []*replica.Replica, r
 		if rk == nil {
 			continue
 		}
-		m := rk.speed.Model()
+		m := rk.Speed.Model()
 		cand.TokenTime, cand.Bend, cand.Overhead, cand.Spread, cand.Speed = m.Token*e.bias, m.Bend, m.Overhead, m.Spread, m.Source
 		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
-		cand.Decode = decodeWeight * float64(outputs(d.ExpectedOutput)) * (cand.StepTime - m.Base)
+		cand.Decode = decodeWeight * float64(answers.Counted(d.ExpectedOutput)) * (cand.StepTime - m.Base)
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot]
-		var rep Report
+		var rep reports.Report
 		if e.reports.Report(cand.Slot, now, l.Prefilling, &rep) {
 			cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
 			if rep.Blocks > 0 {
 				cand.Blocks = uint32(rep.Blocks)
 			}
-			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.work.get()
+			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.Work.Get()
 		}
 		if req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer {
-			cand.Backlog += e.undisturbed(d, cand, &l, rk.work.get())
+			cand.Backlog += e.undisturbed(d, cand, &l, rk.Work.Get())
 		}
-		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, defaultBudget))
+		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, layout.DefaultBudget))
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = e.crowding(cand, d)
-		conducted(cand, rk, float64(min(outputs(d.ExpectedOutput), usualOutput)), now)
+		conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		if cand.Veto != decision.VetoNone {
 			continue
 		}
-		cand.Busy = rk.lately.read(e.clock.since(now), &cand.Revisits)
+		cand.Busy = rk.Lately.Read(e.clock.Since(now), &cand.Revisits)
 		busy += cand.Busy
 		rate += 1 / cand.TokenTime
 		usable++
@@ -224,7 +229,7 @@ type zoo struct {
 	index    *kvindex.Index
 	book     *load.Book
 	replicas []*replica.Replica
-	reports  map[replica.Slot]Report
+	reports  map[replica.Slot]reports.Report
 	open     map[replica.ID]bool // breakers
 	flight   []*Choice
 	asked    int
@@ -246,9 +251,9 @@ func (g zooGate) Bar(barred, usable, avoid []replica.ID, tried int) []replica.ID
 }
 
 // zooReports are the engines' reports.
-type zooReports map[replica.Slot]Report
+type zooReports map[replica.Slot]reports.Report
 
-func (z zooReports) Report(slot replica.Slot, _ time.Time, _ int, to *Report) bool {
+func (z zooReports) Report(slot replica.Slot, _ time.Time, _ int, to *reports.Report) bool {
 	rep, ok := z[slot]
 	*to = rep
 	return ok
@@ -260,12 +265,12 @@ type variable time.Time
 func (v *variable) Now() time.Time { return time.Time(*v) }
 
 func newZoo(r *rand.Rand, ranks int) *zoo {
-	z := &zoo{r: r, now: time.Unix(1_000_000, 0), reports: map[replica.Slot]Report{}, open: map[replica.ID]bool{}}
+	z := &zoo{r: r, now: time.Unix(1_000_000, 0), reports: map[replica.Slot]reports.Report{}, open: map[replica.ID]bool{}}
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxRanks = max(icfg.MaxRanks, ranks+8)
 	z.index = kvindex.New(icfg, kvindex.Params{})
 	z.book = load.New(load.DefaultConfig(), load.Params{Clock: (*variable)(&z.now)})
-	cfg := DefaultConfig()
+	cfg := settings.DefaultConfig()
 	if r.IntN(3) == 0 {
 		cfg.MaxRequestsPerRank = 1 + r.IntN(4)
 	}
@@ -331,16 +336,16 @@ func (z *zoo) disturb() {
 		}
 		z.index.Store(slot, &kvblock.Stored{Hashes: names, Tokens: ids, BlockSize: size})
 	case 2:
-		z.reports[slot] = Report{Waiting: r.IntN(5), KVUsage: r.Float64(), Blocks: r.IntN(2) * 700, Foreign: r.Float64() * 2, At: z.now, Queued: r.IntN(3)}
+		z.reports[slot] = reports.Report{Waiting: r.IntN(5), KVUsage: r.Float64(), Blocks: r.IntN(2) * 700, Foreign: r.Float64() * 2, At: z.now, Queued: r.IntN(3)}
 	case 3:
 		z.open[z.replicas[at].ID] = r.IntN(3) == 0
 	case 4:
-		if rk := z.at(slot); rk != nil {
+		if rk := z.At(slot); rk != nil {
 			v := liveness.Vitals{}
 			if r.IntN(2) == 0 {
 				v.Asked, v.Late = z.now.Add(-time.Minute), time.Minute
 			}
-			rk.liveness.Look(&v, liveness.Round{Now: z.now, Passed: time.Second, After: time.Second, Elsewhere: z.now})
+			rk.Liveness.Look(&v, liveness.Round{Now: z.now, Passed: time.Second, After: time.Second, Elsewhere: z.now})
 		}
 	case 5:
 		z.index.SetState(slot, one(r, kvblock.FeedExact, kvblock.FeedNone))
@@ -358,7 +363,7 @@ func (z *zoo) disturb() {
 		z.flight = z.flight[1:]
 		choice.FirstToken()
 		choice.Progress(r.IntN(200))
-		choice.Release(ResultOf(decision.EndCompleted))
+		choice.Release(ask.ResultOf(decision.EndCompleted))
 	}
 	for _, choice := range z.flight {
 		if r.IntN(8) == 0 {
@@ -368,19 +373,19 @@ func (z *zoo) disturb() {
 }
 
 // request makes a random request.
-func (z *zoo) request() *Request {
+func (z *zoo) request() *ask.Request {
 	r := z.r
 	z.asked++
 	number, n := r.IntN(4), 1+r.IntN(2000)
-	req := &Request{
+	req := &ask.Request{
 		Request: decision.Request{ID: fmt.Sprint("q", z.asked), Model: "m"},
-		Pool:    Pool{Replicas: z.replicas},
-		Reply:   Reply{ExpectedOutput: r.IntN(400), Unstreamed: r.IntN(4) == 0},
-		Prompt: Prompt{
+		Pool:    ask.Pool{Replicas: z.replicas},
+		Reply:   ask.Reply{ExpectedOutput: r.IntN(400), Unstreamed: r.IntN(4) == 0},
+		Prompt: ask.Prompt{
 			PromptTokens: n, Estimated: r.IntN(5) == 0, Unread: r.IntN(20) == 0, Text: one(r, "", "the same words", "the same beginning", "other words"),
 		},
-		Caller: Caller{Session: one(r, "", "", "a", "b", "c")},
-		Terms:  Terms{NoQueue: true},
+		Caller: ask.Caller{Session: one(r, "", "", "a", "b", "c")},
+		Terms:  ask.Terms{NoQueue: true},
 	}
 	req.Options.Policy = one(r, append(decision.Policies(), decision.PredictedTTFT, decision.PredictedTTFT, "")...)
 	if r.IntN(8) > 0 {
@@ -460,7 +465,7 @@ func TestTheQuickLookSeesWhatAPlainOneDoes(t *testing.T) {
 }
 
 // begunAt books the request.
-func (z *zoo) begunAt(req *Request) (*Choice, error) {
+func (z *zoo) begunAt(req *ask.Request) (*Choice, error) {
 	choice, _, err := z.begin(req, time.Time{}, nil)
 	return choice, err
 }

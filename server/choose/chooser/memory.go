@@ -1,12 +1,15 @@
 package chooser
 
 import (
+	"math"
 	"strconv"
 	"sync/atomic"
 	"time"
 
-	"math"
-
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -17,8 +20,8 @@ import (
 
 // memory is the policies' memory of earlier requests: sessions, rings, trees of texts, and the prompts sent to ranks without events.
 type memory struct {
-	clock    *clock
-	settings *current
+	clock    *clock.Clock
+	settings *settings.Current
 	index    *kvindex.Index
 	// ring and tree are of the settings that the chooser began with.
 	ring     selector.RingConfig
@@ -42,11 +45,11 @@ func (m *memory) ringOf(of *trail, replicas []*replica.Replica) *selector.Ring {
 	if r := of.ring.Load(); r != nil && r.sum == sum {
 		return r.ring
 	}
-	began := m.clock.now()
+	began := m.clock.Now()
 	r := &poolRing{sum: sum, ring: selector.NewRing(m.ring, replicas)}
 	of.ring.Store(r)
 	m.rings.Add(1)
-	m.affinity.rebuilt(m.clock.now().Sub(began))
+	m.affinity.rebuilt(m.clock.Now().Sub(began))
 	return r.ring
 }
 
@@ -60,19 +63,19 @@ func (m *memory) treeOf(of *trail) *selector.Tree {
 }
 
 // recall fills in the request's entries in the memories of policies. slots is memory that it may use, and returns.
-func (m *memory) recall(d *decision.Decision, p *pool, req *Request, of *trail, slots []replica.Slot) []replica.Slot {
+func (m *memory) recall(d *decision.Decision, p *layout.Pool, req *ask.Request, of *trail, slots []replica.Slot) []replica.Slot {
 	switch d.Policy {
 	case decision.RoundRobin:
 		d.Cursor = of.cursor.Add(1) - 1
 	case decision.ConsistentHash:
-		key := req.sessionName()
+		key := req.SessionName()
 		d.Keyless = key == ""
 		if key == "" {
 			key = req.ID + "/" + strconv.Itoa(req.Attempt)
 		}
 		slots = m.ringOf(of, req.Replicas).Walk(slots[:0], key)
 		for place, slot := range slots {
-			if at := p.at(slot); at >= 0 {
+			if at := p.At(slot); at >= 0 {
 				d.Candidates[at].Place = uint32(place + 1)
 			}
 		}
@@ -82,7 +85,7 @@ func (m *memory) recall(d *decision.Decision, p *pool, req *Request, of *trail, 
 		}
 		tree := m.treeOf(of)
 		tree.Match(req.Text, func(slot replica.Slot, chars int) {
-			if at := p.at(slot); at >= 0 {
+			if at := p.At(slot); at >= 0 {
 				d.Candidates[at].Chars = uint32(chars)
 			}
 		})
@@ -96,13 +99,13 @@ func (m *memory) recall(d *decision.Decision, p *pool, req *Request, of *trail, 
 }
 
 // remember notes the request and its rank in the memories of policies.
-func (m *memory) remember(d *decision.Decision, req *Request, of *trail, hashes []blockhash.Hash, now time.Time) {
+func (m *memory) remember(d *decision.Decision, req *ask.Request, of *trail, hashes []blockhash.Hash, now time.Time) {
 	cand := d.Pick()
 	if cand.Feed == kvblock.FeedNone && len(hashes) > 0 {
 		m.index.Routed(cand.Slot, hashes)
 	}
 	if d.Policy == decision.ConsistentHash {
-		m.affinity.routed(req.sessionName(), cand.Slot, int(cand.Place))
+		m.affinity.routed(req.SessionName(), cand.Slot, int(cand.Place))
 	}
 	m.rememberSession(req, of, cand.Slot, now)
 	if req.Text != "" {
@@ -113,25 +116,25 @@ func (m *memory) remember(d *decision.Decision, req *Request, of *trail, hashes 
 }
 
 // recallSession marks the rank that the session was last served by.
-func (m *memory) recallSession(d *decision.Decision, p *pool, req *Request, of *trail) {
+func (m *memory) recallSession(d *decision.Decision, p *layout.Pool, req *ask.Request, of *trail) {
 	if req.Session == "" {
 		return
 	}
-	if v, ok := m.sessions.get(m.sessions.key(of, req.Tenant, req.Session), m.clock.since(d.At)); ok {
-		if at := p.at(v.slot); at >= 0 {
+	if v, ok := m.sessions.get(m.sessions.key(of, req.Tenant, req.Session), m.clock.Since(d.At)); ok {
+		if at := p.At(v.slot); at >= 0 {
 			d.Candidates[at].Session = true
 		}
 	}
 }
 
 // rememberSession notes where the session was sent, until it should have come back.
-func (m *memory) rememberSession(req *Request, of *trail, slot replica.Slot, now time.Time) {
+func (m *memory) rememberSession(req *ask.Request, of *trail, slot replica.Slot, now time.Time) {
 	if req.Session == "" {
 		return
 	}
 	k := m.sessions.key(of, req.Tenant, req.Session)
 	if req.Attempt == 0 { // a retry is the same turn
-		v, ok := m.sessions.get(k, m.clock.since(now))
+		v, ok := m.sessions.get(k, m.clock.Since(now))
 		m.sessions.turns.add(ok, v.slot == slot)
 	}
 	if req.SessionReturn < 0 {
@@ -139,8 +142,8 @@ func (m *memory) rememberSession(req *Request, of *trail, slot replica.Slot, now
 		return
 	}
 	until := int64(math.MaxInt64)
-	if ttl := m.settings.or(req.Settings).config.SessionTTL; ttl > 0 {
-		until = m.clock.since(now) + int64(ttl) + int64(req.SessionReturn)
+	if ttl := m.settings.Or(req.Settings).Config.SessionTTL; ttl > 0 {
+		until = m.clock.Since(now) + int64(ttl) + int64(req.SessionReturn)
 	}
 	m.sessions.put(k, visit{slot: slot, until: until})
 }

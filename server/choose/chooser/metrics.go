@@ -5,6 +5,9 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -25,14 +28,14 @@ type metrics struct {
 func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 	return &metrics{
 		bookings: newBookMetrics(s), turns: newTurns(s), affinity: newAffinity(s, ring), predictions: newPredictions(s),
-		stalls: newStalls(s), withdrawn: newWithdrawn(s), suspicions: newSuspicions(s),
+		stalls: newStalls(s), withdrawn: newWithdrawn(s), suspicions: compare.NewCounter(s),
 	}
 }
 
 // observe has the parts read at each collection.
-func (m *metrics) observe(s *instruments.Set, ranks *rankTable, lines *lines, memory *memory, lanes *transfer.Lanes, clock *clock) {
+func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, memory *memory, lanes *transfer.Lanes, clock *clock.Clock) {
 	parts := []func(metric.Observer){
-		m.affinity.observe, m.bookings.shadow.metrics(s), newProgramMetrics(s, lines, clock), newStallMetrics(s, ranks), newAccuracyMetrics(s, ranks), newRateMetrics(s, ranks), newLaneMetrics(s, lanes),
+		m.affinity.observe, m.bookings.shadow.metrics(s), newProgramMetrics(s, lines, clock), newStallMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), newLaneMetrics(s, lanes),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {

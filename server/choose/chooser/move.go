@@ -4,12 +4,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 )
 
 // move is the transfer of a split request's cache. It is an Observer.
 type move struct {
-	clock  *clock
+	clock  *clock.Clock
 	lane   *transfer.Lane
 	tokens int
 	// rest is the predicted time in seconds from the end of the transfer to the first token.
@@ -25,7 +27,7 @@ func (m *move) FirstToken(now time.Time, _ int) {
 	if sent == 0 || !m.counts {
 		return
 	}
-	took := time.Duration(m.clock.since(now) - sent).Seconds()
+	took := time.Duration(m.clock.Since(now) - sent).Seconds()
 	m.lane.Learn(m.tokens, max(took-m.rest, took/4))
 }
 
@@ -33,4 +35,4 @@ func (m *move) FirstToken(now time.Time, _ int) {
 func (*move) Progress(int) {}
 
 // Ended implements Observer.
-func (*move) Ended(*End) {}
+func (*move) Ended(*ask.End) {}

@@ -2,15 +2,17 @@ package chooser
 
 import (
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 )
 
 // observers are the observers of one choice, in the order in which they are notified.
 type observers struct {
-	all   [11]Observer // as many as there are kinds
+	all   [11]ask.Observer // as many as there are kinds
 	count int
 }
 
-func (o *observers) add(one Observer) {
+func (o *observers) add(one ask.Observer) {
 	o.all[o.count] = one
 	o.count++
 }
@@ -27,7 +29,7 @@ func (o *observers) progress(output int) {
 	}
 }
 
-func (o *observers) ended(end *End) {
+func (o *observers) ended(end *ask.End) {
 	for _, one := range o.all[:o.count] {
 		one.Ended(end)
 	}

@@ -1,6 +1,8 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -10,21 +12,21 @@ type Outcomes interface{ Outcome(o decision.Outcome) }
 
 // outcome reports the end of a decision to the record.
 type outcome struct {
-	endOnly
-	reporting
+	ask.EndOnly
+	ask.Reporting
 	record   Outcomes
 	decision *decision.Decision
 	found    *found
 }
 
 // Ended implements Observer.
-func (o *outcome) Ended(end *End) {
+func (o *outcome) Ended(end *ask.End) {
 	d, cand := o.decision, o.decision.Pick()
 	out := decision.Outcome{
 		ID: d.ID, Attempt: d.Attempt, Replica: cand.Replica, Rank: cand.Rank, Slot: cand.Slot, End: end.Result.End,
-		Predicted: duration(d.PredictedTTFT()), Duration: end.At.Sub(d.At),
+		Predicted: clock.Duration(d.PredictedTTFT()), Duration: end.At.Sub(d.At),
 		PromptTokens: end.PromptTokens, OutputTokens: end.OutputTokens, CachedTokens: end.CachedTokens, Counted: end.Counted,
-		PredictedCached: o.found.predictedCached(), AskedBy: d.AskedBy, External: o.leased,
+		PredictedCached: o.found.predictedCached(), AskedBy: d.AskedBy, External: o.Leased,
 	}
 	if w := d.Split(); w != nil {
 		out.PredictedCached = int(w.Held)
@@ -32,7 +34,7 @@ func (o *outcome) Ended(end *End) {
 	if by := end.ServedBy; by != "" && by != cand.Replica {
 		out.Replica, out.Rank, out.Slot = by, 0, replica.NoSlot // which rank of it is not known
 	}
-	if !end.First.IsZero() && o.seesFirst() {
+	if !end.First.IsZero() && o.SeesFirst() {
 		out.TTFT = end.First.Sub(d.At)
 	}
 	o.record.Outcome(out)

@@ -1,7 +1,11 @@
 package chooser
 
+import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+)
+
 // overlap asks the index for each rank's part of the prompt.
-func (e *evaluator) overlap(s *evaluation, req *Request) {
+func (e *evaluator) overlap(s *evaluation, req *ask.Request) {
 	if req.Hashes == nil {
 		return
 	}
@@ -13,7 +17,7 @@ func (e *evaluator) overlap(s *evaluation, req *Request) {
 			m.overlaps = e.index.Match(m.overlaps[:0], req.Hashes(size))
 		}
 		for _, o := range m.overlaps {
-			at := s.pool.at(o.Slot)
+			at := s.pool.At(o.Slot)
 			if at < 0 {
 				continue
 			}

@@ -20,7 +20,7 @@ type ModelPrograms struct {
 // concurrent use.
 func (c *Chooser) Programs(filter func(model string) (programs.Filter, bool), most int) []ModelPrograms {
 	var list []ModelPrograms
-	now := c.clock.passed()
+	now := c.clock.Passed()
 	for _, ln := range c.lines.all() {
 		f, ok := filter(ln.model)
 		if !ok {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -15,7 +16,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	now := time.Unix(1000, 0)
 	book := load.New(load.DefaultConfig(), load.Params{Clock: (*variable)(&now)})
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
-	c := New(DefaultConfig(), Params{Index: index, Book: book})
+	c := New(settings.DefaultConfig(), Params{Index: index, Book: book})
 	c.AddRank(0, &replica.Replica{ID: "r"}, 0)
 	book.AddRank(0)
 	near := func(what string, got, want float64) {
@@ -24,14 +25,14 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 			t.Errorf("%s is %v, want %v", what, got, want)
 		}
 	}
-	rk := c.at(0)
-	rk.route(6, 0, c.clock.since(now))     // a cold prompt
-	rk.route(1, 3, c.clock.since(now))     // one who returned and was spared 3 s
-	rk.route(1, 1, c.clock.since(now))     // and another
-	rk.route(0, 0.001, c.clock.since(now)) // the first block of a system prompt is no return
+	rk := c.At(0)
+	rk.Route(6, 0, c.clock.Since(now))     // a cold prompt
+	rk.Route(1, 3, c.clock.Since(now))     // one who returned and was spared 3 s
+	rk.Route(1, 1, c.clock.Since(now))     // and another
+	rk.Route(0, 0.001, c.clock.Since(now)) // the first block of a system prompt is no return
 	s := new(readings)
 	read := func() *reading {
-		return s.reading(&gauge{views: book.ViewAll(now), now: c.clock.since(now)}, 0, rk)
+		return s.reading(&gauge{views: book.ViewAll(now), now: c.clock.Since(now)}, 0, rk)
 	}
 	check := func(left float64) {
 		t.Helper()
@@ -48,7 +49,7 @@ func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	// A visit reads a rank once, until it is told to forget.
 	s.visit = 7
 	check(math.Exp(-1))
-	rk.route(6, 0, c.clock.since(now))
+	rk.Route(6, 0, c.clock.Since(now))
 	check(math.Exp(-1))
 	s.forget(0)
 	if at := read(); at.busy <= 0.1 {

@@ -1,6 +1,8 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -23,7 +25,7 @@ type readings struct {
 	once  reading // the last one outside of a visit
 	near  uint64  // the sum of the words that approach has read, which has no meaning
 	// report is the engine's of the candidate whose load is read.
-	report Report
+	report reports.Report
 }
 
 // gauge is a moment at which ranks are read.
@@ -34,7 +36,7 @@ type gauge struct {
 
 // reading reads how a rank stands, once per visit of the hold queue: a booking by others during the visit shows when
 // a booking is refused, and forget drops readings that the visit's own bookings changed.
-func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
+func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank.Rank) *reading {
 	at := &r.once
 	if r.visit != 0 {
 		for int(slot) >= len(r.seen) {
@@ -48,7 +50,7 @@ func (r *readings) reading(g *gauge, slot replica.Slot, rk *rank) *reading {
 	g.views.Read(slot, &at.load)
 	at.busy, at.Revisits = 0, decision.Revisits{}
 	if rk != nil {
-		at.busy = rk.lately.read(g.now, &at.Revisits)
+		at.busy = rk.Lately.Read(g.now, &at.Revisits)
 	}
 	return at
 }
@@ -61,17 +63,17 @@ const (
 
 // approach reads a little of each of the next candidates from i on: their accounts lie far apart in memory, and the processor fetches several at a
 // time if nothing is computed in between.
-func (r *readings) approach(g *gauge, cands []decision.Candidate, ranks []*rank, i int) {
+func (r *readings) approach(g *gauge, cands []decision.Candidate, ranks []*rank.Rank, i int) {
 	end := min(i+ahead, len(ranks))
 	for j := i; j < end; j++ {
 		g.views.Approach(cands[j].Slot)
 		if rk := ranks[j]; rk != nil {
-			r.near += rk.near()
+			r.near += rk.Near()
 		}
 	}
 	for j := i; j < end; j++ {
 		if rk := ranks[j]; rk != nil {
-			r.near += uint64(rk.model.Load().Samples)
+			r.near += uint64(rk.Model.Load().Samples)
 		}
 	}
 }

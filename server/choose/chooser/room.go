@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -45,8 +46,8 @@ func (r room) soonest(d *decision.Decision) (servers int, soonest time.Duration)
 			least = over
 		}
 	}
-	return servers, duration(max(0, least))
+	return servers, clock.Duration(max(0, least))
 }
 
 // room is the room on ranks by the settings in force.
-func (e *evaluator) room() room { return room(e.settings.Load().holdAbove) }
+func (e *evaluator) room() room { return room(e.settings.Load().HoldAbove) }

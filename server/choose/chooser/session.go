@@ -1,14 +1,14 @@
 package chooser
 
 import (
+	"context"
 	"hash/maphash"
 	"sync"
 
-	"context"
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
-	"go.opentelemetry.io/otel/metric"
 )
 
 // sessions remembers the rank that served each session last. It is bounded: the older half is forgotten when it is full.

@@ -1,20 +1,21 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // addShadow runs the shadow policy on a copy of the decision and records its choice.
-func (e *evaluator) addShadow(s *evaluation, req *Request) {
+func (e *evaluator) addShadow(s *evaluation, req *ask.Request) {
 	d := &s.d
-	t := e.settings.or(req.Settings).of(req.Model)
-	if t.shadow == "" || t.shadow == d.Policy {
+	t := e.settings.Or(req.Settings).Of(req.Model)
+	if t.Shadow == "" || t.Shadow == d.Policy {
 		return
 	}
 	other := *d
-	other.Policy = t.shadow
-	other.Params = t.params
+	other.Policy = t.Shadow
+	other.Params = t.Params
 	s.shadow = append(s.shadow[:0], d.Candidates...)
 	other.Candidates = s.shadow
 	selector.Choose(&other)
@@ -23,6 +24,6 @@ func (e *evaluator) addShadow(s *evaluation, req *Request) {
 		return
 	}
 	d.Shadow = &decision.Shadow{
-		Policy: t.shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
+		Policy: t.Shadow, Replica: pick.Replica, Rank: pick.Rank, Agrees: pick.Slot == served.Slot, Regret: pick.TTFT - served.TTFT,
 	}
 }

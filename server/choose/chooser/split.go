@@ -1,6 +1,8 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -10,7 +12,7 @@ import (
 // It books both or none.
 func (b *booker) reserveSplit(s *evaluation, w *decision.Way, booking, lead load.Request, checked bool) (prefill, res *load.Reservation, err error) {
 	if checked {
-		prefill, err = b.book.ReserveIf(s.versions[s.pool.at(w.Prefill.Slot)], lead)
+		prefill, err = b.book.ReserveIf(s.versions[s.pool.At(w.Prefill.Slot)], lead)
 	} else {
 		prefill, err = b.book.Reserve(lead)
 	}
@@ -28,62 +30,62 @@ func (b *booker) reserveSplit(s *evaluation, w *decision.Way, booking, lead load
 const prefillSuffix = "+prefill"
 
 // bookings are a split request's bookings: on the rank that decodes no prefill, on the other one nothing else.
-func bookings(s *evaluation, req *Request) (booking, lead load.Request) {
+func bookings(s *evaluation, req *ask.Request) (booking, lead load.Request) {
 	cand, by := s.d.Pick(), s.computes()
 	booking = load.Request{
 		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
-		Hashes: req.hashesFor(cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
+		Hashes: req.HashesFor(cand), BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
 		Unstreamed: true, // there is no prefill that its first token would end
 		Again:      req.Again,
 	}
 	lead = load.Request{
 		ID: req.ID + prefillSuffix, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: by.Slot, PromptTokens: req.PromptTokens,
-		PrefillTokens: int(by.Uncached), PrefillTime: duration(by.Prefill * (1 + by.Slowdown)),
-		Hashes: req.hashesFor(by), BlockSize: int(by.BlockSize), ExpectedTokens: 1, Again: req.Again,
+		PrefillTokens: int(by.Uncached), PrefillTime: clock.Duration(by.Prefill * (1 + by.Slowdown)),
+		Hashes: req.HashesFor(by), BlockSize: int(by.BlockSize), ExpectedTokens: 1, Again: req.Again,
 	}
 	return booking, lead
 }
 
 // prefillChoice makes the Choice of the rank that prefills for d's pick.
-func (b *booker) prefillChoice(s *evaluation, req *Request, of *remembered, d *decision.Decision, res *load.Reservation, booking *load.Request) *Choice {
-	at := s.pool.at(d.Split().Prefill.Slot)
+func (b *booker) prefillChoice(s *evaluation, req *ask.Request, of *remembered, d *decision.Decision, res *load.Reservation, booking *load.Request) *Choice {
+	at := s.pool.At(d.Split().Prefill.Slot)
 	cand := &s.d.Candidates[at]
 	own := *d
 	own.ExpectedOutput, own.Ways, own.Shadow = 1, nil, nil
 	own.Ranks = decision.Ranks{Candidates: []decision.Candidate{*cand}, Elsewhere: true}
 	part := *req
-	part.Reply, part.Observer = Reply{ExpectedOutput: 1, OutputLimit: 1, Samples: 1}, nil
+	part.Reply, part.Observer = ask.Reply{ExpectedOutput: 1, OutputLimit: 1, Samples: 1}, nil
 	c := b.newChoice(&own, s.owner(at), &part, of, res)
-	if rk := b.ranks.at(cand.Slot); rk != nil {
+	if rk := b.ranks.At(cand.Slot); rk != nil {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-		rk.route(cand.Prefill, whole-cand.Prefill, b.clock.since(d.At))
+		rk.Route(cand.Prefill, whole-cand.Prefill, b.clock.Since(d.At))
 		c.flight.rank, c.flight.pool = rk, req.Replicas
 		c.lesson.open(&b.learning, rk)
-		c.stream.rank = rk.conduct // the rank's claims are compared; one token has no pace
+		c.stream.rank = rk.Conduct // the rank's claims are compared; one token has no pace
 		c.observers.add(&c.lesson)
 		c.observers.add(&c.stream)
 		c.observers.add(&c.flight)
 	}
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
-		c.belief.Belief = b.index.Predict(cand.Slot, booking.Hashes, d.At.Add(2*duration(cand.TTFT)+beliefSlack))
+		c.belief.Belief = b.index.Predict(cand.Slot, booking.Hashes, d.At.Add(2*clock.Duration(cand.TTFT)+beliefSlack))
 		c.flight.belief = c.belief.Belief
 		c.observers.add(&c.belief)
 	}
 	c.observers.add(&c.load)
-	c.flight.enter(&part, booking.PrefillTime, c.reporting)
+	c.flight.enter(&part, booking.PrefillTime, c.Reporting)
 	return c
 }
 
 // joinLegs fills in the legs of a split request's Choice.
-func (b *booker) joinLegs(c *Choice, s *evaluation, req *Request, of *remembered, prefill *load.Reservation, lead *load.Request) {
+func (b *booker) joinLegs(c *Choice, s *evaluation, req *ask.Request, of *remembered, prefill *load.Reservation, lead *load.Request) {
 	d := c.Decision
 	w, cand := d.Split(), d.Pick()
 	c.legs = &legs{prefill: b.prefillChoice(s, req, of, d, prefill, lead)}
 	c.legs.move = move{
-		clock: b.clock, lane: s.pool.pairs.lane(s.pool.at(w.Prefill.Slot), s.pool.at(w.Decode.Slot)), tokens: int(w.Moved),
+		clock: b.clock, lane: s.pool.Pairs.Lane(s.pool.At(w.Prefill.Slot), s.pool.At(w.Decode.Slot)), tokens: int(w.Moved),
 		rest: cand.StepTime + cand.Overhead,
 		// Behind other prompts the request waits for them, too.
-		counts: c.streamed && cand.Backlog+cand.Planned < w.Transfer/4,
+		counts: c.Streamed && cand.Backlog+cand.Planned < w.Transfer/4,
 	}
 	c.observers.add(&c.legs.move)
 }

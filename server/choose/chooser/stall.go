@@ -7,6 +7,10 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -26,7 +30,7 @@ type Engines interface {
 
 // waitingHere are the requests that wait in the router.
 type waitingHere interface {
-	// Changed has them looked at again, Freed those that wait for the rank at slot.
+	// Changed has them looked at again, Freed the requests for the rank at slot.
 	Changed()
 	Freed(slot replica.Slot)
 }
@@ -34,9 +38,9 @@ type waitingHere interface {
 // watch finds the ranks that make no progress, and withdraws their requests. Its state is each rank's liveness.
 type watch struct {
 	engines  Engines // nil: no rank counts as stalled
-	ranks    *rankTable
-	settings *current
-	clock    *clock
+	ranks    *rank.Table
+	settings *settings.Current
+	clock    *clock.Clock
 	waiting  waitingHere
 	log      *slog.Logger
 	stalls   metric.Int64Counter
@@ -49,15 +53,15 @@ func (w *watch) run(ctx context.Context) {
 	}
 	tick := time.NewTicker(liveness.Period)
 	defer tick.Stop()
-	last := w.clock.now()
+	last := w.clock.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		stall := w.settings.Load().config.Stall
-		now := w.clock.now()
+		stall := w.settings.Load().Config.Stall
+		now := w.clock.Now()
 		passed := min(now.Sub(last), longestRound)
 		last = now
 		vitals := w.vitals(now)
@@ -71,7 +75,7 @@ func (w *watch) run(ctx context.Context) {
 
 // vitals reads the state of each rank's engine, by slot.
 func (w *watch) vitals(now time.Time) []liveness.Vitals {
-	ranks := w.ranks.bySlot()
+	ranks := w.ranks.BySlot()
 	list := make([]liveness.Vitals, len(ranks))
 	for slot, r := range ranks {
 		if r != nil {
@@ -84,31 +88,31 @@ func (w *watch) vitals(now time.Time) []liveness.Vitals {
 // moveLeaving withdraws the requests whose answers have not begun from ranks of replicas that are left. Streams that have begun move by
 // themselves: see Choice.ShouldMove.
 func (w *watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
-	for slot, r := range w.ranks.bySlot()[:len(vitals)] {
+	for slot, r := range w.ranks.BySlot()[:len(vitals)] {
 		if r == nil {
 			continue
 		}
 		leaving := vitals[slot].Leaving
-		if view := vitals[slot].View; view != nil && r.known.Load() != view {
-			w.ranks.update(r, view)
+		if view := vitals[slot].View; view != nil && r.Known.Load() != view {
+			w.ranks.Update(r, view)
 		}
-		if r.leaving.Load() != leaving {
-			r.leaving.Store(leaving)
+		if r.Leaving.Load() != leaving {
+			r.Leaving.Store(leaving)
 		}
 		if !leaving {
 			continue
 		}
-		for _, request := range r.liveness.Unbegun() {
+		for _, request := range r.Liveness.Unbegun() {
 			if f := request.Owner.(*flight); f.canMove(now) {
-				f.withdraw(false, Leaving)
+				f.withdraw(false, ask.Leaving)
 			}
 		}
 	}
 }
 
 // judgeRanks judges every rank once.
-func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall StallConfig) {
-	ranks := w.ranks.bySlot()[:len(vitals)] // those added since then are judged the next time
+func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall settings.StallConfig) {
+	ranks := w.ranks.BySlot()[:len(vitals)] // those added since then are judged the next time
 	var best, second time.Time              // the last answers to health probes, of two replicas that are not late
 	var answered replica.ID
 	for slot, r := range ranks {
@@ -117,9 +121,9 @@ func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall
 		}
 		v := &vitals[slot]
 		switch {
-		case v.Late >= liveness.LateAfter, r.replica == answered:
+		case v.Late >= liveness.LateAfter, r.Replica == answered:
 		case v.Answered.After(best):
-			best, second, answered = v.Answered, best, r.replica
+			best, second, answered = v.Answered, best, r.Replica
 		case v.Answered.After(second):
 			second = v.Answered
 		}
@@ -129,18 +133,18 @@ func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall
 			continue
 		}
 		round.Elsewhere = best
-		if r.replica == answered {
+		if r.Replica == answered {
 			round.Elsewhere = second
 		}
-		round.SpeedKnown = r.speed.Model().Samples > 0
+		round.SpeedKnown = r.Speed.Model().Samples > 0
 		w.judgeRank(r, &vitals[slot], round, stall)
 		w.suspendMissing(r, &vitals[slot], round.Now)
 	}
 }
 
 // judgeRank judges a rank and withdraws the requests that must not wait there.
-func (w *watch) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, stall StallConfig) {
-	m := &r.liveness
+func (w *watch) judgeRank(r *rank.Rank, v *liveness.Vitals, round liveness.Round, stall settings.StallConfig) {
+	m := &r.Liveness
 	if before, now := m.Look(v, round); now != before {
 		w.verdictChanged(r, before, now)
 	}
@@ -159,31 +163,31 @@ func (w *watch) judgeRank(r *rank, v *liveness.Vitals, round liveness.Round, sta
 }
 
 // verdictChanged logs and counts a verdict.
-func (w *watch) verdictChanged(r *rank, before, now liveness.Evidence) {
+func (w *watch) verdictChanged(r *rank.Rank, before, now liveness.Evidence) {
 	defer w.waiting.Changed()
 	if now == liveness.None {
-		w.log.Info("a stalled rank works again", "replica", string(r.replica), "rank", r.index)
+		w.log.Info("a stalled rank works again", "replica", string(r.Replica), "rank", r.Index)
 		return
 	}
 	w.stalls.Add(context.Background(), 1, instruments.Label("evidence", now.String()))
 	if before == liveness.None {
-		w.log.Warn("a rank stalled and is avoided", "replica", string(r.replica), "rank", r.index,
-			"evidence", now.String(), "silent", r.liveness.Silent(), "requests", r.liveness.InFlight())
+		w.log.Warn("a rank stalled and is avoided", "replica", string(r.Replica), "rank", r.Index,
+			"evidence", now.String(), "silent", r.Liveness.Silent(), "requests", r.Liveness.InFlight())
 	}
 }
 
 // suspendMissing stops counting the bookings of external callers when the engine does not report their requests.
-func (w *watch) suspendMissing(r *rank, v *liveness.Vitals, now time.Time) {
-	list, ask := r.liveness.Missing(v, now)
+func (w *watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) {
+	list, ask := r.Liveness.Missing(v, now)
 	if ask {
-		w.engines.Ask(r.slot)
+		w.engines.Ask(r.Slot)
 	}
 	freed := false
 	for _, request := range list {
-		freed = request.Owner.(*flight).suspend(w.clock.since(now)) || freed
+		freed = request.Owner.(*flight).suspend(w.clock.Since(now)) || freed
 	}
 	if freed {
-		w.waiting.Freed(r.slot)
+		w.waiting.Freed(r.Slot)
 	}
 }
 
@@ -196,15 +200,15 @@ func newStalls(s *instruments.Set) metric.Int64Counter {
 }
 
 // newStallMetrics declares which ranks stall, and returns the function that reads it.
-func newStallMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
+func newStallMetrics(s *instruments.Set, ranks *rank.Table) (observe func(metric.Observer)) {
 	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
 	return func(o metric.Observer) {
-		for r := range ranks.all() {
+		for r := range ranks.All() {
 			now := int64(0)
-			if r.liveness.Evidence() != liveness.None {
+			if r.Liveness.Evidence() != liveness.None {
 				now = 1
 			}
-			o.ObserveInt64(stalled, now, r.labels)
+			o.ObserveInt64(stalled, now, r.Labels)
 		}
 	}
 }

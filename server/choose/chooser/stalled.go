@@ -13,7 +13,7 @@ func (s *evaluation) avoidStalled(now time.Time) {
 		if s.d.Candidates[i].Veto != decision.VetoNone {
 			continue
 		}
-		if r := s.ranks[i]; r != nil && r.liveness.Avoided(now) {
+		if r := s.ranks[i]; r != nil && r.Liveness.Avoided(now) {
 			stalled++
 		} else {
 			left++
@@ -24,8 +24,8 @@ func (s *evaluation) avoidStalled(now time.Time) {
 	}
 	for i := range s.d.Candidates {
 		cand := &s.d.Candidates[i]
-		if r := s.ranks[i]; cand.Veto == decision.VetoNone && r != nil && r.liveness.Avoided(now) {
-			cand.Veto, cand.Silent = decision.VetoStalled, r.liveness.Silent().Seconds()
+		if r := s.ranks[i]; cand.Veto == decision.VetoNone && r != nil && r.Liveness.Avoided(now) {
+			cand.Veto, cand.Silent = decision.VetoStalled, r.Liveness.Silent().Seconds()
 		}
 	}
 }

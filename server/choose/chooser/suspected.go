@@ -3,20 +3,21 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // conducted sets the suspicions of a candidate's rank.
-func conducted(cand *decision.Candidate, rk *rank, outputs float64, now time.Time) {
-	if about := rk.avoided.Load(); about != nil {
+func conducted(cand *decision.Candidate, rk *rank.Rank, outputs float64, now time.Time) {
+	if about := rk.Avoided.Load(); about != nil {
 		cand.Suspicions, cand.Slowness, cand.Trust = uint8(about.Suspicions), float32(about.Slowness), float32(about.Trust)
-		cand.Drag = rk.conduct.Drag(outputs, now)
+		cand.Drag = rk.Conduct.Drag(outputs, now)
 	}
 }
 
 // discount takes from a rank's overlap the part that its answers have shown to be a mere claim.
-func discount(cand *decision.Candidate, rk *rank) {
-	about := rk.avoided.Load()
+func discount(cand *decision.Candidate, rk *rank.Rank) {
+	about := rk.Avoided.Load()
 	if about == nil || about.Trust >= 1 {
 		return
 	}

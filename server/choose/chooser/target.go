@@ -3,6 +3,7 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -10,7 +11,7 @@ import (
 // its speed. Serving it would make other requests late and gain nothing. The targets are the request's own, or under the
 // objective slo the model's. Where they are the model's, and the fleet has room, a request that is late by its own
 // prefill is still served: its blocks in the cache help others to keep theirs.
-func (e *evaluator) reach(d *decision.Decision, req *Request) error {
+func (e *evaluator) reach(d *decision.Decision, req *ask.Request) error {
 	own := req.Options.Targets.Set()
 	if !own && d.Objective != decision.ObjectiveSLO || d.DryRun || d.Pick() == nil {
 		return nil
@@ -41,7 +42,7 @@ func (e *evaluator) reach(d *decision.Decision, req *Request) error {
 	}
 	e.unreachable.Add(1)
 	late := time.Duration(missed * float64(d.Targets.TTFT))
-	return &Refused{Cause: causeTarget, RetryAfter: min(max(late, time.Second), maxRetryAfter)}
+	return &ask.Refused{Cause: ask.CauseTarget, RetryAfter: min(max(late, time.Second), maxRetryAfter)}
 }
 
 const (

@@ -7,7 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// trail is what the policies remember of the requests for one model. It is made for one cursor.
+// trail is the memory that the policies have of the requests for one model. It is made for one cursor.
 type trail struct {
 	cursor atomic.Uint32 // of round-robin
 	ring   atomic.Pointer[poolRing]

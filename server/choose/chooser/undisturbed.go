@@ -1,6 +1,8 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -14,7 +16,7 @@ const (
 )
 
 // wholly reports whether nothing but the end of the answer counts: it comes in one piece, and no objective asks for its first token.
-func wholly(req *Request, d *decision.Decision) bool {
+func wholly(req *ask.Request, d *decision.Decision) bool {
 	return req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer
 }
 
@@ -29,7 +31,7 @@ func (e *evaluator) undisturbed(d *decision.Decision, cand *decision.Candidate, 
 	}
 	n := max(1, float64(d.PromptTokens)-float64(cand.GPU))
 	prefill := decision.PrefillTime(cand.TokenTime, cand.Bend, float64(d.PromptTokens)-n, n)
-	left := cand.StepTime * float64(outputs(d.ExpectedOutput)) / 2
+	left := cand.StepTime * float64(answers.Counted(d.ExpectedOutput)) / 2
 	waiting := float64(e.queue.Len()) / float64(len(d.Candidates))
 	if wholeWeight*decoding*(prefill+usual)/2 <= left*(1+waiting)+d.Waited.Seconds() {
 		return 0

@@ -3,6 +3,7 @@ package chooser
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -11,7 +12,7 @@ import (
 
 // waiter is a request in the hold queue.
 type waiter struct {
-	req     *Request
+	req     *ask.Request
 	line    *line
 	ticket  *holdqueue.Ticket
 	arrived time.Time            // the wait for memory included

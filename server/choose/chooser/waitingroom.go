@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -15,12 +17,12 @@ type waitingRoom struct {
 	admission *admission
 	lines     *lines
 	queue     *holdqueue.Queue
-	clock     *clock
+	clock     *clock.Clock
 	alarm     *alarm
 }
 
 // place decides about a request that was evaluated, or puts it in line.
-func (r *waitingRoom) place(s *evaluation, req *Request, ln *line, deadline, now time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+func (r *waitingRoom) place(s *evaluation, req *ask.Request, ln *line, deadline, now time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
 	waits := !r.admission.admit(s, ln, now, false)
 	s.avoidFull()
 	s.choose()
@@ -81,7 +83,7 @@ func (r *waitingRoom) Tick() (next time.Time, ok bool) {
 	if r.queue.Len() == 0 {
 		return time.Time{}, false
 	}
-	now := r.clock.since(r.clock.now())
+	now := r.clock.Since(r.clock.Now())
 	for _, ln := range r.lines.all() {
 		if at := ln.memory.wakeAt.Load(); ln.memory.hold.Len() > 0 && at <= now {
 			r.admission.visitMemory(ln)
@@ -113,18 +115,18 @@ func (r *waitingRoom) NextWake() (next time.Time, ok bool) {
 	if soonest == 0 {
 		return time.Time{}, false
 	}
-	return r.clock.time(soonest), true
+	return r.clock.Time(soonest), true
 }
 
 // sleep is how long Run may sleep: until the next visit, and at most so long. A visit that is planned at the same time, for earlier,
 // either is seen here or sees until when Run sleeps.
 func (r *waitingRoom) sleep(most time.Duration) time.Duration {
-	now := r.clock.now()
+	now := r.clock.Now()
 	until := now.Add(most)
-	r.alarm.sleepsUntil.Store(r.clock.since(until))
+	r.alarm.sleepsUntil.Store(r.clock.Since(until))
 	if at, ok := r.NextWake(); ok && at.Before(until) {
 		until = at
-		r.alarm.sleepsUntil.Store(r.clock.since(until))
+		r.alarm.sleepsUntil.Store(r.clock.Since(until))
 	}
 	return max(time.Millisecond, until.Sub(now))
 }
@@ -133,12 +135,12 @@ func (r *waitingRoom) sleep(most time.Duration) time.Duration {
 func (r *waitingRoom) drain() {
 	for _, ln := range r.lines.all() {
 		for _, t := range ln.hold.Drain() {
-			t.Owner.(*waiter).end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+			t.Owner.(*waiter).end(nil, &ask.Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 		}
-		now := r.clock.now()
+		now := r.clock.Now()
 		for _, t := range ln.memory.hold.Drain() {
 			if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
-				w.end(nil, &Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second, Memory: &w.memory.first})
+				w.end(nil, &ask.Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second, Memory: &w.memory.first})
 			}
 		}
 	}

@@ -1,22 +1,23 @@
 package chooser
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // pairUp prepares the evaluation for the pool's pairs.
-func (s *evaluation) pairUp(req *Request, above *selector.Threshold) {
-	p, sp := s.pool.pairs, &s.splitting
+func (s *evaluation) pairUp(req *ask.Request, above *selector.Threshold) {
+	p, sp := s.pool.Pairs, &s.splitting
 	sp.able = p != nil && req.Splittable && req.Lease == 0 && !req.Unread && !req.IsPinned() && !s.d.TooLong && !s.d.Keyless && !s.d.Estimated &&
 		s.d.Policy == decision.PredictedTTFT && s.d.Params.Temperature == 0
 	s.d.Splittable = sp.able
 	if !sp.able {
 		return
 	}
-	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = p.members, p.classes, above
-	sp.pairing.Lanes = sized(sp.pairing.Lanes, len(p.lanes))
-	for i, lane := range p.lanes {
+	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = p.Members, p.Classes, above
+	sp.pairing.Lanes = sized(sp.pairing.Lanes, len(p.Lanes))
+	for i, lane := range p.Lanes {
 		if lane == nil {
 			sp.pairing.Lanes[i] = selector.Lane{Closed: true}
 			continue
@@ -28,7 +29,7 @@ func (s *evaluation) pairUp(req *Request, above *selector.Threshold) {
 
 // spare keeps the ranks that prefill for others out of the choice, or, back, takes them in again.
 func (s *evaluation) spare(back bool) {
-	p := s.pool.pairs
+	p := s.pool.Pairs
 	if p == nil {
 		return
 	}
@@ -36,7 +37,7 @@ func (s *evaluation) spare(back bool) {
 	if back {
 		from, to = to, from
 	}
-	for i, prefill := range p.prefill {
+	for i, prefill := range p.Prefill {
 		if prefill && s.d.Candidates[i].Veto == from {
 			s.d.Candidates[i].Veto = to
 		}
@@ -53,7 +54,7 @@ func (s *evaluation) split() {
 // computes is the candidate that computes the prompt: the pick, or the candidate that prefills for it.
 func (s *evaluation) computes() *decision.Candidate {
 	if w := s.d.Split(); w != nil {
-		return &s.d.Candidates[s.pool.at(w.Prefill.Slot)]
+		return &s.d.Candidates[s.pool.At(w.Prefill.Slot)]
 	}
 	return s.d.Pick()
 }

@@ -1,4 +1,4 @@
-package chooser
+package layout
 
 import (
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -8,33 +8,33 @@ import (
 
 // pairs are the ranks of a pool that can pass cache to each other. It is immutable.
 type pairs struct {
-	members []selector.Member // of each rank
-	prefill []bool            // of each rank: it serves whole requests only when no other one can
-	classes int
-	lanes   []*transfer.Lane // from class·classes + to class; nil between groups
+	Members []selector.Member // of each rank
+	Prefill []bool            // of each rank: it serves whole requests only when no other one can
+	Classes int
+	Lanes   []*transfer.Lane // from class·classes + to class; nil between groups
 }
 
 // class is a group of replicas in one part of the network.
 type class struct{ group, domain string }
 
-// lane is the transfer from one rank to another.
-func (p *pairs) lane(from, to int) *transfer.Lane {
-	return p.lanes[int(p.members[from].Class)*p.classes+int(p.members[to].Class)]
+// Lane is the transfer from one rank to another.
+func (p *pairs) Lane(from, to int) *transfer.Lane {
+	return p.Lanes[int(p.Members[from].Class)*p.Classes+int(p.Members[to].Class)]
 }
 
 // newPairs finds the pairs of a pool; nil when there are none.
-func newPairs(replicas []*replica.Replica, ranks []poolRank, lanes *transfer.Lanes) *pairs {
+func newPairs(replicas []*replica.Replica, ranks []Rank, lanes *transfer.Lanes) *pairs {
 	if !replica.CanPair(replicas) {
 		return nil
 	}
-	made := &pairs{members: make([]selector.Member, len(ranks)), prefill: make([]bool, len(ranks))}
+	made := &pairs{Members: make([]selector.Member, len(ranks)), Prefill: make([]bool, len(ranks))}
 	var list []class
 	numbers := map[class]int{}
 	for i := range ranks {
 		at := &ranks[i]
-		m := &made.members[i]
-		m.Owner, m.Class = at.owner, -1
-		c := replicas[at.owner].Connector()
+		m := &made.Members[i]
+		m.Owner, m.Class = at.Owner, -1
+		c := replicas[at.Owner].Connector()
 		if c.Transport == replica.NoTransport {
 			continue
 		}
@@ -46,14 +46,14 @@ func newPairs(replicas []*replica.Replica, ranks []poolRank, lanes *transfer.Lan
 			list = append(list, k)
 		}
 		m.Class, m.Prefills, m.Decodes = int16(number), c.Prefills(), c.Decodes()
-		made.prefill[i] = !m.Decodes
+		made.Prefill[i] = !m.Decodes
 	}
-	made.classes = len(list)
-	made.lanes = make([]*transfer.Lane, len(list)*len(list))
+	made.Classes = len(list)
+	made.Lanes = make([]*transfer.Lane, len(list)*len(list))
 	for i, from := range list {
 		for j, to := range list {
 			if from.group == to.group {
-				made.lanes[i*len(list)+j] = lanes.Of(from.domain, to.domain)
+				made.Lanes[i*len(list)+j] = lanes.Of(from.domain, to.domain)
 			}
 		}
 	}

@@ -1,9 +1,10 @@
-package chooser
+package ask
 
 import (
 	"fmt"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -25,7 +26,7 @@ type Request struct {
 	Withdrawing
 
 	// Settings are the settings at the request's start; nil takes the settings in force.
-	Settings *Settings
+	Settings *settings.Settings
 	// Bytes is the memory that the request holds while it waits (its body), for the queue's bound.
 	Bytes int
 	// Explain makes the decision list every rank of a large pool, as a dry run's does.
@@ -76,16 +77,16 @@ func (p *Prompt) Size(expectedOutput int) decision.Prompt {
 	return decision.Prompt{PromptTokens: p.PromptTokens, Estimated: p.Estimated, Keyless: p.Hashes == nil || p.Keyless, ExpectedOutput: expectedOutput}
 }
 
-// certain is how many of cand's overlap tokens belong to blocks with a known name.
-func (p *Prompt) certain(cand *decision.Candidate) uint32 {
+// Certain is how many of cand's overlap tokens belong to blocks with a known name.
+func (p *Prompt) Certain(cand *decision.Candidate) uint32 {
 	if a := &p.Answer; a.Slot == cand.Slot && a.Held > a.Known {
 		return min(cand.GPU, uint32(a.Known)/cand.BlockSize*cand.BlockSize)
 	}
 	return cand.GPU
 }
 
-// hashesFor returns the prompt's hashes in the rank's block size.
-func (p *Prompt) hashesFor(cand *decision.Candidate) []blockhash.Hash {
+// HashesFor returns the prompt's hashes in the rank's block size.
+func (p *Prompt) HashesFor(cand *decision.Candidate) []blockhash.Hash {
 	if p.Hashes == nil {
 		return nil
 	}
@@ -103,8 +104,8 @@ type Caller struct {
 	Priority int
 }
 
-// sessionName is the session's name apart from other tenants' names; empty for none.
-func (req *Request) sessionName() string {
+// SessionName is the session's name apart from other tenants' names; empty for none.
+func (req *Request) SessionName() string {
 	if req.Session == "" || req.Tenant == "" {
 		return req.Session
 	}
@@ -131,7 +132,7 @@ type Reply struct {
 
 // Limits are the bounds of a choice.
 type Limits struct {
-	Options Options
+	Options settings.Options
 	// Exclude names replicas that must not be tried (again), Avoid the replicas that the asking router finds broken: they are used when
 	// nothing else is left.
 	Exclude []replica.ID
@@ -157,8 +158,8 @@ const (
 	DryRun
 )
 
-// books reports whether a reservation is made.
-func (b Booking) books() bool { return b == Reserve }
+// Books reports whether a reservation is made.
+func (b Booking) Books() bool { return b == Reserve }
 
 // Terms are the terms of the booking.
 type Terms struct {
@@ -199,7 +200,7 @@ type Withdrawing struct {
 	Movable bool
 }
 
-func (req *Request) check() error {
+func (req *Request) Check() error {
 	if req.ID == "" && req.Booking != DryRun {
 		return fmt.Errorf("%w: the id is missing", ErrInvalid)
 	}
@@ -223,8 +224,8 @@ const (
 	Leaving
 )
 
-// longestAnswer is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
-func (req *Request) longestAnswer() int {
+// LongestAnswer is the length in tokens of the longest answer that the request may get. Of a request from another router only the expected length is known.
+func (req *Request) LongestAnswer() int {
 	switch {
 	case req.OutputLimit > 0:
 		return req.OutputLimit

@@ -1,4 +1,4 @@
-package chooser
+package answers
 
 import (
 	"math"
@@ -6,16 +6,16 @@ import (
 )
 
 const (
-	// usualOutput is the length of an answer in tokens while nothing is known of it, longestOutput bounds the length that counts.
-	usualOutput, longestOutput = 256, 16384
+	// Usual is the length of an answer in tokens while nothing is known of it, longestOutput bounds the length that counts.
+	Usual, longestOutput = 256, 16384
 	// knownFrom is the number of answers from which their mean length is used, lengthMemory the number that it reaches back over.
 	knownFrom, lengthMemory = 8, 64
 	// mostTenants bounds the tenants of a model whose answers are kept apart.
 	mostTenants = 4096
 )
 
-// lengths learns how long the answers of a model are, by the tenant that asks for them. The zero value is empty.
-type lengths struct {
+// Lengths learns how long the answers of a model are, by the tenant that asks for them. The zero value is empty.
+type Lengths struct {
 	mu     sync.RWMutex
 	all    length
 	tenant map[string]*length
@@ -32,8 +32,8 @@ func (l *length) add(tokens int) {
 	l.mean += (float64(tokens) - l.mean) / float64(min(l.count, lengthMemory))
 }
 
-// add takes in a complete answer.
-func (s *lengths) add(tenant string, tokens int) {
+// Add takes in a complete answer.
+func (s *Lengths) Add(tenant string, tokens int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all.add(tokens)
@@ -52,7 +52,7 @@ func (s *lengths) add(tenant string, tokens int) {
 }
 
 // mean is the mean length of the tenant's answers, or else of all; 0 while too few are known.
-func (s *lengths) mean(tenant string) int {
+func (s *Lengths) mean(tenant string) int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	l := s.tenant[tenant]
@@ -65,9 +65,9 @@ func (s *lengths) mean(tenant string) int {
 	return max(1, int(l.mean+0.5))
 }
 
-// expected is the number of output tokens to expect of a request of tenant: its caller's hint, or else as many as the tenant's answers have,
+// Expected is the number of output tokens to expect of a request of tenant: its caller's hint, or else as many as the tenant's answers have,
 // within the request's limit; 0 when nothing is known. A hint that is the limit is none.
-func (s *lengths) expected(tenant string, hint, limit int) int {
+func (s *Lengths) Expected(tenant string, hint, limit int) int {
 	if hint > 0 && hint != limit {
 		return hint
 	}
@@ -76,20 +76,20 @@ func (s *lengths) expected(tenant string, hint, limit int) int {
 	case limit <= 0:
 		return mean
 	case mean <= 0:
-		return min(limit, usualOutput)
+		return min(limit, Usual)
 	default:
 		return min(limit, mean)
 	}
 }
 
-// outputs is the number of output tokens that counts of those expected.
-func outputs(expected int) int {
+// Counted is the number of output tokens that counts of those expected.
+func Counted(expected int) int {
 	if expected <= 0 {
-		return usualOutput
+		return Usual
 	}
 	n := float64(min(expected, longestOutput))
-	if n > usualOutput {
-		n = math.Sqrt(n * usualOutput)
+	if n > Usual {
+		n = math.Sqrt(n * Usual)
 	}
 	return int(n)
 }

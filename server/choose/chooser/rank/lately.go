@@ -1,10 +1,11 @@
-package chooser
+package rank
 
 import (
 	"math"
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/number"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -13,26 +14,26 @@ const busyMemory = 60 * time.Second
 
 // lately is the work routed to a rank, per second and fading with busyMemory.
 type lately struct {
-	busy    number       // seconds of prefill
-	returns number       // requests that came back to the rank's blocks
-	saved   number       // seconds of prefill that those were spared
-	squares number       // half the squared seconds of prefill: the mean time left of it
+	busy    number.Float // seconds of prefill
+	returns number.Float // requests that came back to the rank's blocks
+	saved   number.Float // seconds of prefill that those were spared
+	squares number.Float // half the squared seconds of prefill: the mean time left of it
 	at      atomic.Int64 // when it was brought up to date, in nanoseconds of the chooser's clock
 }
 
-// read returns the share of the rank's time that the prefill takes, and fills in the rest.
-func (l *lately) read(now int64, to *decision.Revisits) (busy float64) {
+// Read returns the share of the rank's time that the prefill takes, and fills in the rest.
+func (l *lately) Read(now int64, to *decision.Revisits) (busy float64) {
 	left := l.fade(now)
-	to.Residual = left * l.squares.get()
-	if returns := l.returns.get(); returns > 0 {
-		to.Returns, to.Saved = left*returns, l.saved.get()/returns
+	to.Residual = left * l.squares.Get()
+	if returns := l.returns.Get(); returns > 0 {
+		to.Returns, to.Saved = left*returns, l.saved.Get()/returns
 	}
-	return left * l.busy.get()
+	return left * l.busy.Get()
 }
 
 // fade returns the rest of the count at now.
 func (l *lately) fade(now int64) float64 {
-	if l.busy.get() == 0 {
+	if l.busy.Get() == 0 {
 		return 1
 	}
 	return decay(float64(now-l.at.Load()) / float64(busyMemory))

@@ -1,4 +1,4 @@
-package chooser
+package ask
 
 import (
 	"time"
@@ -27,14 +27,14 @@ type End struct {
 	Output int
 }
 
-func (e *End) completed() bool { return e.Result.End == decision.EndCompleted }
+func (e *End) Completed() bool { return e.Result.End == decision.EndCompleted }
 
-// endOnly is an Observer of which only the end counts.
-type endOnly struct{}
+// EndOnly is an Observer of which only the end counts.
+type EndOnly struct{}
 
-func (endOnly) FirstToken(time.Time, int) {}
+func (EndOnly) FirstToken(time.Time, int) {}
 
-func (endOnly) Progress(int) {}
+func (EndOnly) Progress(int) {}
 
 // Result has the known facts about a request when its reservation ends.
 type Result struct {

@@ -1,4 +1,4 @@
-package chooser
+package rank
 
 import (
 	"sync/atomic"
@@ -18,8 +18,8 @@ const (
 // accuracy counts the predicted first tokens of one rank by result. Its zero value is ready.
 type accuracy [predictedResults]atomic.Int64
 
-// add counts a prediction by its ratio to the actual time.
-func (a *accuracy) add(ratio float64) {
+// Add counts a prediction by its ratio to the actual time.
+func (a *accuracy) Add(ratio float64) {
 	switch {
 	case ratio > off:
 		a[predictedEarly].Add(1)

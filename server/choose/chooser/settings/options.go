@@ -1,4 +1,4 @@
-package chooser
+package settings
 
 import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"

@@ -1,4 +1,4 @@
-package chooser
+package answers
 
 import (
 	"strconv"
@@ -7,18 +7,18 @@ import (
 
 // What a caller says counts, then what its answers have been, within the limit of the request.
 func TestTheExpectedLengthOfAnAnswer(t *testing.T) {
-	var known lengths
+	var known Lengths
 	for range 20 {
-		known.add("long", 2000)
-		known.add("short", 10)
+		known.Add("long", 2000)
+		known.Add("short", 10)
 	}
 	for range 5 {
-		known.add("new", 40)
+		known.Add("new", 40)
 	}
 	overall := known.all.mean
 	for _, tt := range []struct {
 		name          string
-		of            *lengths
+		of            *Lengths
 		tenant        string
 		hint, limit   int
 		least, atMost int
@@ -30,22 +30,22 @@ func TestTheExpectedLengthOfAnAnswer(t *testing.T) {
 		{"neither hint nor limit", &known, "short", 0, 0, 10, 10},
 		{"too few answers: as those of all", &known, "new", 4096, 4096, int(overall), int(overall) + 1},
 		{"an unknown tenant", &known, "", 0, 0, int(overall), int(overall) + 1},
-		{"nothing known, a limit", &lengths{}, "", 4096, 4096, usualOutput, usualOutput},
-		{"nothing known, a short limit", &lengths{}, "", 5, 5, 5, 5},
-		{"nothing known at all", &lengths{}, "", 0, 0, 0, 0},
+		{"nothing known, a limit", &Lengths{}, "", 4096, 4096, Usual, Usual},
+		{"nothing known, a short limit", &Lengths{}, "", 5, 5, 5, 5},
+		{"nothing known at all", &Lengths{}, "", 0, 0, 0, 0},
 	} {
-		if got := tt.of.expected(tt.tenant, tt.hint, tt.limit); got < tt.least || got > tt.atMost {
+		if got := tt.of.Expected(tt.tenant, tt.hint, tt.limit); got < tt.least || got > tt.atMost {
 			t.Errorf("%s: %d tokens, want %d to %d", tt.name, got, tt.least, tt.atMost)
 		}
 	}
 	for range 300 { // its answers become longer
-		known.add("short", 500)
+		known.Add("short", 500)
 	}
 	if got := known.mean("short"); got < 480 || got > 500 {
 		t.Errorf("%d tokens after 300 answers of 500", got)
 	}
 	for i := range 2 * mostTenants {
-		known.add(strconv.Itoa(i), 1)
+		known.Add(strconv.Itoa(i), 1)
 	}
 	if len(known.tenant) > mostTenants {
 		t.Errorf("%d tenants are kept", len(known.tenant))
@@ -56,13 +56,13 @@ func TestTheExpectedLengthOfAnAnswer(t *testing.T) {
 func TestLongAnswersWeighMore(t *testing.T) {
 	last := 0
 	for _, tt := range []struct{ expected, want int }{{1, 1}, {100, 100}, {256, 256}, {1024, 512}, {4096, 1024}, {1 << 20, 2048}} {
-		got := outputs(tt.expected)
+		got := Counted(tt.expected)
 		if got != tt.want || got <= last {
 			t.Errorf("%d tokens count as %d, want %d", tt.expected, got, tt.want)
 		}
 		last = got
 	}
-	if outputs(0) != usualOutput {
+	if Counted(0) != Usual {
 		t.Error("an unknown length is not the usual one")
 	}
 }

@@ -1,4 +1,4 @@
-package chooser
+package rank
 
 import (
 	"go.opentelemetry.io/otel/attribute"
@@ -8,22 +8,22 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// newAccuracyMetrics declares the predictions by rank, and returns the function that reads them. The series of a rank go with it.
-func newAccuracyMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
+// NewAccuracyMetrics declares the predictions by rank, and returns the function that reads them. The series of a rank go with it.
+func NewAccuracyMetrics(s *instruments.Set, ranks *Table) (observe func(metric.Observer)) {
 	predictions := s.ObservedCounter("kvpilot.chooser.predictions", "{prediction}", "Predicted first tokens of streamed requests by rank and result: close, early (it came more than three times sooner) or late (more than three times later).")
 	names := [predictedResults]string{predictedClose: "close", predictedEarly: "early", predictedLate: "late"}
 	return func(o metric.Observer) {
-		for r := range ranks.all() {
+		for r := range ranks.All() {
 			for result, name := range names {
-				o.ObserveInt64(predictions, r.accuracy[result].Load(), instruments.Labels(
-					attribute.String("replica", string(r.replica)), attribute.Int("rank", r.index), attribute.String("result", name)))
+				o.ObserveInt64(predictions, r.Accuracy[result].Load(), instruments.Labels(
+					attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Index), attribute.String("result", name)))
 			}
 		}
 	}
 }
 
-// newRateMetrics declares each rank's learned rates, and returns the function that reads it.
-func newRateMetrics(s *instruments.Set, ranks *rankTable) (observe func(metric.Observer)) {
+// NewRateMetrics declares each rank's learned rates, and returns the function that reads it.
+func NewRateMetrics(s *instruments.Set, ranks *Table) (observe func(metric.Observer)) {
 	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
 	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
 	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")

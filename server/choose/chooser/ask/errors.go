@@ -1,4 +1,4 @@
-package chooser
+package ask
 
 import (
 	"errors"
@@ -20,9 +20,9 @@ var (
 // Causes of a Refused.
 const (
 	// causeTarget: no rank can keep the request's targets.
-	causeTarget = "target"
+	CauseTarget = "target"
 	// causeMemory: a call of a program waited for memory too long.
-	causeMemory = "memory"
+	CauseMemory = "memory"
 )
 
 // NoReplica reports that no candidate was left. Decision has every veto.
@@ -39,7 +39,7 @@ func (e *NoReplica) Error() string {
 // ReadCause is a Refused.Cause as another router names it: one of the known ones, or "other".
 func ReadCause(text string) string {
 	switch text {
-	case "queue_full", "queue_bytes", "deadline", "timeout", "shutdown", causeTarget, causeMemory, "reservations_full":
+	case "queue_full", "queue_bytes", "deadline", "timeout", "shutdown", CauseTarget, CauseMemory, "reservations_full":
 		return text
 	}
 	return "other"

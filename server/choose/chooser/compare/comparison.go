@@ -1,4 +1,4 @@
-package chooser
+package compare
 
 import (
 	"context"
@@ -9,6 +9,9 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
@@ -18,25 +21,25 @@ import (
 // smallSequences and smallContext are the load that the time of decodes is related to.
 const smallSequences, smallContext = 8, 16384
 
-// waitingAnywhere are the requests that wait in the router.
-type waitingAnywhere interface {
+// Waiting are the requests that wait in the router.
+type Waiting interface {
 	// Changed has them looked at again.
 	Changed()
 }
 
-// comparison compares the ranks' answers with their equals' answers.
-type comparison struct {
-	ranks      *rankTable
-	book       *load.Book
-	clock      *clock
-	waiting    waitingAnywhere
-	log        *slog.Logger
-	suspicions metric.Int64Counter
+// Comparison compares the ranks' answers with their equals' answers.
+type Comparison struct {
+	Ranks      *rank.Table
+	Book       *load.Book
+	Clock      *clock.Clock
+	Waiting    Waiting
+	Log        *slog.Logger
+	Suspicions metric.Int64Counter
 	running    atomic.Bool // Run compares
 }
 
-// run compares the ranks with their equals until ctx ends.
-func (c *comparison) run(ctx context.Context) {
+// Run compares the ranks with their equals until ctx ends.
+func (c *Comparison) Run(ctx context.Context) {
 	c.running.Store(true)
 	defer c.running.Store(false)
 	tick := time.NewTicker(conduct.JudgeEvery / 2)
@@ -46,46 +49,46 @@ func (c *comparison) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if now := c.clock.now(); c.ranks.conduct.Due(now) {
+			if now := c.Clock.Now(); c.Ranks.Conduct.Due(now) {
 				c.judge(now)
 			}
 		}
 	}
 }
 
-// judgeUnlessRun compares the ranks with their equals when that is due and Run does not, as in virtual time.
-func (c *comparison) judgeUnlessRun(now time.Time) {
-	if !c.running.Load() && c.ranks.conduct.Due(now) {
+// JudgeUnlessRun compares the ranks with their equals when that is due and Run does not, as in virtual time.
+func (c *Comparison) JudgeUnlessRun(now time.Time) {
+	if !c.running.Load() && c.Ranks.Conduct.Due(now) {
 		c.judge(now)
 	}
 }
 
 // judge compares the ranks with their equals.
-func (c *comparison) judge(now time.Time) {
+func (c *Comparison) judge(now time.Time) {
 	usual := map[any]*usualSpeed{}
-	for r := range c.ranks.all() {
-		kind, _ := r.speed.Kind()
+	for r := range c.Ranks.All() {
+		kind, _ := r.Speed.Kind()
 		u := usual[kind]
 		if u == nil {
 			u = &usualSpeed{}
 			usual[kind] = u
 		}
-		u.add(r.model.Load(), r.conduct.About().Suspicions != 0)
+		u.add(r.Model.Load(), r.Conduct.About().Suspicions != 0)
 	}
-	for r := range c.ranks.all() {
-		r.speed.Look(now)
-		known := r.known.Load()
-		kind, _ := r.speed.Kind()
+	for r := range c.Ranks.All() {
+		r.Speed.Look(now)
+		known := r.Known.Load()
+		kind, _ := r.Speed.Kind()
 		u := usual[kind]
 		if u == nil { // it has just moved to another kind
 			continue
 		}
 		m := u.median()
-		l := c.book.View(r.slot, now)
+		l := c.Book.View(r.Slot, now)
 		small := m.Step(smallSequences, smallContext)
-		r.conduct.Expect(m.Step(max(1, l.InFlight-l.Prefilling), l.ContextTokens)/small, m.Token/small, budget(known), now)
+		r.Conduct.Expect(m.Step(max(1, l.InFlight-l.Prefilling), l.ContextTokens)/small, m.Token/small, layout.Budget(known), now)
 	}
-	for _, change := range c.ranks.conduct.Judge(now) {
+	for _, change := range c.Ranks.Conduct.Judge(now) {
 		c.changed(change)
 	}
 }
@@ -117,29 +120,29 @@ func (u *usualSpeed) median() speed.Model {
 }
 
 // changed logs and counts a change of a rank's suspicions.
-func (c *comparison) changed(change conduct.Change) {
+func (c *Comparison) changed(change conduct.Change) {
 	for _, s := range conduct.Suspicions() {
 		if change.After&s != 0 && change.Before&s == 0 {
-			c.suspicions.Add(context.Background(), 1, suspicion(s))
+			c.Suspicions.Add(context.Background(), 1, suspicion(s))
 		}
 	}
-	for r := range c.ranks.all() {
-		if r.conduct != change.Rank {
+	for r := range c.Ranks.All() {
+		if r.Conduct != change.Rank {
 			continue
 		}
-		about := r.conduct.About()
-		r.speed.Exclude(change.After&conduct.Slow != 0)
+		about := r.Conduct.About()
+		r.Speed.Exclude(change.After&conduct.Slow != 0)
 		if change.After == 0 {
-			c.log.Info("a rank behaves as its equals again", "replica", string(r.replica), "rank", r.index)
+			c.Log.Info("a rank behaves as its equals again", "replica", string(r.Replica), "rank", r.Index)
 			continue
 		}
-		c.log.Warn("a rank does not behave as its equals and is avoided", "replica", string(r.replica), "rank", r.index, "suspicions", change.After.Names(),
-			"slowness", about.Slowness, "token_time", duration(about.Token), "empty_share", about.EmptyShare, "overlap_trust", about.Trust)
+		c.Log.Warn("a rank does not behave as its equals and is avoided", "replica", string(r.Replica), "rank", r.Index, "suspicions", change.After.Names(),
+			"slowness", about.Slowness, "token_time", clock.Duration(about.Token), "empty_share", about.EmptyShare, "overlap_trust", about.Trust)
 	}
-	c.waiting.Changed()
+	c.Waiting.Changed()
 }
 
-func newSuspicions(s *instruments.Set) metric.Int64Counter {
+func NewCounter(s *instruments.Set) metric.Int64Counter {
 	var all []metric.MeasurementOption
 	for _, one := range conduct.Suspicions() {
 		all = append(all, suspicion(one))
