@@ -9,7 +9,11 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/claims"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/past"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
@@ -27,21 +31,21 @@ const (
 )
 
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
-func (a *admission) waitForMemory(s *evaluation, w *waiter, deadline, now time.Time) error {
+func (a *admission) waitForMemory(s *evaluate.Evaluation, w *waiter, deadline, now time.Time) error {
 	ln, req := w.line, w.req
 	before := ln.memory.hold.Len()
-	w.memory, w.call = newMemoryWait(&s.program, before, ln.memory.pace.expected(before)), s.program.call
+	w.memory, w.call = newMemoryWait(&s.Program, before, ln.memory.pace.expected(before)), s.Program.Call
 	w.arrived = now.Add(-req.Age)
 	wait := w.memory.first // from Push on, the wait may move
-	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+leastLate)*float64(target) {
+	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+evaluate.LeastLate)*float64(target) {
 		a.unreachable.Add(1)
 		return &ask.Refused{Cause: ask.CauseTarget, RetryAfter: ln.memory.pace.retry(before), Memory: &wait}
 	}
 	w.ticket = &holdqueue.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.d), Owner: w,
-		First: ln.claims.ledger.Awaited(w.call.Name),
+		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.Decision), Owner: w,
+		First: ln.Claims.Ledger.Awaited(w.call.Name),
 	}
-	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.program.ranks), max(memoryEach, wait.Expected)); err != nil {
+	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.Program.Ranks), max(memoryEach, wait.Expected)); err != nil {
 		return &ask.Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
 	}
 	ln.memory.pace.begin(a.clock.Since(now))
@@ -100,21 +104,21 @@ func (a *admission) visitMemory(ln *line) {
 		}
 	}
 	var admitted []*waiter
-	s := a.booker.borrow(time.Time{})
+	s := a.booker.Borrow(time.Time{})
 	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*waiter)
-		s.since, s.program.call = t.Arrived(), w.call
-		if err := a.booker.evaluate(s, w.req, ln.remembered, now, nil); err == nil && !a.admit(s, ln, now, true) {
+		s.Since, s.Program.Call = t.Arrived(), w.call
+		if err := a.booker.Evaluate(s, w.req, ln.Model, now, nil); err == nil && !a.admit(s, ln, now, true) {
 			if now.Sub(t.Arrived()) < passable {
 				return holdqueue.Keep
 			}
 			return holdqueue.Stop
 		}
-		w.full = slices.Clone(s.program.full)
+		w.full = slices.Clone(s.Program.Full)
 		admitted = append(admitted, w)
 		return holdqueue.Release
 	})
-	a.booker.giveBack(s)
+	a.booker.GiveBack(s)
 	g.pace.admitted(len(admitted), g.hold.Len(), a.clock.Since(now))
 	for _, w := range admitted {
 		a.move(w, now)
@@ -125,14 +129,14 @@ func (a *admission) visitMemory(ln *line) {
 }
 
 // enter books an admitted call, or puts it in the hold queue: then it returns true.
-func (a *admission) enter(s *evaluation, w *waiter, deadline, now time.Time) (*Choice, bool, error) {
-	s.avoidFull()
-	s.choose()
-	if err := a.booker.reach(&s.d, w.req); err != nil {
+func (a *admission) enter(s *evaluate.Evaluation, w *waiter, deadline, now time.Time) (*booking.Choice, bool, error) {
+	s.AvoidFull()
+	s.Choose()
+	if err := a.booker.Reach(&s.Decision, w.req); err != nil {
 		return nil, false, err
 	}
 	choice, err := a.holding.bookNow(s, w.req, w.line, now, w)
-	if !errors.Is(err, errNoRoom) {
+	if !errors.Is(err, booking.ErrNoRoom) {
 		return choice, false, err
 	}
 	// The wait for memory is no seniority among the requests that wait for a rank: a paused program may have to compute its whole context there.
@@ -149,15 +153,15 @@ func (a *admission) move(w *waiter, now time.Time) {
 		return
 	}
 	m.first.Waited = now.Sub(w.arrived)
-	s := a.booker.borrow(w.arrived)
-	s.program.resume(w.call, w.full)
-	var choice *Choice
+	s := a.booker.Borrow(w.arrived)
+	s.Program.Resume(w.call, w.full)
+	var choice *booking.Choice
 	var held bool
-	err := a.booker.evaluate(s, w.req, w.line.remembered, now, nil)
+	err := a.booker.Evaluate(s, w.req, w.line.Model, now, nil)
 	if err == nil {
 		choice, held, err = a.enter(s, w, w.ticket.Deadline, now)
 	}
-	a.booker.giveBack(s)
+	a.booker.GiveBack(s)
 	m.moved = true
 	m.mu.Unlock()
 	if held {
@@ -170,10 +174,10 @@ func (a *admission) move(w *waiter, now time.Time) {
 // admission has programs without a place wait while no rank has memory for them. The state of the wait is in the lines' gates.
 type admission struct {
 	holding  *holding
-	booker   *booker
+	booker   *booking.Booker
 	clock    *clock.Clock
 	settings *settings.Current
-	sessions *sessions
+	sessions *past.Sessions
 	alarm    *alarm
 	log      *slog.Logger
 	counts   *waitCounts
@@ -182,44 +186,44 @@ type admission struct {
 }
 
 // arrive notes the call of a session in the ledger, and names it in s.
-func (a *admission) arrive(s *evaluation, req *ask.Request, ln *line, now time.Time) {
-	s.program.call = programs.Call{}
-	if !s.held || a.settings.Horizon() == 0 || len(s.d.Candidates) == 0 {
+func (a *admission) arrive(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time) {
+	s.Program.Call = programs.Call{}
+	if !s.Held || a.settings.Horizon() == 0 || len(s.Decision.Candidates) == 0 {
 		return
 	}
-	cand := &s.d.Candidates[0]
-	call := ln.claims.call(a.sessions, req, req.HashesFor(cand), int(cand.BlockSize))
+	cand := &s.Decision.Candidates[0]
+	call := ln.Claims.Call(a.sessions, req, req.HashesFor(cand), int(cand.BlockSize))
 	if call.Name == 0 {
 		return
 	}
-	call.Tokens += answers.Counted(s.d.ExpectedOutput)
-	call.Program = ln.claims.ledger.Arrive(call, time.Duration(a.clock.Since(now)), a.settings.Horizon())
-	s.program.call = call
+	call.Tokens += answers.Counted(s.Decision.ExpectedOutput)
+	call.Program = ln.Claims.Ledger.Arrive(call, time.Duration(a.clock.Since(now)), a.settings.Horizon())
+	s.Program.Call = call
 }
 
 // admit reports whether the request's program has a place, or gets one now. Then s.program.full names the ranks without memory for it.
-func (a *admission) admit(s *evaluation, ln *line, now time.Time, visiting bool) bool {
-	p := &s.program
-	p.full = p.full[:0]
-	if !p.call.Program {
+func (a *admission) admit(s *evaluate.Evaluation, ln *line, now time.Time, visiting bool) bool {
+	p := &s.Program
+	p.Full = p.Full[:0]
+	if !p.Call.Program {
 		return true
 	}
-	p.ranks = p.ranks[:0]
-	for i := range s.d.Candidates {
-		if cand := &s.d.Candidates[i]; cand.Veto == decision.VetoNone {
-			p.ranks = append(p.ranks, rankOf(cand))
+	p.Ranks = p.Ranks[:0]
+	for i := range s.Decision.Candidates {
+		if cand := &s.Decision.Candidates[i]; cand.Veto == decision.VetoNone {
+			p.Ranks = append(p.Ranks, claims.RankOf(cand))
 		}
 	}
-	if len(p.ranks) == 0 {
+	if len(p.Ranks) == 0 {
 		return true // no rank can serve it: it must not wait for memory
 	}
-	switch ln.claims.ledger.Admit(p.call, !visiting && ln.memory.hold.Len() > 0, p.ranks, time.Duration(a.clock.Since(now))) {
+	switch ln.Claims.Ledger.Admit(p.Call, !visiting && ln.memory.hold.Len() > 0, p.Ranks, time.Duration(a.clock.Since(now))) {
 	case programs.Waits:
 		return false
 	case programs.Fits:
-		for i := range p.ranks {
-			if p.ranks[i].Full {
-				p.full = append(p.full, p.ranks[i].Slot)
+		for i := range p.Ranks {
+			if p.Ranks[i].Full {
+				p.Full = append(p.Full, p.Ranks[i].Slot)
 			}
 		}
 	case programs.Free:

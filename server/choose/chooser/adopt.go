@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -13,11 +15,11 @@ import (
 // queue, and the speed of ranks is not learned from it: the loads that go with it are known to the other router. For a request that
 // is not booked (DryRun, Unbooked) the choice has the decision alone. It returns an ErrInvalid, an ErrDuplicate, a *Refused when the
 // book is full, or load.ErrNoRank.
-func (c *Chooser) Adopt(req *ask.Request, by Decided) (*Choice, error) {
+func (c *Chooser) Adopt(req *ask.Request, by booking.Decided) (*booking.Choice, error) {
 	if err := req.Check(); err != nil {
 		return nil, err
 	}
-	return c.booker.adopt(req, c.lines.of(req.Model).remembered, by)
+	return c.booker.Adopt(req, c.lines.of(req.Model).Model, by)
 }
 
 // PolicyOf is the policy that decides req.
@@ -33,7 +35,7 @@ func (c *Chooser) BlockSizes(replicas []*replica.Replica) []int {
 	var sizes []int
 	for _, r := range replicas {
 		for _, slot := range r.Slots {
-			if size := cmp.Or(c.evaluator.index.BlockSize(slot), r.BlockSize, defaultBlock); !slices.Contains(sizes, size) {
+			if size := cmp.Or(c.evaluator.Index.BlockSize(slot), r.BlockSize, evaluate.DefaultBlock); !slices.Contains(sizes, size) {
 				sizes = append(sizes, size)
 			}
 		}

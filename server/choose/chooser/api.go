@@ -2,6 +2,8 @@ package chooser
 
 import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
@@ -60,6 +62,16 @@ type (
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config { return settings.DefaultConfig() }
+
+// The result of a choice, and the receiver of all of them, from package booking.
+type (
+	Choice  = booking.Choice
+	Decided = booking.Decided
+	Record  = booking.Record
+)
+
+// Gate keeps requests from replicas that fail.
+type Gate = evaluate.Gate
 
 // The engines' own reports, and the learned speed of the ranks.
 type (

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // Choose decides which rank serves req and books it there. Under predicted-ttft it waits in the
 // hold queue while no suitable rank has room, at most until ctx ends. It returns *NoReplica,
 // *Refused, an ErrInvalid, an ErrDuplicate or the context's error.
-func (c *Chooser) Choose(ctx context.Context, req *ask.Request) (*Choice, error) {
+func (c *Chooser) Choose(ctx context.Context, req *ask.Request) (*booking.Choice, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -39,7 +40,7 @@ func (c *Chooser) Choose(ctx context.Context, req *ask.Request) (*Choice, error)
 // Submit is Choose without waiting: deliver is called once with the outcome, at once or when the
 // hold queue releases the request, possibly on another goroutine; it must not block. deadline may
 // be zero. req must not change until then. The result is nil when deliver was called already.
-func (c *Chooser) Submit(req *ask.Request, deadline time.Time, deliver func(*Choice, error)) *Waiting {
+func (c *Chooser) Submit(req *ask.Request, deadline time.Time, deliver func(*booking.Choice, error)) *Waiting {
 	choice, w, err := c.begin(req, deadline, deliver)
 	if w == nil {
 		deliver(choice, err)
@@ -64,7 +65,7 @@ func (w *Waiting) Leave() bool {
 }
 
 // begin decides at once or puts the request in line; then it returns the waiter.
-func (c *Chooser) begin(req *ask.Request, deadline time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+func (c *Chooser) begin(req *ask.Request, deadline time.Time, deliver func(*booking.Choice, error)) (*booking.Choice, *waiter, error) {
 	if err := req.Check(); err != nil {
 		return nil, nil, err
 	}
@@ -73,15 +74,15 @@ func (c *Chooser) begin(req *ask.Request, deadline time.Time, deliver func(*Choi
 	if req.Age > 0 {
 		since = now.Add(-req.Age)
 	}
-	s := c.evaluator.borrow(since)
-	defer c.evaluator.giveBack(s)
-	if err := c.evaluator.evaluate(s, req, ln.remembered, now, nil); err != nil {
+	s := c.evaluator.Borrow(since)
+	defer c.evaluator.GiveBack(s)
+	if err := c.evaluator.Evaluate(s, req, ln.Model, now, nil); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ask.ErrInvalid, err)
 	}
 	c.admission.arrive(s, req, ln, now)
 	choice, w, err := c.place(s, req, ln, deadline, now, deliver)
 	if err != nil {
-		ln.claims.leave(&s.program.call)
+		ln.Claims.Leave(&s.Program.Call)
 	}
 	return choice, w, err
 }

@@ -10,8 +10,13 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/leases"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/past"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
@@ -29,13 +34,13 @@ import (
 type Chooser struct {
 	*rank.Table
 	*waitingRoom
-	*leases // the reports of callers outside this process
+	*leases.Leases // the reports of callers outside this process
 
 	settings   *settings.Current
 	clock      *clock.Clock
-	memory     *memory
-	evaluator  *evaluator
-	booker     *booker
+	memory     *past.Memory
+	evaluator  *evaluate.Evaluator
+	booker     *booking.Booker
 	watch      *watch
 	comparison *compare.Comparison
 	metrics    *metrics
@@ -49,9 +54,9 @@ type Params struct {
 	Reports reports.Reports
 	Engines Engines
 	// Gate keeps requests from replicas that fail; nil admits all.
-	Gate Gate
+	Gate evaluate.Gate
 	// Record receives the decisions and their outcomes.
-	Record Record
+	Record booking.Record
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
 	// Shares has the tenants' shares of the hold queue; nil: all have the same.
@@ -69,7 +74,7 @@ func (p *Params) fill() {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
 	if p.Gate == nil {
-		p.Gate = noGate{}
+		p.Gate = evaluate.NoGate{}
 	}
 	if p.PaceBias == 0 {
 		p.PaceBias = 1
@@ -83,35 +88,35 @@ func (p *Params) fill() {
 func New(cfg settings.Config, params Params) *Chooser {
 	params.fill()
 	set := instruments.New(params.Meter, "server/choose/chooser")
-	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &dice{}
+	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &evaluate.Dice{}
 	inForce.Store(settings.New(cfg))
-	rolls.seed.Store(params.Seed)
-	c := &Chooser{settings: inForce, clock: now, Table: rank.NewTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	rolls.Seed.Store(params.Seed)
+	c := &Chooser{settings: inForce, clock: now, Table: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
 	c.waitingRoom = &waitingRoom{queue: queue, clock: now, alarm: newAlarm(queue)}
-	c.memory = &memory{
-		clock: now, settings: inForce, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
-		sessions: newSessions(c.metrics.turns), affinity: c.metrics.affinity,
+	c.memory = &past.Memory{
+		Clock: now, Settings: inForce, Index: params.Index, Ring: cfg.Ring, Tree: cfg.Tree,
+		Sessions: past.NewSessions(c.metrics.turns), Affinity: c.metrics.affinity,
 	}
 	c.comparison = &compare.Comparison{Ranks: c.Table, Book: params.Book, Clock: now, Waiting: c.alarm, Log: params.Log, Suspicions: c.metrics.suspicions}
-	c.evaluator = &evaluator{
-		clock: now, settings: inForce, ranks: c.Table, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
-		queue: queue, memory: c.memory, comparison: c.comparison, residence: answers.NewResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
+	c.evaluator = &evaluate.Evaluator{
+		Clock: now, Settings: inForce, Ranks: c.Table, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
+		Queue: queue, Memory: c.memory, Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
 	}
 	c.lines = newLines(queue, c.evaluator)
-	c.booker = &booker{
-		evaluator: c.evaluator, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics.bookings, withdrawn: c.metrics.withdrawn,
-		learning: learning{book: params.Book, reports: params.Reports, clock: now, log: params.Log, predictions: &c.metrics.predictions},
+	c.booker = &booking.Booker{
+		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.waitingRoom, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
+		Learning: follow.Learning{Book: params.Book, Reports: params.Reports, Clock: now, Log: params.Log, Predictions: &c.metrics.predictions},
 	}
 	c.holding = &holding{booker: c.booker, clock: now, alarm: c.alarm, counts: &c.metrics.waits}
 	c.admission = &admission{
-		holding: c.holding, booker: c.booker, clock: now, settings: inForce, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log,
+		holding: c.holding, booker: c.booker, clock: now, settings: inForce, sessions: c.memory.Sessions, alarm: c.alarm, log: params.Log,
 		counts: &c.metrics.waits, unreachable: &c.metrics.unreachable,
 	}
 	c.watch = &watch{
 		engines: params.Engines, ranks: c.Table, settings: inForce, clock: now, waiting: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
 	}
-	c.metrics.observe(set, c.Table, c.lines, c.memory, c.evaluator.lanes, now)
+	c.metrics.observe(set, c.Table, c.lines, c.memory, c.evaluator.Lanes, now)
 	return c
 }
 
@@ -130,7 +135,7 @@ func (c *Chooser) Run(ctx context.Context) error {
 	for {
 		if now := c.clock.Now(); now.Sub(swept) >= sweepEvery {
 			swept = now
-			c.sweep()
+			c.Sweep()
 		}
 		c.Tick()
 		timer.Reset(c.sleep(sweepEvery))
@@ -149,9 +154,9 @@ func (c *Chooser) Run(ctx context.Context) error {
 func (c *Chooser) RemoveRank(slot replica.Slot) {
 	c.Remove(slot)
 	for _, ln := range c.lines.all() {
-		ln.forget(slot)
+		ln.Forget(slot)
 	}
-	c.memory.sessions.forget(slot)
+	c.memory.Sessions.Forget(slot)
 	c.alarm.Changed()
 }
 
@@ -181,5 +186,5 @@ func (c *Chooser) Update(cfg settings.Config) error {
 
 // ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
 func (c *Chooser) ExpectedOutput(req *ask.Request) int {
-	return c.lines.of(req.Model).lengths.Expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
+	return c.lines.of(req.Model).Lengths.Expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
 }

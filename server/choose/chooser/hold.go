@@ -6,7 +6,9 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -17,7 +19,7 @@ const mostVisited = 128
 
 // holding has requests wait in the hold queue while no suitable rank has room. The state of the wait is in the lines.
 type holding struct {
-	booker *booker
+	booker *booking.Booker
 	clock  *clock.Clock
 	alarm  *alarm
 	visits atomic.Uint64 // of all lines so far
@@ -25,17 +27,17 @@ type holding struct {
 }
 
 // wait puts a request in line.
-func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Duration, now time.Time) error {
+func (h *holding) wait(s *evaluate.Evaluation, w *waiter, deadline time.Time, age time.Duration, now time.Time) error {
 	req := w.req
 	w.ticket = &holdqueue.Ticket{
-		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.computes().Prefill, Cost: cost(&s.d), Owner: w,
+		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.Computes().Prefill, Cost: cost(&s.Decision), Owner: w,
 	}
 	if w.arrived.IsZero() {
 		w.arrived = now.Add(-age)
 	}
-	servers, soonest := h.booker.room().soonest(&s.d)
-	if w.stream = !wholly(req, &s.d); w.stream {
-		w.line.streams.Add(1)
+	servers, soonest := h.booker.Room().Soonest(&s.Decision)
+	if w.stream = !evaluate.Wholly(req, &s.Decision); w.stream {
+		w.line.Streams.Add(1)
 	}
 	if wait, err := w.line.hold.Push(w.ticket, now, servers, soonest); err != nil {
 		w.left()
@@ -46,13 +48,13 @@ func (h *holding) wait(s *evaluation, w *waiter, deadline time.Time, age time.Du
 }
 
 // bookNow books the pick, or returns errNoRoom when the request must wait.
-func (h *holding) bookNow(s *evaluation, req *ask.Request, ln *line, now time.Time, w *waiter) (*Choice, error) {
+func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *waiter) (*booking.Choice, error) {
 	switch {
-	case s.d.Chosen < 0, !s.held:
-	case ln.hold.Len() > 0, !h.booker.room().has(s.computes()), !s.whole && new(yielding).to(s.computes(), now):
-		return nil, errNoRoom
+	case s.Decision.Chosen < 0, !s.Held:
+	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
+		return nil, booking.ErrNoRoom
 	}
-	return h.booker.commit(s, req, ln.remembered, now, w.waited())
+	return h.booker.Commit(s, req, ln.Model, now, w.waited())
 }
 
 // offerRoom offers room to the requests that wait. One visit runs at a time; a call during a visit starts another one.
@@ -92,28 +94,28 @@ func (h *holding) visit(ln *line) {
 	if ln.hold.Len() == 0 {
 		return
 	}
-	s := h.booker.borrow(time.Time{})
-	s.readings.visit = h.visits.Add(1)
+	s := h.booker.Borrow(time.Time{})
+	s.Readings.Visit = h.visits.Add(1)
 	defer func() {
-		s.readings.visit = 0
-		h.booker.giveBack(s)
+		s.Readings.Visit = 0
+		h.booker.GiveBack(s)
 	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
-	soonest, room := maxWake.Seconds(), h.booker.room()
+	soonest, room := maxWake.Seconds(), h.booker.Room()
 	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		verdict := h.offer(s, t.Owner.(*waiter), now)
 		if verdict != holdqueue.Keep {
 			return verdict
 		}
 		open := false
-		for i := range s.d.Candidates {
-			o := &s.d.Candidates[i]
-			if !works(o) {
+		for i := range s.Decision.Candidates {
+			o := &s.Decision.Candidates[i]
+			if !evaluate.Works(o) {
 				continue
 			}
-			if over := o.Backlog - room.enough(o); over >= 0 {
+			if over := o.Backlog - room.Enough(o); over >= 0 {
 				soonest = min(soonest, over)
-			} else if o.Backlog+ln.planned[o.Slot] < room.enough(o) {
+			} else if o.Backlog+ln.planned[o.Slot] < room.Enough(o) {
 				open = true
 			}
 		}
@@ -133,46 +135,46 @@ func (h *holding) visit(ln *line) {
 
 // offer decides about a waiting request. The index's answer about its prompt may be a moment old while
 // it waits; the index is asked again before it is released.
-func (h *holding) offer(s *evaluation, w *waiter, now time.Time) holdqueue.Verdict {
-	ln, b, m := w.line, h.booker, &s.matching
-	m.known, s.since = nil, w.arrived
-	s.program.resume(w.call, w.full)
+func (h *holding) offer(s *evaluate.Evaluation, w *waiter, now time.Time) holdqueue.Verdict {
+	ln, b, m := w.line, h.booker, &s.Matching
+	m.Known, s.Since = nil, w.arrived
+	s.Program.Resume(w.call, w.full)
 	if now.Sub(w.matched) < matchLife {
-		m.known = w.overlaps
+		m.Known = w.overlaps
 	}
-	stale, room := m.known != nil, b.room()
+	stale, room := m.Known != nil, b.Room()
 	for {
-		if err := b.evaluate(s, w.req, ln.remembered, now, ln.planned); err != nil {
+		if err := b.Evaluate(s, w.req, ln.Model, now, ln.planned); err != nil {
 			w.end(nil, err)
 			return holdqueue.Drop
 		}
-		s.avoidFull()
-		s.choose()
-		if s.d.Chosen < 0 {
-			choice, err := b.commit(s, w.req, ln.remembered, now, w.waited())
+		s.AvoidFull()
+		s.Choose()
+		if s.Decision.Chosen < 0 {
+			choice, err := b.Commit(s, w.req, ln.Model, now, w.waited())
 			w.end(choice, err)
 			return holdqueue.Drop
 		}
-		if err := b.reach(&s.d, w.req); err != nil {
+		if err := b.Reach(&s.Decision, w.req); err != nil {
 			w.end(nil, err)
 			return holdqueue.Drop
 		}
 		if !stale {
-			w.overlaps, w.matched = append(w.overlaps[:0], m.overlaps...), now
+			w.overlaps, w.matched = append(w.overlaps[:0], m.Overlaps...), now
 		}
-		if !room.has(s.computes()) || !stale {
+		if !room.Has(s.Computes()) || !stale {
 			break
 		}
-		stale, m.known = false, nil
+		stale, m.Known = false, nil
 	}
-	m.known = nil
-	cand := s.computes()
-	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.d)
-	if !room.has(cand) || room > 0 && !s.whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
+	m.Known = nil
+	cand := s.Computes()
+	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.Decision)
+	if !room.Has(cand) || room > 0 && !s.Whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}
-	choice, err := b.commit(s, w.req, ln.remembered, now, w.waited())
+	choice, err := b.Commit(s, w.req, ln.Model, now, w.waited())
 	w.end(choice, err)
 	if err != nil {
 		return holdqueue.Drop

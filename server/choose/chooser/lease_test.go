@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/leases"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -51,7 +52,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		if len(outcomes) != 1 || outcomes[0].End != decision.EndExpired || outcomes[0].ID != "x" {
 			t.Errorf("outcomes %+v, want one that expired", outcomes)
 		}
-		if _, left := c.choices.Load(leaseName{id: "x"}); left {
+		if _, left := c.Choices.Load(leases.LeaseName{Id: "x"}); left {
 			t.Error("the chooser still holds the choice")
 		}
 		if out := c.ReportProgress(load.Key{ID: "x"}, 5); out != load.Ended {

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -11,7 +12,7 @@ import (
 // line has the requests for a model that wait, and the memory of its requests.
 type line struct {
 	model string
-	*remembered
+	*evaluate.Model
 	hold   *holdqueue.Line
 	memory *memoryGate
 
@@ -25,6 +26,6 @@ type line struct {
 	wanted  atomic.Pointer[map[replica.Slot]float64]
 }
 
-func newLine(model string, queue *holdqueue.Queue, of *remembered) *line {
-	return &line{model: model, remembered: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
+func newLine(model string, queue *holdqueue.Queue, of *evaluate.Model) *line {
+	return &line{model: model, Model: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
 }

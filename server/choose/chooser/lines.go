@@ -4,19 +4,20 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 )
 
 // lines has a line for each model that requests have named.
 type lines struct {
 	queue     *holdqueue.Queue
-	evaluator *evaluator
+	evaluator *evaluate.Evaluator
 	byModel   sync.Map // model name to *line
 	list      atomic.Pointer[[]*line]
 	mu        sync.Mutex // serialises new lines
 }
 
-func newLines(queue *holdqueue.Queue, evaluator *evaluator) *lines {
+func newLines(queue *holdqueue.Queue, evaluator *evaluate.Evaluator) *lines {
 	l := &lines{queue: queue, evaluator: evaluator}
 	l.list.Store(&[]*line{})
 	return l
@@ -35,7 +36,7 @@ func (l *lines) of(model string) *line {
 	if ln, ok := l.byModel.Load(model); ok {
 		return ln.(*line)
 	}
-	ln := newLine(model, l.queue, l.evaluator.newRemembered(model))
+	ln := newLine(model, l.queue, l.evaluator.NewModel(model))
 	l.byModel.Store(model, ln)
 	list := append(append([]*line(nil), l.all()...), ln)
 	l.list.Store(&list)

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/claims"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -38,10 +39,10 @@ func (m *memoryWait) wait() *decision.MemoryWait {
 }
 
 // newMemoryWait is the wait of the program of p behind others, which is expected to take so long.
-func newMemoryWait(p *callForMemory, before int, expected time.Duration) *memoryWait {
+func newMemoryWait(p *claims.Call, before int, expected time.Duration) *memoryWait {
 	free := 0.0
-	for i := range p.ranks {
-		free = max(free, p.ranks[i].Free)
+	for i := range p.Ranks {
+		free = max(free, p.Ranks[i].Free)
 	}
-	return &memoryWait{first: decision.MemoryWait{Program: uint64(p.call.Name), Tokens: p.call.Tokens, Free: int(free), Before: before, Expected: expected}}
+	return &memoryWait{first: decision.MemoryWait{Program: uint64(p.Call.Name), Tokens: p.Call.Tokens, Free: int(free), Before: before, Expected: expected}}
 }

@@ -5,8 +5,11 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/past"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
@@ -18,24 +21,24 @@ type metrics struct {
 	unreachable atomic.Int64 // requests whose targets no rank can keep
 
 	waits                         waitCounts
-	bookings                      *bookMetrics
-	turns                         turns
-	affinity                      *affinity
-	predictions                   predictions
+	bookings                      *booking.Metrics
+	turns                         past.Turns
+	affinity                      *past.Affinity
+	predictions                   follow.Predictions
 	stalls, withdrawn, suspicions metric.Int64Counter
 }
 
 func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 	return &metrics{
-		bookings: newBookMetrics(s), turns: newTurns(s), affinity: newAffinity(s, ring), predictions: newPredictions(s),
-		stalls: newStalls(s), withdrawn: newWithdrawn(s), suspicions: compare.NewCounter(s),
+		bookings: booking.NewMetrics(s), turns: past.NewTurns(s), affinity: past.NewAffinity(s, ring), predictions: follow.NewPredictions(s),
+		stalls: newStalls(s), withdrawn: follow.NewWithdrawn(s), suspicions: compare.NewCounter(s),
 	}
 }
 
 // observe has the parts read at each collection.
-func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, memory *memory, lanes *transfer.Lanes, clock *clock.Clock) {
+func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, memory *past.Memory, lanes *transfer.Lanes, clock *clock.Clock) {
 	parts := []func(metric.Observer){
-		m.affinity.observe, m.bookings.shadow.metrics(s), newProgramMetrics(s, lines, clock), newStallMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), newLaneMetrics(s, lanes),
+		m.affinity.Observe, m.bookings.Shadow.Metrics(s), newProgramMetrics(s, lines, clock), newStallMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), newLaneMetrics(s, lanes),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {
@@ -47,11 +50,11 @@ func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, m
 		{name: "memory_waits", help: "Requests of programs that had to wait in the router because their context fit in no rank's memory.", value: &m.waits.memory},
 		{name: "left", help: "Requests whose caller left while they waited in the hold queue.", value: &m.waits.left},
 		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
-		{name: "refused", help: "Requests that no replica could serve.", value: &m.bookings.rejected},
-		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.bookings.races},
-		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &memory.rings},
-		{name: "shadow_agreed", help: "Decisions with which the shadow policy agreed.", value: &m.bookings.shadow.agreed},
-		{name: "shadow_differed", help: "Decisions that the shadow policy would have made differently.", value: &m.bookings.shadow.differed},
+		{name: "refused", help: "Requests that no replica could serve.", value: &m.bookings.Rejected},
+		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.bookings.Races},
+		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &memory.Rings},
+		{name: "shadow_agreed", help: "Decisions with which the shadow policy agreed.", value: &m.bookings.Shadow.Agreed},
+		{name: "shadow_differed", help: "Decisions that the shadow policy would have made differently.", value: &m.bookings.Shadow.Differed},
 	}
 	for i := range counters {
 		counters[i].counter = s.ObservedCounter("kvpilot.chooser."+counters[i].name, "{request}", counters[i].help)
@@ -60,7 +63,7 @@ func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, m
 		for _, part := range parts {
 			part(o)
 		}
-		o.ObserveInt64(remembered, int64(memory.sessions.size()))
+		o.ObserveInt64(remembered, int64(memory.Sessions.Size()))
 		for _, one := range counters {
 			o.ObserveInt64(one.counter, one.value.Load())
 		}

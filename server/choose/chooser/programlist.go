@@ -26,8 +26,8 @@ func (c *Chooser) Programs(filter func(model string) (programs.Filter, bool), mo
 		if !ok {
 			continue
 		}
-		m := ModelPrograms{Model: ln.model, Programs: ln.claims.ledger.List(&f, most, now)}
-		m.Stats, m.Replicas, m.Needed = ln.pressure(false, now)
+		m := ModelPrograms{Model: ln.model, Programs: ln.Claims.Ledger.List(&f, most, now)}
+		m.Stats, m.Replicas, m.Needed = ln.Pressure(false, now)
 		list = append(list, m)
 	}
 	return list

@@ -20,7 +20,7 @@ func newProgramMetrics(s *instruments.Set, lines *lines, clock *clock.Clock) fun
 		var all programs.Stats
 		sum := 0
 		for _, ln := range lines.all() {
-			one, _, replicas := ln.pressure(true, clock.Passed())
+			one, _, replicas := ln.Pressure(true, clock.Passed())
 			all.Add(one)
 			if one.Want() > one.Placed {
 				sum += replicas

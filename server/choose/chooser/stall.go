@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
@@ -103,8 +104,8 @@ func (w *watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
 			continue
 		}
 		for _, request := range r.Liveness.Unbegun() {
-			if f := request.Owner.(*flight); f.canMove(now) {
-				f.withdraw(false, ask.Leaving)
+			if f := request.Owner.(*follow.Flight); f.CanMove(now) {
+				f.Withdraw(false, ask.Leaving)
 			}
 		}
 	}
@@ -150,7 +151,7 @@ func (w *watch) judgeRank(r *rank.Rank, v *liveness.Vitals, round liveness.Round
 	}
 	if stall.Stream > 0 {
 		for _, request := range m.Quiet(round.Passed, stall.Stream) {
-			request.Owner.(*flight).withdrawFromStalled(false, round.Now)
+			request.Owner.(*follow.Flight).WithdrawFromStalled(false, round.Now)
 		}
 	}
 	sick := v.Unhealthy && stall.Unhealthy > 0 && m.Sick() >= stall.Unhealthy
@@ -158,7 +159,7 @@ func (w *watch) judgeRank(r *rank.Rank, v *liveness.Vitals, round liveness.Round
 		return
 	}
 	for _, request := range m.Movable(sick) {
-		request.Owner.(*flight).withdrawFromStalled(sick, round.Now)
+		request.Owner.(*follow.Flight).WithdrawFromStalled(sick, round.Now)
 	}
 }
 
@@ -184,7 +185,7 @@ func (w *watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) 
 	}
 	freed := false
 	for _, request := range list {
-		freed = request.Owner.(*flight).suspend(w.clock.Since(now)) || freed
+		freed = request.Owner.(*follow.Flight).Suspend(w.clock.Since(now)) || freed
 	}
 	if freed {
 		w.waiting.Freed(r.Slot)

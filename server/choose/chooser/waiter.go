@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -15,9 +16,9 @@ type waiter struct {
 	req     *ask.Request
 	line    *line
 	ticket  *holdqueue.Ticket
-	arrived time.Time            // the wait for memory included
-	answer  chan answer          // of Choose
-	deliver func(*Choice, error) // of Submit
+	arrived time.Time                    // the wait for memory included
+	answer  chan answer                  // of Choose
+	deliver func(*booking.Choice, error) // of Submit
 	// overlaps is the index's answer at the time matched.
 	overlaps []kvindex.Overlap
 	matched  time.Time
@@ -33,26 +34,26 @@ type waiter struct {
 }
 
 type answer struct {
-	choice *Choice
+	choice *booking.Choice
 	err    error
 }
 
 // waited is its wait as its booking records it. A nil waiter has not waited.
-func (w *waiter) waited() wait {
+func (w *waiter) waited() booking.Wait {
 	switch {
 	case w == nil:
-		return wait{}
+		return booking.Wait{}
 	case w.memory != nil:
-		return wait{waited: true, since: w.arrived, memory: w.memory.wait()}
+		return booking.Wait{Waited: true, Since: w.arrived, Memory: w.memory.wait()}
 	}
-	return wait{waited: true, since: w.arrived, planned: w.line.planned}
+	return booking.Wait{Waited: true, Since: w.arrived, Planned: w.line.planned}
 }
 
 // left notes that it waits in the hold queue no longer.
 func (w *waiter) left() {
 	if w.stream {
 		w.stream = false
-		w.line.streams.Add(-1)
+		w.line.Streams.Add(-1)
 	}
 }
 
@@ -67,15 +68,15 @@ func (w *waiter) leave() bool {
 		}
 	}
 	if left {
-		w.line.claims.leave(&w.call)
+		w.line.Claims.Leave(&w.call)
 	}
 	return left
 }
 
-func (w *waiter) end(choice *Choice, err error) {
+func (w *waiter) end(choice *booking.Choice, err error) {
 	w.left()
 	if choice == nil {
-		w.line.claims.leave(&w.call)
+		w.line.Claims.Leave(&w.call)
 	}
 	if w.deliver != nil {
 		w.deliver(choice, err)

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -22,19 +24,19 @@ type waitingRoom struct {
 }
 
 // place decides about a request that was evaluated, or puts it in line.
-func (r *waitingRoom) place(s *evaluation, req *ask.Request, ln *line, deadline, now time.Time, deliver func(*Choice, error)) (*Choice, *waiter, error) {
+func (r *waitingRoom) place(s *evaluate.Evaluation, req *ask.Request, ln *line, deadline, now time.Time, deliver func(*booking.Choice, error)) (*booking.Choice, *waiter, error) {
 	waits := !r.admission.admit(s, ln, now, false)
-	s.avoidFull()
-	s.choose()
-	if err := r.holding.booker.reach(&s.d, req); err != nil {
+	s.AvoidFull()
+	s.Choose()
+	if err := r.holding.booker.Reach(&s.Decision, req); err != nil {
 		return nil, nil, err
 	}
 	if !waits {
-		if choice, err := r.holding.bookNow(s, req, ln, now, nil); !errors.Is(err, errNoRoom) {
+		if choice, err := r.holding.bookNow(s, req, ln, now, nil); !errors.Is(err, booking.ErrNoRoom) {
 			return choice, nil, err
 		}
 	}
-	w := &waiter{req: req, line: ln, deliver: deliver, call: s.program.call, full: slices.Clone(s.program.full)}
+	w := &waiter{req: req, line: ln, deliver: deliver, call: s.Program.Call, full: slices.Clone(s.Program.Full)}
 	if deliver == nil {
 		w.answer = make(chan answer, 1)
 	}
