@@ -19,7 +19,7 @@ func (c *Chooser) Adopt(req *ask.Request, by booking.Decided) (*booking.Choice, 
 	if err := req.Check(); err != nil {
 		return nil, err
 	}
-	return c.booker.Adopt(req, c.lines.of(req.Model).Model, by)
+	return c.booker.Adopt(req, c.room.ModelOf(req.Model), by)
 }
 
 // PolicyOf is the policy that decides req.

@@ -7,6 +7,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/waiting"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/watch"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -69,6 +71,12 @@ type (
 	Decided = booking.Decided
 	Record  = booking.Record
 )
+
+// Waiting is a request that Submit put in the hold queue.
+type Waiting = waiting.Waiter
+
+// Engines has other packages' knowledge of the ranks' engines.
+type Engines = watch.Engines
 
 // Gate keeps requests from replicas that fail.
 type Gate = evaluate.Gate

@@ -20,6 +20,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/waiting"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/watch"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -32,16 +34,16 @@ import (
 // Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which collects the state of the ranks for a request,
 // the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
 type Chooser struct {
-	*rank.Table
-	*waitingRoom
 	*leases.Leases // the reports of callers outside this process
 
+	ranks      *rank.Table
+	room       *waiting.Room
 	settings   *settings.Current
 	clock      *clock.Clock
 	memory     *past.Memory
 	evaluator  *evaluate.Evaluator
 	booker     *booking.Booker
-	watch      *watch
+	watch      *watch.Watch
 	comparison *compare.Comparison
 	metrics    *metrics
 }
@@ -52,7 +54,7 @@ type Params struct {
 	Book  *load.Book
 	// Reports has the engines' own reports, Engines their vital signs.
 	Reports reports.Reports
-	Engines Engines
+	Engines watch.Engines
 	// Gate keeps requests from replicas that fail; nil admits all.
 	Gate evaluate.Gate
 	// Record receives the decisions and their outcomes.
@@ -91,32 +93,27 @@ func New(cfg settings.Config, params Params) *Chooser {
 	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &evaluate.Dice{}
 	inForce.Store(settings.New(cfg))
 	rolls.Seed.Store(params.Seed)
-	c := &Chooser{settings: inForce, clock: now, Table: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
-	c.waitingRoom = &waitingRoom{queue: queue, clock: now, alarm: newAlarm(queue)}
+	c.room = waiting.New(queue, now, params.Log)
 	c.memory = &past.Memory{
 		Clock: now, Settings: inForce, Index: params.Index, Ring: cfg.Ring, Tree: cfg.Tree,
 		Sessions: past.NewSessions(c.metrics.turns), Affinity: c.metrics.affinity,
 	}
-	c.comparison = &compare.Comparison{Ranks: c.Table, Book: params.Book, Clock: now, Waiting: c.alarm, Log: params.Log, Suspicions: c.metrics.suspicions}
+	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: params.Log, Suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluate.Evaluator{
-		Clock: now, Settings: inForce, Ranks: c.Table, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
+		Clock: now, Settings: inForce, Ranks: c.ranks, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
 		Queue: queue, Memory: c.memory, Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
 	}
-	c.lines = newLines(queue, c.evaluator)
 	c.booker = &booking.Booker{
-		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.waitingRoom, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
+		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
 		Learning: follow.Learning{Book: params.Book, Reports: params.Reports, Clock: now, Log: params.Log, Predictions: &c.metrics.predictions},
 	}
-	c.holding = &holding{booker: c.booker, clock: now, alarm: c.alarm, counts: &c.metrics.waits}
-	c.admission = &admission{
-		holding: c.holding, booker: c.booker, clock: now, settings: inForce, sessions: c.memory.Sessions, alarm: c.alarm, log: params.Log,
-		counts: &c.metrics.waits, unreachable: &c.metrics.unreachable,
+	c.room.Open(c.booker)
+	c.watch = &watch.Watch{
+		Engines: params.Engines, Ranks: c.ranks, Settings: inForce, Clock: now, Waiting: c.room, Log: params.Log, Stalls: c.metrics.stalls,
 	}
-	c.watch = &watch{
-		engines: params.Engines, ranks: c.Table, settings: inForce, clock: now, waiting: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
-	}
-	c.metrics.observe(set, c.Table, c.lines, c.memory, c.evaluator.Lanes, now)
+	c.metrics.observe(set, c.ranks, c.room, c.memory, c.evaluator.Lanes, now)
 	return c
 }
 
@@ -127,7 +124,7 @@ const sweepEvery = 5 * time.Second
 func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	watching.Go(func() { c.watch.run(ctx) })
+	watching.Go(func() { c.watch.Run(ctx) })
 	watching.Go(func() { c.comparison.Run(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
@@ -137,32 +134,27 @@ func (c *Chooser) Run(ctx context.Context) error {
 			swept = now
 			c.Sweep()
 		}
-		c.Tick()
-		timer.Reset(c.sleep(sweepEvery))
-		select {
-		case <-ctx.Done():
-			c.drain()
+		c.room.Tick()
+		if !c.room.Pause(ctx, timer, sweepEvery) {
+			c.room.Drain()
 			return nil
-		case <-timer.C:
-		case <-c.alarm.wake:
 		}
-		c.alarm.sleepsUntil.Store(0)
 	}
 }
 
 // RemoveRank forgets a rank: its rates, sessions and text. The load book is updated by its own RemoveRank.
 func (c *Chooser) RemoveRank(slot replica.Slot) {
-	c.Remove(slot)
-	for _, ln := range c.lines.all() {
-		ln.Forget(slot)
+	c.ranks.Remove(slot)
+	for of := range c.room.Models() {
+		of.Forget(slot)
 	}
 	c.memory.Sessions.Forget(slot)
-	c.alarm.Changed()
+	c.room.Changed()
 }
 
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.
-func (c *Chooser) Changed() { c.alarm.Changed() }
+func (c *Chooser) Changed() { c.room.Changed() }
 
 // Settings returns the current settings, for a request that begins.
 func (c *Chooser) Settings() *settings.Settings { return c.settings.Load() }
@@ -178,13 +170,13 @@ func (c *Chooser) Update(cfg settings.Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	c.queue.Update(cfg.Queue)
+	c.room.Update(cfg.Queue)
 	c.settings.Store(settings.New(cfg))
-	c.alarm.Changed() // requests that wait may have room now
+	c.room.Changed() // requests that wait may have room now
 	return nil
 }
 
 // ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
 func (c *Chooser) ExpectedOutput(req *ask.Request) int {
-	return c.lines.of(req.Model).Lengths.Expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
+	return c.room.ModelOf(req.Model).Lengths.Expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
 }

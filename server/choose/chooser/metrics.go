@@ -11,6 +11,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/past"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/waiting"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/watch"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -20,7 +22,6 @@ import (
 type metrics struct {
 	unreachable atomic.Int64 // requests whose targets no rank can keep
 
-	waits                         waitCounts
 	bookings                      *booking.Metrics
 	turns                         past.Turns
 	affinity                      *past.Affinity
@@ -31,14 +32,14 @@ type metrics struct {
 func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 	return &metrics{
 		bookings: booking.NewMetrics(s), turns: past.NewTurns(s), affinity: past.NewAffinity(s, ring), predictions: follow.NewPredictions(s),
-		stalls: newStalls(s), withdrawn: follow.NewWithdrawn(s), suspicions: compare.NewCounter(s),
+		stalls: watch.NewCounter(s), withdrawn: follow.NewWithdrawn(s), suspicions: compare.NewCounter(s),
 	}
 }
 
 // observe has the parts read at each collection.
-func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, memory *past.Memory, lanes *transfer.Lanes, clock *clock.Clock) {
+func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, room *waiting.Room, memory *past.Memory, lanes *transfer.Lanes, clock *clock.Clock) {
 	parts := []func(metric.Observer){
-		m.affinity.Observe, m.bookings.Shadow.Metrics(s), newProgramMetrics(s, lines, clock), newStallMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), newLaneMetrics(s, lanes),
+		m.affinity.Observe, m.bookings.Shadow.Metrics(s), newProgramMetrics(s, room.Models(), clock), watch.NewMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), newLaneMetrics(s, lanes),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {
@@ -46,9 +47,9 @@ func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, lines *lines, m
 		value      *atomic.Int64
 		counter    metric.Int64ObservableCounter
 	}{
-		{name: "held", help: "Requests that had to wait in the hold queue.", value: &m.waits.held},
-		{name: "memory_waits", help: "Requests of programs that had to wait in the router because their context fit in no rank's memory.", value: &m.waits.memory},
-		{name: "left", help: "Requests whose caller left while they waited in the hold queue.", value: &m.waits.left},
+		{name: "held", help: "Requests that had to wait in the hold queue.", value: &room.Counts.Held},
+		{name: "memory_waits", help: "Requests of programs that had to wait in the router because their context fit in no rank's memory.", value: &room.Counts.Memory},
+		{name: "left", help: "Requests whose caller left while they waited in the hold queue.", value: &room.Counts.Left},
 		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
 		{name: "refused", help: "Requests that no replica could serve.", value: &m.bookings.Rejected},
 		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.bookings.Races},

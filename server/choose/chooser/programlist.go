@@ -21,13 +21,13 @@ type ModelPrograms struct {
 func (c *Chooser) Programs(filter func(model string) (programs.Filter, bool), most int) []ModelPrograms {
 	var list []ModelPrograms
 	now := c.clock.Passed()
-	for _, ln := range c.lines.all() {
-		f, ok := filter(ln.model)
+	for of := range c.room.Models() {
+		f, ok := filter(of.Name)
 		if !ok {
 			continue
 		}
-		m := ModelPrograms{Model: ln.model, Programs: ln.Claims.Ledger.List(&f, most, now)}
-		m.Stats, m.Replicas, m.Needed = ln.Pressure(false, now)
+		m := ModelPrograms{Model: of.Name, Programs: of.Claims.Ledger.List(&f, most, now)}
+		m.Stats, m.Replicas, m.Needed = of.Pressure(false, now)
 		list = append(list, m)
 	}
 	return list

@@ -1,15 +1,18 @@
 package chooser
 
 import (
+	"iter"
+
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // newProgramMetrics makes the metrics of the ledgers and returns the function that observes them.
-func newProgramMetrics(s *instruments.Set, lines *lines, clock *clock.Clock) func(metric.Observer) {
+func newProgramMetrics(s *instruments.Set, models iter.Seq[*evaluate.Model], clock *clock.Clock) func(metric.Observer) {
 	sessions := s.ObservedGauge("kvpilot.chooser.programs", "{session}",
 		"Programs by state: placed (its context has a claim on a rank's memory), paused (it lost its place between two calls) or waiting (for a rank with memory for it). Of a fleet each is counted by the router that decides.")
 	needed := s.ObservedGauge("kvpilot.chooser.program_replicas_needed", "{replica}",
@@ -19,8 +22,8 @@ func newProgramMetrics(s *instruments.Set, lines *lines, clock *clock.Clock) fun
 	return func(o metric.Observer) {
 		var all programs.Stats
 		sum := 0
-		for _, ln := range lines.all() {
-			one, _, replicas := ln.Pressure(true, clock.Passed())
+		for m := range models {
+			one, _, replicas := m.Pressure(true, clock.Passed())
 			all.Add(one)
 			if one.Want() > one.Placed {
 				sum += replicas

@@ -14,6 +14,8 @@ import (
 
 // Model is the memory of the requests for one model. It is made by newRemembered.
 type Model struct {
+	// Name is the model as requests name it.
+	Name    string
 	Lengths answers.Lengths
 	Trail   past.Trail
 	Claims  *claims.Claims
@@ -24,7 +26,7 @@ type Model struct {
 
 // NewModel returns the memory of a model before its first request.
 func (e *Evaluator) NewModel(model string) *Model {
-	r := &Model{Claims: claims.New()}
+	r := &Model{Name: model, Claims: claims.New()}
 	r.Trail.Start(e.Dice.turn(model))
 	return r
 }

@@ -1,4 +1,4 @@
-package chooser
+package waiting
 
 import (
 	"sync"

@@ -1,4 +1,4 @@
-package chooser
+package waiting
 
 import (
 	"sync"
@@ -11,7 +11,6 @@ import (
 
 // line has the requests for a model that wait, and the memory of its requests.
 type line struct {
-	model string
 	*evaluate.Model
 	hold   *holdqueue.Line
 	memory *memoryGate
@@ -26,6 +25,6 @@ type line struct {
 	wanted  atomic.Pointer[map[replica.Slot]float64]
 }
 
-func newLine(model string, queue *holdqueue.Queue, of *evaluate.Model) *line {
-	return &line{model: model, Model: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
+func newLine(queue *holdqueue.Queue, of *evaluate.Model) *line {
+	return &line{Model: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
 }

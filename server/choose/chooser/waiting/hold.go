@@ -1,4 +1,4 @@
-package chooser
+package waiting
 
 import (
 	"sync/atomic"
@@ -23,11 +23,11 @@ type holding struct {
 	clock  *clock.Clock
 	alarm  *alarm
 	visits atomic.Uint64 // of all lines so far
-	counts *waitCounts
+	counts *Counts
 }
 
 // wait puts a request in line.
-func (h *holding) wait(s *evaluate.Evaluation, w *waiter, deadline time.Time, age time.Duration, now time.Time) error {
+func (h *holding) wait(s *evaluate.Evaluation, w *Waiter, deadline time.Time, age time.Duration, now time.Time) error {
 	req := w.req
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: age, Bytes: req.Bytes, Deadline: deadline, Work: s.Computes().Prefill, Cost: cost(&s.Decision), Owner: w,
@@ -43,12 +43,12 @@ func (h *holding) wait(s *evaluate.Evaluation, w *waiter, deadline time.Time, ag
 		w.left()
 		return &ask.Refused{Cause: holdqueue.Cause(err), RetryAfter: max(wait, time.Second)}
 	}
-	h.counts.held.Add(1)
+	h.counts.Held.Add(1)
 	return nil
 }
 
 // bookNow books the pick, or returns errNoRoom when the request must wait.
-func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *waiter) (*booking.Choice, error) {
+func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *Waiter) (*booking.Choice, error) {
 	switch {
 	case s.Decision.Chosen < 0, !s.Held:
 	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
@@ -87,7 +87,7 @@ func (h *holding) freed(ln *line, slot replica.Slot) {
 func (h *holding) visit(ln *line) {
 	now := h.clock.Now()
 	for _, t := range ln.hold.Expired(now) {
-		t.Owner.(*waiter).end(nil, &ask.Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
+		t.Owner.(*Waiter).end(nil, &ask.Refused{Cause: holdqueue.Cause(t.Why()), RetryAfter: time.Second})
 	}
 	ln.wakeAt.Store(0)
 	ln.visited.Store(h.clock.Since(now))
@@ -103,7 +103,7 @@ func (h *holding) visit(ln *line) {
 	ln.planned = make(map[replica.Slot]float64, 16)
 	soonest, room := maxWake.Seconds(), h.booker.Room()
 	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
-		verdict := h.offer(s, t.Owner.(*waiter), now)
+		verdict := h.offer(s, t.Owner.(*Waiter), now)
 		if verdict != holdqueue.Keep {
 			return verdict
 		}
@@ -135,7 +135,7 @@ func (h *holding) visit(ln *line) {
 
 // offer decides about a waiting request. The index's answer about its prompt may be a moment old while
 // it waits; the index is asked again before it is released.
-func (h *holding) offer(s *evaluate.Evaluation, w *waiter, now time.Time) holdqueue.Verdict {
+func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqueue.Verdict {
 	ln, b, m := w.line, h.booker, &s.Matching
 	m.Known, s.Since = nil, w.arrived
 	s.Program.Resume(w.call, w.full)

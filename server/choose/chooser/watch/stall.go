@@ -1,4 +1,4 @@
-package chooser
+package watch
 
 import (
 	"context"
@@ -29,40 +29,40 @@ type Engines interface {
 	Ask(slot replica.Slot)
 }
 
-// waitingHere are the requests that wait in the router.
-type waitingHere interface {
+// Waiting are the requests that wait in the router.
+type Waiting interface {
 	// Changed has them looked at again, Freed the requests for the rank at slot.
 	Changed()
 	Freed(slot replica.Slot)
 }
 
-// watch finds the ranks that make no progress, and withdraws their requests. Its state is each rank's liveness.
-type watch struct {
-	engines  Engines // nil: no rank counts as stalled
-	ranks    *rank.Table
-	settings *settings.Current
-	clock    *clock.Clock
-	waiting  waitingHere
-	log      *slog.Logger
-	stalls   metric.Int64Counter
+// Watch finds the ranks that make no progress, and withdraws their requests. Its state is each rank's liveness.
+type Watch struct {
+	Engines  Engines // nil: no rank counts as stalled
+	Ranks    *rank.Table
+	Settings *settings.Current
+	Clock    *clock.Clock
+	Waiting  Waiting
+	Log      *slog.Logger
+	Stalls   metric.Int64Counter
 }
 
-// run judges the ranks until ctx ends.
-func (w *watch) run(ctx context.Context) {
-	if w.engines == nil {
+// Run judges the ranks until ctx ends.
+func (w *Watch) Run(ctx context.Context) {
+	if w.Engines == nil {
 		return
 	}
 	tick := time.NewTicker(liveness.Period)
 	defer tick.Stop()
-	last := w.clock.Now()
+	last := w.Clock.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		stall := w.settings.Load().Config.Stall
-		now := w.clock.Now()
+		stall := w.Settings.Load().Config.Stall
+		now := w.Clock.Now()
 		passed := min(now.Sub(last), longestRound)
 		last = now
 		vitals := w.vitals(now)
@@ -75,12 +75,12 @@ func (w *watch) run(ctx context.Context) {
 }
 
 // vitals reads the state of each rank's engine, by slot.
-func (w *watch) vitals(now time.Time) []liveness.Vitals {
-	ranks := w.ranks.BySlot()
+func (w *Watch) vitals(now time.Time) []liveness.Vitals {
+	ranks := w.Ranks.BySlot()
 	list := make([]liveness.Vitals, len(ranks))
 	for slot, r := range ranks {
 		if r != nil {
-			list[slot] = w.engines.Vitals(replica.Slot(slot), now)
+			list[slot] = w.Engines.Vitals(replica.Slot(slot), now)
 		}
 	}
 	return list
@@ -88,14 +88,14 @@ func (w *watch) vitals(now time.Time) []liveness.Vitals {
 
 // moveLeaving withdraws the requests whose answers have not begun from ranks of replicas that are left. Streams that have begun move by
 // themselves: see Choice.ShouldMove.
-func (w *watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
-	for slot, r := range w.ranks.BySlot()[:len(vitals)] {
+func (w *Watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
+	for slot, r := range w.Ranks.BySlot()[:len(vitals)] {
 		if r == nil {
 			continue
 		}
 		leaving := vitals[slot].Leaving
 		if view := vitals[slot].View; view != nil && r.Known.Load() != view {
-			w.ranks.Update(r, view)
+			w.Ranks.Update(r, view)
 		}
 		if r.Leaving.Load() != leaving {
 			r.Leaving.Store(leaving)
@@ -112,8 +112,8 @@ func (w *watch) moveLeaving(vitals []liveness.Vitals, now time.Time) {
 }
 
 // judgeRanks judges every rank once.
-func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall settings.StallConfig) {
-	ranks := w.ranks.BySlot()[:len(vitals)] // those added since then are judged the next time
+func (w *Watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall settings.StallConfig) {
+	ranks := w.Ranks.BySlot()[:len(vitals)] // those added since then are judged the next time
 	var best, second time.Time              // the last answers to health probes, of two replicas that are not late
 	var answered replica.ID
 	for slot, r := range ranks {
@@ -144,7 +144,7 @@ func (w *watch) judgeRanks(vitals []liveness.Vitals, round liveness.Round, stall
 }
 
 // judgeRank judges a rank and withdraws the requests that must not wait there.
-func (w *watch) judgeRank(r *rank.Rank, v *liveness.Vitals, round liveness.Round, stall settings.StallConfig) {
+func (w *Watch) judgeRank(r *rank.Rank, v *liveness.Vitals, round liveness.Round, stall settings.StallConfig) {
 	m := &r.Liveness
 	if before, now := m.Look(v, round); now != before {
 		w.verdictChanged(r, before, now)
@@ -164,35 +164,35 @@ func (w *watch) judgeRank(r *rank.Rank, v *liveness.Vitals, round liveness.Round
 }
 
 // verdictChanged logs and counts a verdict.
-func (w *watch) verdictChanged(r *rank.Rank, before, now liveness.Evidence) {
-	defer w.waiting.Changed()
+func (w *Watch) verdictChanged(r *rank.Rank, before, now liveness.Evidence) {
+	defer w.Waiting.Changed()
 	if now == liveness.None {
-		w.log.Info("a stalled rank works again", "replica", string(r.Replica), "rank", r.Index)
+		w.Log.Info("a stalled rank works again", "replica", string(r.Replica), "rank", r.Index)
 		return
 	}
-	w.stalls.Add(context.Background(), 1, instruments.Label("evidence", now.String()))
+	w.Stalls.Add(context.Background(), 1, instruments.Label("evidence", now.String()))
 	if before == liveness.None {
-		w.log.Warn("a rank stalled and is avoided", "replica", string(r.Replica), "rank", r.Index,
+		w.Log.Warn("a rank stalled and is avoided", "replica", string(r.Replica), "rank", r.Index,
 			"evidence", now.String(), "silent", r.Liveness.Silent(), "requests", r.Liveness.InFlight())
 	}
 }
 
 // suspendMissing stops counting the bookings of external callers when the engine does not report their requests.
-func (w *watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) {
+func (w *Watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) {
 	list, ask := r.Liveness.Missing(v, now)
 	if ask {
-		w.engines.Ask(r.Slot)
+		w.Engines.Ask(r.Slot)
 	}
 	freed := false
 	for _, request := range list {
-		freed = request.Owner.(*follow.Flight).Suspend(w.clock.Since(now)) || freed
+		freed = request.Owner.(*follow.Flight).Suspend(w.Clock.Since(now)) || freed
 	}
 	if freed {
-		w.waiting.Freed(r.Slot)
+		w.Waiting.Freed(r.Slot)
 	}
 }
 
-func newStalls(s *instruments.Set) metric.Int64Counter {
+func NewCounter(s *instruments.Set) metric.Int64Counter {
 	var evidence []metric.MeasurementOption
 	for e := liveness.Probe; e <= liveness.Halted; e++ {
 		evidence = append(evidence, instruments.Label("evidence", e.String()))
@@ -200,8 +200,8 @@ func newStalls(s *instruments.Set) metric.Int64Counter {
 	return s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank with requests in flight stalled and was avoided, by evidence.", evidence...)
 }
 
-// newStallMetrics declares which ranks stall, and returns the function that reads it.
-func newStallMetrics(s *instruments.Set, ranks *rank.Table) (observe func(metric.Observer)) {
+// NewMetrics declares which ranks stall, and returns the function that reads it.
+func NewMetrics(s *instruments.Set, ranks *rank.Table) (observe func(metric.Observer)) {
 	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
 	return func(o metric.Observer) {
 		for r := range ranks.All() {

@@ -1,4 +1,4 @@
-package chooser
+package waiting
 
 import (
 	"errors"
@@ -31,7 +31,7 @@ const (
 )
 
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.
-func (a *admission) waitForMemory(s *evaluate.Evaluation, w *waiter, deadline, now time.Time) error {
+func (a *admission) waitForMemory(s *evaluate.Evaluation, w *Waiter, deadline, now time.Time) error {
 	ln, req := w.line, w.req
 	before := ln.memory.hold.Len()
 	w.memory, w.call = newMemoryWait(&s.Program, before, ln.memory.pace.expected(before)), s.Program.Call
@@ -49,7 +49,7 @@ func (a *admission) waitForMemory(s *evaluate.Evaluation, w *waiter, deadline, n
 		return &ask.Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
 	}
 	ln.memory.pace.begin(a.clock.Since(now))
-	a.counts.memory.Add(1)
+	a.counts.Memory.Add(1)
 	a.log.Debug("a program waits for memory", "wait", wait, "id", req.ID, "tenant", req.Tenant, "model", req.Model)
 	a.wakeForMemory(ln, a.clock.Since(now)+int64(memoryEach))
 	return nil
@@ -95,7 +95,7 @@ func (a *admission) visitMemory(ln *line) {
 	g.wakeAt.Store(0)
 	g.visited.Store(a.clock.Since(now))
 	for _, t := range g.hold.Expired(now) {
-		if w := t.Owner.(*waiter); w.memory.expire(now.Sub(t.Arrived())) {
+		if w := t.Owner.(*Waiter); w.memory.expire(now.Sub(t.Arrived())) {
 			cause := holdqueue.Cause(t.Why())
 			if cause == "timeout" {
 				cause = ask.CauseMemory
@@ -103,10 +103,10 @@ func (a *admission) visitMemory(ln *line) {
 			w.end(nil, &ask.Refused{Cause: cause, RetryAfter: g.pace.retry(g.hold.Len()), Memory: &w.memory.first})
 		}
 	}
-	var admitted []*waiter
+	var admitted []*Waiter
 	s := a.booker.Borrow(time.Time{})
 	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
-		w := t.Owner.(*waiter)
+		w := t.Owner.(*Waiter)
 		s.Since, s.Program.Call = t.Arrived(), w.call
 		if err := a.booker.Evaluate(s, w.req, ln.Model, now, nil); err == nil && !a.admit(s, ln, now, true) {
 			if now.Sub(t.Arrived()) < passable {
@@ -129,7 +129,7 @@ func (a *admission) visitMemory(ln *line) {
 }
 
 // enter books an admitted call, or puts it in the hold queue: then it returns true.
-func (a *admission) enter(s *evaluate.Evaluation, w *waiter, deadline, now time.Time) (*booking.Choice, bool, error) {
+func (a *admission) enter(s *evaluate.Evaluation, w *Waiter, deadline, now time.Time) (*booking.Choice, bool, error) {
 	s.AvoidFull()
 	s.Choose()
 	if err := a.booker.Reach(&s.Decision, w.req); err != nil {
@@ -145,7 +145,7 @@ func (a *admission) enter(s *evaluate.Evaluation, w *waiter, deadline, now time.
 }
 
 // move takes an admitted call from the gate to a rank, or to the hold queue.
-func (a *admission) move(w *waiter, now time.Time) {
+func (a *admission) move(w *Waiter, now time.Time) {
 	m := w.memory
 	m.mu.Lock()
 	if m.gone {
@@ -180,7 +180,7 @@ type admission struct {
 	sessions *past.Sessions
 	alarm    *alarm
 	log      *slog.Logger
-	counts   *waitCounts
+	counts   *Counts
 	// unreachable counts the requests whose targets cannot be kept.
 	unreachable *atomic.Int64
 }

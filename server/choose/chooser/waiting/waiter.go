@@ -1,4 +1,4 @@
-package chooser
+package waiting
 
 import (
 	"time"
@@ -11,14 +11,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
-// waiter is a request in the hold queue.
-type waiter struct {
+// Waiter is a request in line.
+type Waiter struct {
 	req     *ask.Request
 	line    *line
 	ticket  *holdqueue.Ticket
 	arrived time.Time                    // the wait for memory included
-	answer  chan answer                  // of Choose
+	Answer  chan answer                  // of Choose
 	deliver func(*booking.Choice, error) // of Submit
+	counts  *Counts
 	// overlaps is the index's answer at the time matched.
 	overlaps []kvindex.Overlap
 	matched  time.Time
@@ -34,12 +35,12 @@ type waiter struct {
 }
 
 type answer struct {
-	choice *booking.Choice
-	err    error
+	Choice *booking.Choice
+	Err    error
 }
 
 // waited is its wait as its booking records it. A nil waiter has not waited.
-func (w *waiter) waited() booking.Wait {
+func (w *Waiter) waited() booking.Wait {
 	switch {
 	case w == nil:
 		return booking.Wait{}
@@ -50,15 +51,15 @@ func (w *waiter) waited() booking.Wait {
 }
 
 // left notes that it waits in the hold queue no longer.
-func (w *waiter) left() {
+func (w *Waiter) left() {
 	if w.stream {
 		w.stream = false
 		w.line.Streams.Add(-1)
 	}
 }
 
-// leave takes the request out of line because its caller left; false when its outcome is, or is being, delivered.
-func (w *waiter) leave() bool {
+// Leave takes the request out of line because its caller left. It returns false when the outcome is, or is being, delivered.
+func (w *Waiter) Leave() bool {
 	var left bool
 	if w.memory != nil {
 		left = w.leaveMemory()
@@ -69,11 +70,12 @@ func (w *waiter) leave() bool {
 	}
 	if left {
 		w.line.Claims.Leave(&w.call)
+		w.counts.Left.Add(1)
 	}
 	return left
 }
 
-func (w *waiter) end(choice *booking.Choice, err error) {
+func (w *Waiter) end(choice *booking.Choice, err error) {
 	w.left()
 	if choice == nil {
 		w.line.Claims.Leave(&w.call)
@@ -82,11 +84,11 @@ func (w *waiter) end(choice *booking.Choice, err error) {
 		w.deliver(choice, err)
 		return
 	}
-	w.answer <- answer{choice, err}
+	w.Answer <- answer{choice, err}
 }
 
 // leaveMemory is leave for a request that waits for memory, or has waited.
-func (w *waiter) leaveMemory() bool {
+func (w *Waiter) leaveMemory() bool {
 	m := w.memory
 	m.mu.Lock()
 	defer m.mu.Unlock()

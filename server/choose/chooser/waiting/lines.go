@@ -1,4 +1,4 @@
-package chooser
+package waiting
 
 import (
 	"sync"
@@ -36,7 +36,7 @@ func (l *lines) of(model string) *line {
 	if ln, ok := l.byModel.Load(model); ok {
 		return ln.(*line)
 	}
-	ln := newLine(model, l.queue, l.evaluator.NewModel(model))
+	ln := newLine(l.queue, l.evaluator.NewModel(model))
 	l.byModel.Store(model, ln)
 	list := append(append([]*line(nil), l.all()...), ln)
 	l.list.Store(&list)
