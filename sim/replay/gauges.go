@@ -54,7 +54,7 @@ func (r *router) poll(e int) {
 
 func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.Now()).InFlight }
 
-// Report implements chooser.Reports.
+// Report implements reports.Reports.
 func (r *router) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
 	return r.gauges != nil && reports.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
 }

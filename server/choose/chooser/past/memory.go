@@ -145,5 +145,5 @@ func (m *Memory) rememberSession(req *ask.Request, of *Trail, slot replica.Slot,
 	if ttl := m.Settings.Or(req.Settings).Config.SessionTTL; ttl > 0 {
 		until = m.Clock.Since(now) + int64(ttl) + int64(req.SessionReturn)
 	}
-	m.Sessions.put(k, Visit{slot: slot, until: until})
+	m.Sessions.put(k, visit{slot: slot, until: until})
 }

@@ -18,8 +18,8 @@ type Sessions struct {
 	turns Turns
 
 	mu    sync.Mutex
-	young map[sessionKey]Visit // guarded by mu
-	old   map[sessionKey]Visit // guarded by mu
+	young map[sessionKey]visit // guarded by mu
+	old   map[sessionKey]visit // guarded by mu
 }
 
 // sessionKey stands for a session's name and tenant by their hash, whose seed no caller knows.
@@ -36,15 +36,15 @@ const (
 	UsualReturn = 0.3
 )
 
-// Visit is the last request of a session.
-type Visit struct {
+// visit is the last request of a session.
+type visit struct {
 	slot replica.Slot
 	// until is when the session is forgotten, on the chooser's scale.
 	until int64
 }
 
 func NewSessions(turns Turns) *Sessions {
-	return &Sessions{seed: maphash.MakeSeed(), turns: turns, young: map[sessionKey]Visit{}}
+	return &Sessions{seed: maphash.MakeSeed(), turns: turns, young: map[sessionKey]visit{}}
 }
 
 func (s *Sessions) key(of *Trail, tenant, session string) sessionKey {
@@ -62,7 +62,7 @@ func (s *Sessions) Name(tenant, session string) uint64 {
 }
 
 // get returns the last visit, unless it is forgotten by now.
-func (s *Sessions) get(k sessionKey, now int64) (Visit, bool) {
+func (s *Sessions) get(k sessionKey, now int64) (visit, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v, ok := s.young[k]
@@ -72,11 +72,11 @@ func (s *Sessions) get(k sessionKey, now int64) (Visit, bool) {
 	return v, ok && now <= v.until
 }
 
-func (s *Sessions) put(k sessionKey, v Visit) {
+func (s *Sessions) put(k sessionKey, v visit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.young) >= maxSessions {
-		s.old, s.young = s.young, map[sessionKey]Visit{}
+		s.old, s.young = s.young, map[sessionKey]visit{}
 	}
 	s.young[k] = v
 }
@@ -92,7 +92,7 @@ func (s *Sessions) end(k sessionKey) {
 func (s *Sessions) Forget(slot replica.Slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, m := range []map[sessionKey]Visit{s.young, s.old} {
+	for _, m := range []map[sessionKey]visit{s.young, s.old} {
 		for k, v := range m {
 			if v.slot == slot {
 				delete(m, k)
