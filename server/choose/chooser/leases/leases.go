@@ -13,11 +13,11 @@ import (
 // call never does.
 type Leases struct {
 	book    *load.Book
-	Choices sync.Map // leaseName to *lease
+	choices sync.Map // leaseName to *lease
 }
 
-// LeaseName names the choice of a leased reservation.
-type LeaseName struct{ tenant, Id string }
+// leaseName names the choice of a leased reservation.
+type leaseName struct{ tenant, id string }
 
 func New(book *load.Book) *Leases {
 	l := &Leases{book: book}
@@ -34,23 +34,23 @@ type Held interface {
 
 // Of makes the lease of a choice; add begins it.
 func (l *Leases) Of(choice Held, d *decision.Decision) Lease {
-	return Lease{leases: l, choice: choice, name: LeaseName{d.Tenant, d.ID}, attempt: d.Attempt}
+	return Lease{leases: l, choice: choice, name: leaseName{d.Tenant, d.ID}, attempt: d.Attempt}
 }
 
 // Add begins a lease: from here on its reports may come.
-func (l *Leases) Add(one *Lease) { l.Choices.Store(one.name, one) }
+func (l *Leases) Add(one *Lease) { l.choices.Store(one.name, one) }
 
 // Lease is a choice among the leases. It is an Observer.
 type Lease struct {
 	ask.EndOnly
 	leases  *Leases
 	choice  Held
-	name    LeaseName
+	name    leaseName
 	attempt int
 }
 
 // Ended implements Observer.
-func (l *Lease) Ended(*ask.End) { l.leases.Choices.CompareAndDelete(l.name, l) }
+func (l *Lease) Ended(*ask.End) { l.leases.choices.CompareAndDelete(l.name, l) }
 
 // PrefillCompleted reports the first token.
 func (l *Leases) PrefillCompleted(key load.Key) load.Outcome {
@@ -89,7 +89,7 @@ func (l *Leases) Finish(key load.Key, result ask.Result) load.Outcome {
 
 // find returns the choice of a key, or the outcome that is known instead.
 func (l *Leases) find(key load.Key) (Held, load.Outcome) {
-	if v, ok := l.Choices.Load(LeaseName{key.Tenant, key.ID}); ok {
+	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
 		switch one := v.(*Lease); {
 		case one.attempt == int(key.Attempt):
 			return one.choice, load.Applied
@@ -103,7 +103,7 @@ func (l *Leases) find(key load.Key) (Held, load.Outcome) {
 
 // expired ends the choice of a lease that ran out.
 func (l *Leases) expired(key load.Key) {
-	if v, ok := l.Choices.Load(LeaseName{key.Tenant, key.ID}); ok {
+	if v, ok := l.choices.Load(leaseName{key.Tenant, key.ID}); ok {
 		if one := v.(*Lease); one.attempt == int(key.Attempt) {
 			one.choice.Release(ask.ResultOf(decision.EndExpired))
 		}
@@ -112,9 +112,9 @@ func (l *Leases) expired(key load.Key) {
 
 // Sweep ends the choices with an expired lease: the load book has freed them already.
 func (l *Leases) Sweep() {
-	l.Choices.Range(func(name, v any) bool {
-		n := name.(LeaseName)
-		if _, live := l.book.Find(n.tenant, n.Id); !live {
+	l.choices.Range(func(name, v any) bool {
+		n := name.(leaseName)
+		if _, live := l.book.Find(n.tenant, n.id); !live {
 			v.(*Lease).choice.Release(ask.ResultOf(decision.EndExpired))
 		}
 		return true

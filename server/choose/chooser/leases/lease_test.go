@@ -1,4 +1,4 @@
-package chooser
+package leases_test
 
 import (
 	"context"
@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
-	"github.com/kvpilot/kvpilot/server/choose/chooser/leases"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -28,7 +28,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		book := load.New(load.DefaultConfig(), load.Params{})
 		index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 		var outcomes []decision.Outcome // appended by the book's sweep, read after it waits
-		c := New(settings.DefaultConfig(), Params{Index: index, Book: book, Record: outcomeList{&outcomes}})
+		c := chooser.New(settings.DefaultConfig(), chooser.Params{Index: index, Book: book, Record: outcomeList{&outcomes}})
 		r := &replica.Replica{ID: "a", State: replica.StateReady, Slots: []replica.Slot{0}, Models: []replica.Model{{ID: "m"}}, BlockSize: 16}
 		book.AddRank(0)
 		c.AddRank(0, r, 0)
@@ -52,7 +52,7 @@ func TestALeaseThatRunsOutEndsTheChoice(t *testing.T) {
 		if len(outcomes) != 1 || outcomes[0].End != decision.EndExpired || outcomes[0].ID != "x" {
 			t.Errorf("outcomes %+v, want one that expired", outcomes)
 		}
-		if _, left := c.Choices.Load(leases.LeaseName{Id: "x"}); left {
+		if c.Holds("", "x") {
 			t.Error("the chooser still holds the choice")
 		}
 		if out := c.ReportProgress(load.Key{ID: "x"}, 5); out != load.Ended {
