@@ -27,6 +27,7 @@ type End struct {
 	Output int
 }
 
+// Completed reports whether the engine gave a whole answer.
 func (e *End) Completed() bool { return e.Result.End == decision.EndCompleted }
 
 // EndOnly is an Observer of which only the end counts.

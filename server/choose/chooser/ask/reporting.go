@@ -8,6 +8,7 @@ type Reporting struct {
 	External bool // a caller outside of the fleet sends the request: all that is known of it is the caller's word
 }
 
+// Reporting is the way of the reports about the request.
 func (req *Request) Reporting() Reporting {
 	leased := req.Lease != 0
 	return Reporting{

@@ -200,6 +200,7 @@ type Withdrawing struct {
 	Movable bool
 }
 
+// Check returns an ErrInvalid for a request that cannot be decided.
 func (req *Request) Check() error {
 	if req.ID == "" && req.Booking != DryRun {
 		return fmt.Errorf("%w: the id is missing", ErrInvalid)

@@ -27,6 +27,7 @@ type Decided struct {
 	Recorded bool
 }
 
+// Adopt books the decision of another router: see Chooser.Adopt.
 func (b *Booker) Adopt(req *ask.Request, of *evaluate.Model, by Decided) (*Choice, error) {
 	d, cand, record := by.Decision, by.Decision.Pick(), b.Record
 	if by.Recorded {

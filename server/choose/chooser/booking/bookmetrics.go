@@ -18,6 +18,7 @@ type Metrics struct {
 	Shadow          shadows
 }
 
+// NewMetrics declares the metrics of bookings.
 func NewMetrics(s *instruments.Set) *Metrics { return &Metrics{decisions: newDecisions(s)} }
 
 // decisions measures the decisions that are booked.
@@ -86,6 +87,7 @@ func (m *shadows) add(s *decision.Shadow) {
 	m.regret.Add(s.Regret)
 }
 
+// Metrics declares the regret, and returns the function that reads it.
 func (m *shadows) Metrics(s *instruments.Set) (observe func(metric.Observer)) {
 	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
 	return func(o metric.Observer) { o.ObserveFloat64(regret, m.regret.Get()) }

@@ -99,6 +99,7 @@ func (c *Choice) FirstToken() {
 	}
 }
 
+// Prefilled is FirstToken with the answer of the load book.
 func (c *Choice) Prefilled() load.Outcome {
 	out := c.reservation.PrefillDone()
 	if out == load.Applied {
@@ -116,6 +117,7 @@ func (c *Choice) Progress(outputTokens int) {
 	}
 }
 
+// Advanced is Progress with the answer of the load book.
 func (c *Choice) Advanced(outputTokens int) load.Outcome {
 	output, grown, unseen := c.life.grow(outputTokens)
 	switch {

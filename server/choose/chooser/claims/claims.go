@@ -20,6 +20,7 @@ type Claims struct {
 	chains *programs.Chains
 }
 
+// New returns the claims of a model without programs.
 func New() *Claims { return &Claims{Ledger: programs.New(), chains: programs.NewChains()} }
 
 // Leave ends a call that the ledger counts and that is not placed.

@@ -142,6 +142,7 @@ func (c *Comparison) changed(change conduct.Change) {
 	c.Waiting.Changed()
 }
 
+// NewCounter declares the counter of suspicions.
 func NewCounter(s *instruments.Set) metric.Int64Counter {
 	var all []metric.MeasurementOption
 	for _, one := range conduct.Suspicions() {

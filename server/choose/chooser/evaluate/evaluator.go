@@ -53,6 +53,7 @@ func (e *Evaluator) Borrow(since time.Time) *Evaluation {
 	return s
 }
 
+// GiveBack ends the use of an evaluation.
 func (e *Evaluator) GiveBack(s *Evaluation) { e.spare.Put(s) }
 
 // sized returns list with n elements, which may have any value.

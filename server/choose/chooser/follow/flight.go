@@ -156,6 +156,7 @@ func (f *Flight) Suspend(now int64) bool {
 	return true
 }
 
+// HasBegun reports whether the client has received something.
 func (f *Flight) HasBegun() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -235,6 +236,7 @@ func (f *Flight) ShouldMove(clock *clock.Clock) bool {
 	return f.Rank != nil && f.Rank.Leaving.Load() && f.Ranks.IsLeft(f.Rank) && f.CanMove(clock.Now())
 }
 
+// NewWithdrawn declares the counter of withdrawn requests.
 func NewWithdrawn(s *instruments.Set) metric.Int64Counter {
 	return s.CounterBy("kvpilot.chooser.forsaken", "{request}", "Requests withdrawn from a stalled rank, by whether their answer had begun.", begun(false), begun(true))
 }

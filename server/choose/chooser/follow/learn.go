@@ -166,6 +166,7 @@ func (s *Lesson) foreign(now time.Time, prefilling int) bool {
 // Predictions measures how right the predicted first tokens were.
 type Predictions struct{ errors metric.Float64Histogram }
 
+// NewPredictions declares the metric of predictions.
 func NewPredictions(s *instruments.Set) Predictions {
 	return Predictions{errors: s.Histogram("kvpilot.chooser.prediction_error", "1", "Predicted over actual time to the first token of streamed requests, from the choice on. Its ranks: kvpilot_chooser_predictions_total.",
 		0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10)}

@@ -107,6 +107,7 @@ func (p *Pool) Veto(f *selector.Filter, rules *Rules, owner int) decision.Veto {
 	return decision.VetoNone
 }
 
+// ContextOf is the context of a model at a replica in tokens; 0 when it is not known.
 func ContextOf(r *replica.Replica, model string) int {
 	m, _ := r.Serves(model)
 	return selector.Context(r, m)

@@ -19,6 +19,7 @@ type Leases struct {
 // leaseName names the choice of a leased reservation.
 type leaseName struct{ tenant, id string }
 
+// New returns the leases of a book, which reports the expired ones.
 func New(book *load.Book) *Leases {
 	l := &Leases{book: book}
 	book.OnExpired(l.expired)

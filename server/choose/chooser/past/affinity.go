@@ -43,6 +43,7 @@ type affine struct {
 	requests int64
 }
 
+// NewAffinity declares the metrics of rings.
 func NewAffinity(s *instruments.Set, ring selector.RingConfig) *Affinity {
 	a := &Affinity{recent: make([]bool, 0, ring.AffinityWindow), known: map[string]*list.Element{}}
 	var places []metric.MeasurementOption
@@ -58,6 +59,7 @@ func NewAffinity(s *instruments.Set, ring selector.RingConfig) *Affinity {
 	return a
 }
 
+// Observe reports the metrics that are read at collection.
 func (a *Affinity) Observe(o metric.Observer) {
 	share, busiest := a.read()
 	o.ObserveFloat64(a.rate, share)

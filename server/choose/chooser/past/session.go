@@ -43,6 +43,7 @@ type visit struct {
 	until int64
 }
 
+// NewSessions returns the memory of no session. turns counts the requests.
 func NewSessions(turns Turns) *Sessions {
 	return &Sessions{seed: maphash.MakeSeed(), turns: turns, young: map[sessionKey]visit{}}
 }
@@ -114,6 +115,7 @@ type Turns struct {
 	first, same, other metric.MeasurementOption
 }
 
+// NewTurns declares the counter of turns.
 func NewTurns(s *instruments.Set) Turns {
 	m := Turns{first: instruments.Label("rank", "first"), same: instruments.Label("rank", "same"), other: instruments.Label("rank", "other")}
 	m.count = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",

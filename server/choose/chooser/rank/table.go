@@ -23,6 +23,7 @@ type Table struct {
 	kinds speed.Kinds // guarded by mu
 }
 
+// NewTable returns a table without ranks.
 func NewTable(clock *clock.Clock) *Table {
 	t := &Table{clock: clock}
 	t.list.Store(&[]*Rank{})

@@ -29,6 +29,7 @@ type Rules struct {
 	Targets   decision.Targets
 }
 
+// New makes the settings of a valid config.
 func New(c Config) *Settings {
 	s := &Settings{Config: c, HoldAbove: c.HoldAbove.Seconds(), common: c.rules(ModelConfig{}), models: make(map[string]*Rules, len(c.Models))}
 	for name, own := range c.Models {

@@ -192,6 +192,7 @@ func (w *Watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) 
 	}
 }
 
+// NewCounter declares the counter of stalls.
 func NewCounter(s *instruments.Set) metric.Int64Counter {
 	var evidence []metric.MeasurementOption
 	for e := liveness.Probe; e <= liveness.Halted; e++ {
