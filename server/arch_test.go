@@ -39,6 +39,7 @@ var within = map[string][]string{
 	"observe/audit":       {"observe/journal"},
 	"tokens/openai":       {"tokens/rawjson"},
 	"tokens/tokenizer":    {"tokens/rawjson"},
+	"tokens/messages":     {"tokens/openai", "tokens/rawjson", "tokens/tokenizer"},
 	"choose/ranks":        {"choose/chooser", "choose/load", "choose/liveness"},
 	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs", "choose/transfer"},
 	"peers/identity":      {"peers/refusals"},

@@ -116,9 +116,11 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 
 func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
 	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
-	p.standby = standby.New(c.Scaling, standby.Params{Registry: p.ranks.Registry, Meter: t.Meters()})
 	p.demand = demand.New(demand.Params{Utilization: c.Scaling.Utilization, Models: c.Scaling.Models, Pools: poolStates{p}, Meter: t.Meters()})
-	p.splits = splits.New(c.Splits, splits.Params{Log: p.part("splits"), Meter: t.Meters()})
+	p.standby = standby.New(c.Scaling, standby.Params{
+		Registry: p.ranks.Registry, Engines: p.ranks, Client: p.upstream, Demand: p.demand, Log: p.part("standby"), Meter: t.Meters(),
+	})
+	p.splits = splits.New(c.Splits, splits.Params{Fleet: p.peers.Announcer(), Log: p.part("splits"), Meter: t.Meters()})
 	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
@@ -196,6 +198,7 @@ func (p *parts) background() []component {
 		{"tokenizer", p.tokens},
 		{"upstream", p.upstream},
 		{"decisionlog", p.decisions},
+		{"standby", p.standby},
 	}
 	if p.peers != nil {
 		list = append(list, component{"fleet", p.peers})

@@ -24,7 +24,10 @@ type replayFlags struct {
 	roles, splits            []string
 	weights                  map[string]string
 	turns                    []string
+	scalers                  []string
+	wave                     string
 	to                       reportFlags
+	plan                     planFlags
 }
 
 // traceFlags say where the requests come from.
@@ -73,9 +76,13 @@ share of what an oracle with one pooled cache can complete.`,
 		Example: `  kvpilot replay --trace conversation_trace.jsonl.gz --replicas 8 --load 0.7,0.95 --policies all --seeds 3
   kvpilot replay --generate hotdoc --replicas 8 --load 0.95 --policies predicted-ttft,overlap-load -o json
   kvpilot replay --generate agent --replicas 4 --memory 0.5,1,2 --policies predicted-ttft,consistent-hash --patience 0
-  kvpilot replay --generate agentx --replicas 8 --memory 2 --policies predicted-ttft,thunderagent,progress-ttl --patience 0`,
+  kvpilot replay --generate agentx --replicas 8 --memory 2 --policies predicted-ttft,thunderagent,progress-ttl --patience 0
+  kvpilot replay --plan --generate decode --replicas 8 --rate 8 --slo-tpot 30ms`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.plan.defaults(&f, cmd.Flags()); err != nil {
+				return err
+			}
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -134,6 +141,8 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringSliceVar(&f.splits, "split", nil, fmt.Sprintf("rules by which requests are split under each of --roles, separated by commas, of %v; price is the router's own", replay.SplitRules()))
 	flags.Var(secondsFlag{&f.Transfers.Start}, "transfer-start", "time of a transfer of KV cache before its first token moves")
 	flags.Var(secondsFlag{&f.Transfers.PerToken}, "transfer-token-time", "and for each token")
+	f.plan.add(flags)
+	f.addScaling(flags)
 	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
 }
@@ -149,14 +158,22 @@ func (f *replayFlags) run(out, errOut io.Writer) error {
 	if !f.to.quiet {
 		f.Progress = func(done, all int) { fmt.Fprintf(errOut, "\rrun %d of %d ", done, all) }
 	}
+	if f.plan.wanted {
+		return f.plan.run(f, out, errOut)
+	}
 	reports, err := replay.PlayLoads(f.Options, loads...)
+	f.clearProgress(errOut)
 	if err != nil {
 		return err
 	}
+	return f.to.write(out, reports)
+}
+
+// clearProgress removes the line that shows progress.
+func (f *replayFlags) clearProgress(errOut io.Writer) {
 	if !f.to.quiet {
 		fmt.Fprint(errOut, "\r\033[K")
 	}
-	return f.to.write(out, reports)
 }
 
 func (f *reportFlags) write(out io.Writer, reports []*replay.Report) error {
@@ -235,6 +252,9 @@ func (f *replayFlags) complete() ([]float64, error) {
 		}
 		f.Roles = append(f.Roles, roles)
 	}
+	if err := f.completeScaling(); err != nil {
+		return nil, err
+	}
 	for _, text := range f.splits {
 		f.Splits = append(f.Splits, replay.SplitRule(strings.TrimSpace(text)))
 	}
@@ -265,9 +285,13 @@ func (f *traceFlags) read() (t *replay.Trace, atLeast int, err error) {
 }
 
 func writePlot(path string, draw func(io.Writer, []*replay.Report) error, reports []*replay.Report) error {
+	return writeFile(path, func(w io.Writer) error { return draw(w, reports) })
+}
+
+func writeFile(path string, draw func(io.Writer) error) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
-	return errors.Join(draw(file, reports), file.Close())
+	return errors.Join(draw(file), file.Close())
 }

@@ -115,3 +115,69 @@ func TestWhatNothingScalesIsRefusedAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// A pool's engines sleep: a request wakes one of them and waits for it, and none is lost.
+func TestASleepingEngineIsWokenByARequest(t *testing.T) {
+	var ports [2]int
+	args := []string{"--set", "scaling.models=sim", "--set", "scaling.wake=true", "--set", "enginestats.interval=100ms"}
+	for i := range ports {
+		ports[i] = freePort(t)
+		startSim(t, ports[i], "--sleep-mode")
+		args = append(args, "--replica", fmt.Sprintf("http://127.0.0.1:%d", ports[i]))
+	}
+	f, _, _ := startProcess(t, args...)
+	ask := func() (status int, text string, took time.Duration) {
+		t.Helper()
+		began := time.Now()
+		resp, err := http.Post("http://"+f.http+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body), time.Since(began)
+	}
+	if status, text, _ := ask(); status != http.StatusOK {
+		t.Fatalf("%d: %s", status, text)
+	}
+	call := func(port int, method, path string) string {
+		t.Helper()
+		req, err := http.NewRequest(method, fmt.Sprintf("http://127.0.0.1:%d%s", port, path), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %d %s %v", path, resp.StatusCode, body, err)
+		}
+		return string(body)
+	}
+	for _, port := range ports {
+		call(port, http.MethodPost, "/sleep?level=1")
+	}
+	time.Sleep(500 * time.Millisecond) // the router reads the engines' metrics
+	status, text, took := ask()
+	if status != http.StatusOK || !strings.Contains(text, "choices") {
+		t.Errorf("after %v: %d %s", took, status, text)
+	}
+	t.Logf("answered after %v", took)
+	awake := 0
+	for _, port := range ports {
+		if strings.Contains(call(port, http.MethodGet, "/is_sleeping"), "false") {
+			awake++
+		}
+	}
+	if awake != 1 || f.metric("kvpilot_pool_wakes_total", `result="woken"`) != 1 {
+		t.Errorf("%d engines are awake, %v were woken, want one", awake, f.metric("kvpilot_pool_wakes_total", `result="woken"`))
+	}
+	call(ports[0], http.MethodPost, "/sleep?level=2")
+	call(ports[1], http.MethodPost, "/sleep?level=2")
+}

@@ -78,6 +78,7 @@ the simulator; docs/simulator.md describes them.`,
 	flags.Float64Var(&c.Core.Timing.Speed, "speed", c.Core.Timing.Speed, "speed, relative to the modelled time")
 	flags.IntVar(&c.MeanAnswer, "mean-answer", c.MeanAnswer, "mean tokens of an answer without a limit")
 	flags.BoolVar(&c.TokenDetails, "prompt-tokens-details", c.TokenDetails, "report cached_tokens")
+	flags.BoolVar(&c.SleepMode, "sleep-mode", c.SleepMode, "serve /sleep, /wake_up and /is_sleeping, as with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1")
 	flags.BoolVar(&c.ScaleOut, "scale-out", c.ScaleOut, "serve /render where the version asks for --enable-scale-out")
 	flags.BoolVar(&c.RequestIDHeader, "request-id-headers", false, "answer X-Request-Id")
 	flags.BoolVar(&c.BytesHashes, "bytes-hashes", false, "write event hashes as byte strings")

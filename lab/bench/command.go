@@ -18,7 +18,7 @@ func Command() *cobra.Command {
 	}
 	root.AddCommand(
 		newIndexCommand(), newEventsCommand(), newChooseCommand(), newDecideCommand(), newTokenizeCommand(),
-		newStreamCommand(), newCostCommand(), newInFlightCommand(), newObserveCommand(), newTenantsCommand(),
+		newStreamCommand(), newFollowCommand(), newCostCommand(), newInFlightCommand(), newObserveCommand(), newTenantsCommand(),
 	)
 	return root
 }

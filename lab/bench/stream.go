@@ -31,6 +31,22 @@ func newStreamCommand() *cobra.Command {
 	return cmd
 }
 
+// newFollowCommand measures the cost of following streams.
+func newFollowCommand() *cobra.Command {
+	var o streambench.Options
+	cmd := &cobra.Command{
+		Use:   "follow",
+		Short: "Compare streams that are followed, so that another replica can resume them, with streams that are not",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runStreamBench(cmd, o, streambench.Follow)
+		},
+	}
+	addStreamBenchFlags(cmd, &o, 15, "turns of each router in each case; the medians count")
+	cmd.Flags().StringVar(&o.Profiles, "profiles", "", "folder for CPU profiles of both routers")
+	return cmd
+}
+
 // addStreamBenchFlags adds the flags that both benchmarks of processes have.
 func addStreamBenchFlags(cmd *cobra.Command, o *streambench.Options, rounds int, counted string) {
 	cmd.Flags().BoolVar(&o.JSON, "json", false, "write JSON instead of a table")

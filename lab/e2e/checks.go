@@ -47,6 +47,12 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "abort", d.checkAbort)
 	r.check(ctx, "reset of the prefix cache", a.checkReset)
 	r.check(ctx, "resumed streams", d.checkResume)
+	if r.atLeast(33) {
+		if !r.sim {
+			r.check(ctx, "message converter", a.checkConverter)
+		}
+		r.check(ctx, "sampled messages", d.checkMessages)
+	}
 	r.check(ctx, "paused replicas", d.checkPause)
 	r.check(ctx, "stop strings", d.checkStops)
 	r.check(ctx, "32 clients", d.checkLoad)

@@ -43,6 +43,8 @@ type Flags struct {
 	TokenDetails bool
 	// ScaleOut serves /render where the version asks for --enable-scale-out.
 	ScaleOut bool
+	// SleepMode serves /sleep, /wake_up and /is_sleeping, as with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1.
+	SleepMode bool
 	// RequestIDHeader answers X-Request-Id (--enable-request-id-headers).
 	RequestIDHeader bool
 }

@@ -25,15 +25,16 @@ type life struct {
 	load    atomic.Int64 // requests in flight, as /load reports them
 	meters  meters
 	stored  responseStore
-	// engineID names the process to others that read its cache, met has the names of those that it has met.
+	// engineID names the process to others that read its cache, met has the names of those met so far.
 	engineID string
 	met      sync.Map
 	work     sync.WaitGroup // background responses
+	sleep    slumber
 	sockets  sockets
 }
 
 func newLife(e *Engine, n uint64) *life {
-	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, e.cfg.Rust)}
+	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, e.cfg.Rust, e.cfg.SleepMode)}
 	l.trouble, l.layout, l.pins = &e.faults, e.features.layout, e.features.has(rankHeader)
 	if e.cfg.BytesHashes {
 		l.layout |= feed.Bytes

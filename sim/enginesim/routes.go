@@ -46,7 +46,7 @@ func (s surface) add(has bool, method string, h handler, paths ...string) {
 }
 
 // surfaceOf is the set of routes of an engine with these features.
-func surfaceOf(f *features, rust bool) surface {
+func surfaceOf(f *features, rust, sleeps bool) surface {
 	s, python := surface{}, !rust
 	pooled := func(serve func(*pooler, *call)) handler {
 		return func(l *life, c *call) { serve(&pooler{&l.dialect, l}, c) }
@@ -54,12 +54,18 @@ func surfaceOf(f *features, rust bool) surface {
 	byTokens := func(serve func(tokenRoutes, *call)) handler {
 		return func(l *life, c *call) { serve(tokenRoutes{l}, c) }
 	}
+	sleeping := func(serve func(sleepRoutes, *call)) handler {
+		return func(l *life, c *call) { serve(sleepRoutes{l}, c) }
+	}
 	s.add(true, "GET", (*life).health, "/health")
 	s.add(true, "GET", (*life).versionReply, "/version")
 	s.add(true, "GET", (*life).metrics, "/metrics")
 	s.add(true, "GET", (*life).serverLoad, "/load")
 	s.add(true, "GET", (*life).models, "/v1/models")
 	s.add(true, "POST", (*life).resetPrefixCache, "/reset_prefix_cache")
+	s.add(python && sleeps, "POST", sleeping(sleepRoutes.fallAsleep), "/sleep")
+	s.add(python && sleeps, "POST", sleeping(sleepRoutes.wakeUp), "/wake_up")
+	s.add(python && sleeps, "GET", sleeping(sleepRoutes.isSleeping), "/is_sleeping")
 	s.add(true, "POST", (*life).chat, "/v1/chat/completions")
 	s.add(true, "POST", (*life).completion, "/v1/completions")
 	s.add(true, "POST", (*life).tokenize, "/tokenize")

@@ -69,7 +69,7 @@ func anthropicTools(list []jsontext.Value) []jsontext.Value {
 	for _, raw := range list {
 		var t struct {
 			Name        string         `json:"name"`
-			Description string         `json:"description"`
+			Description *string        `json:"description"`
 			Schema      jsontext.Value `json:"input_schema"`
 		}
 		if json.Unmarshal(raw, &t) != nil {
@@ -78,7 +78,10 @@ func anthropicTools(list []jsontext.Value) []jsontext.Value {
 		if len(t.Schema) == 0 {
 			t.Schema = jsontext.Value("{}")
 		}
-		b := text(`{"type":"function","function":{"name":`).str(t.Name).raw(`,"description":`).str(t.Description)
+		b := text(`{"type":"function","function":{"name":`).str(t.Name)
+		if t.Description != nil {
+			b = b.raw(`,"description":`).str(*t.Description)
+		}
 		out = append(out, jsontext.Value(append(b.raw(`,"parameters":`), t.Schema...).raw(`}}`)))
 	}
 	return out

@@ -140,6 +140,9 @@ func (l *life) metrics(c *call) {
 			x.sample("request_success_total", rank, fmt.Sprintf("finished_reason=%q,", f), float64(s.Finished[f]))
 		}
 	}
+	if l.cfg.SleepMode && !l.cfg.Rust {
+		l.sleep.series(x, stats)
+	}
 	l.meters.histograms(x, &l.features)
 	kind := "text/plain; version=0.0.4; charset=utf-8"
 	if l.cfg.Rust {

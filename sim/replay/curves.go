@@ -45,13 +45,18 @@ func Curves(w io.Writer, reports []*Report) error {
 		panel(&b, reports, names, panelLeft+i*(panelWidth+panelGap), p.title, p.value)
 	}
 	for i, name := range names {
-		x, y := panelLeft+(i%4)*200, panelTop+panelHeight+50+18*(i/4)
 		color, width := curveStyle(name, i)
-		fmt.Fprintf(&b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" stroke-width="%s"/><text x="%d" y="%d">%s</text>`+"\n", x, y-4, x+20, y-4, color, width, x+26, y, label(name))
+		legend(&b, i, color, width, label(name))
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// legend names the i-th line of a picture.
+func legend(b *strings.Builder, i int, color, width, name string) {
+	x, y := panelLeft+(i%4)*200, panelTop+panelHeight+50+18*(i/4)
+	fmt.Fprintf(b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" stroke-width="%s"/><text x="%d" y="%d">%s</text>`+"\n", x, y-4, x+20, y-4, color, width, x+26, y, name)
 }
 
 func label(name decision.Policy) string {

@@ -127,3 +127,16 @@ func TestHonestReplicasAreNotSuspected(t *testing.T) {
 		}
 	}
 }
+
+// A belief that no event confirms must end, or a rank seems to hold for good what it has long evicted.
+func TestBeliefsEndWithoutEvents(t *testing.T) {
+	l := lie(t, "conv", 600, 4, 1, 0, func(o *Options) { o.EventLoss = 1 })
+	stats := l.service.routers[0].index.Stats()
+	prompts := int64(0)
+	for i := range l.sim.trace.Calls {
+		prompts += int64(len(l.sim.trace.hashes[i]))
+	}
+	if stats.Believed == 0 || stats.Believed > prompts/4 {
+		t.Errorf("%d blocks are believed after 600 prompts of %d blocks", stats.Believed, prompts)
+	}
+}

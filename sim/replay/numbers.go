@@ -49,11 +49,15 @@ type Numbers struct {
 	Programs *Programs `json:"programs,omitempty"`
 	// Chats are the figures of chats next to them.
 	Chats *Chats `json:"chats,omitempty"`
+	// Scaled is what the autoscaler did, where there is one.
+	Scaled *Scaled `json:"autoscaler,omitempty"`
 	// Abandoned says that the run was abandoned because its mean had passed the limit: Mean is only
 	// known to be at least that, and the others are not known.
 	Abandoned bool `json:"abandoned,omitempty"`
 	// rate is the calls per second while the fleet was full.
 	rate float64
+	// late and slow are the requests that missed the goal's two targets, after the first tenth.
+	late, slow int
 }
 
 // Kept is what came of a run: answers that meet the Goal, and requests that were split.
@@ -148,6 +152,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
 	n.Steady = float64(steady) / float64(len(s.first)-len(s.first)/10)
 	n.rate = s.fullRate(in, len(ttft))
+	n.late, n.slow = s.misses.late, s.misses.slow
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
 	n.Programs, n.Chats = s.programs(), s.chats()
@@ -221,6 +226,7 @@ func (s *sim) work() []Work {
 // add adds a share of other, for means over several runs.
 func (n *Numbers) add(other Numbers, share float64) {
 	n.Mean += share * other.Mean
+	n.late, n.slow = n.late+other.late, n.slow+other.slow
 	n.P50 += share * other.P50
 	n.P90 += share * other.P90
 	n.P99 += share * other.P99
@@ -245,13 +251,19 @@ func (n *Numbers) add(other Numbers, share float64) {
 		}
 		n.Programs.add(other.Programs, share)
 	}
+	if other.Scaled != nil {
+		if n.Scaled == nil {
+			n.Scaled = &Scaled{}
+		}
+		n.Scaled.add(other.Scaled, share)
+	}
 	if other.Chats != nil {
 		if n.Chats == nil {
 			n.Chats = &Chats{}
 		}
 		n.Chats.add(other.Chats, share)
 	}
-	if n.Work == nil {
+	if len(n.Work) < len(other.Work) {
 		n.Work = make([]Work, len(other.Work))
 	}
 	for i, w := range other.Work {

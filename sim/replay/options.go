@@ -14,6 +14,7 @@ type Options struct {
 	Engines
 	Routing
 	Rules
+	Scaling Scaling
 	Runs
 }
 
@@ -33,6 +34,8 @@ type Traffic struct {
 	Programs []int
 	// Chats is how many turns of chats per second arrive next to loads by programs at once; 0: none.
 	Chats float64
+	// Wave changes the arrival rate of open loops, and of the first calls of closed ones, over time.
+	Wave Wave
 	// Answers are what the router sees of answers.
 	Answers Answers
 }
@@ -85,10 +88,17 @@ type Rules struct {
 	Weights   map[string]float64
 }
 
-// setups are what is played: each policy, and predicted-ttft under each division of the replicas.
-func (r *Rules) setups() []ruleset {
+// setups are what is played: each policy, and predicted-ttft under each autoscaler or division of the replicas.
+func (o *Options) setups() []ruleset {
 	var list []ruleset
+	r := &o.Rules
 	for _, p := range r.Policies {
+		if p == decision.PredictedTTFT && len(o.Scaling.Rules) > 0 {
+			for _, rule := range o.Scaling.Rules {
+				list = append(list, ruleset{Policy: p, Scale: rule})
+			}
+			continue
+		}
 		if p != decision.PredictedTTFT || len(r.Roles) == 0 {
 			list = append(list, ruleset{Policy: p})
 			continue
@@ -195,5 +205,6 @@ func (o *Options) check() error {
 			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), otherRules()))
 		}
 	}
+	errs = append(errs, o.Scaling.check(o))
 	return errors.Join(errs...)
 }

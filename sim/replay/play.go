@@ -50,7 +50,7 @@ func (w *workload) appendBlock(dst []uint32, call, j int) []uint32 {
 // call goes to the replica with the least prefill left, first come first served.
 func (j *job) play() (Numbers, error) {
 	o := &j.options
-	if j.report == nil && j.work.After != nil {
+	if j.report == nil && (j.work.After != nil || j.work.wave != Wave{}) {
 		j.work = j.work.unbound()
 	}
 	if j.setup.Policy == "" {
@@ -65,6 +65,10 @@ func (j *job) play() (Numbers, error) {
 	}
 	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
 	s.delays, s.legs.Transfers = o.Delays, o.Transfers
+	s.misses.goal = o.Goal
+	if j.missed > 0 {
+		s.misses.allow(j.missed, len(j.work.Calls))
+	}
 	s.turn(o.Turns, &o.Profile)
 	if j.atOnce > 0 {
 		s.limit(j.atOnce)
@@ -89,18 +93,26 @@ func (j *job) play() (Numbers, error) {
 		return Numbers{}, err
 	}
 	s.router = v
+	var scaler *autoscaler
+	if j.setup.Scale != (ScaleRule{}) {
+		scaler = newAutoscaler(v, j)
+		s.router = scaler
+	}
 	if !s.run(j.most) {
-		return Numbers{Mean: j.most, Abandoned: true}, v.err()
+		return Numbers{Mean: j.most, Abandoned: true, late: s.misses.late, slow: s.misses.slow}, v.err()
 	}
 	n := s.numbers(o.Goal)
+	if scaler != nil {
+		n.Scaled = scaler.scaled()
+	}
 	n.Predicted, n.DecidedAlone = quantilesOf(v.accuracy()), v.alone()
 	return n, v.err()
 }
 
-// unbound is the workload without calls that wait for others: how fast a full fleet is shows when it always has work.
+// unbound is the workload without calls that wait for others and without waves: how fast a full fleet is shows when it always has work.
 func (w *workload) unbound() *workload {
 	t, c := *w.Trace, *w
-	t.After, c.Trace = nil, &t
+	t.After, c.Trace, c.wave = nil, &t, Wave{}
 	return &c
 }
 
@@ -115,6 +127,10 @@ type job struct {
 	atOnce  int // sessions at once; 0: they start at their own times
 	// most is the mean time to the first token at which the run is abandoned; 0 never.
 	most float64
+	// missed, above zero, is the share of requests that miss the goal at which the run is abandoned.
+	missed float64
+	// replicas, above zero, replace the options' number.
+	replicas int
 	// shares are the tenants' of the hold queue; nil: all have the same.
 	shares holdqueue.Shares
 }

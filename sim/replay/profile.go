@@ -8,7 +8,9 @@ import (
 
 // Profile is the timing and size of a modelled replica.
 type Profile struct {
-	Name   string
+	Name string
+	// GPUs is how many a replica takes.
+	GPUs   int
 	Timing enginemodel.Timing
 	// MaxBatchedTokens is the tokens per step, MaxSeqs the sequences at once.
 	MaxBatchedTokens, MaxSeqs int
@@ -20,14 +22,14 @@ type Profile struct {
 func Profiles() []Profile {
 	return []Profile{
 		{
-			Name: "70b", MaxBatchedTokens: 2048, MaxSeqs: 256, CacheTokens: 640000,
+			Name: "70b", GPUs: 4, MaxBatchedTokens: 2048, MaxSeqs: 256, CacheTokens: 640000,
 			Timing: enginemodel.Timing{
 				PrefillRate: 8000, HalfContext: 50000,
 				Base: 10 * time.Millisecond, PerSequence: 50 * time.Microsecond, PerContextToken: 17 * time.Nanosecond, Speed: 1,
 			},
 		},
 		{
-			Name: "8b", MaxBatchedTokens: 4096, MaxSeqs: 256, CacheTokens: 400000,
+			Name: "8b", GPUs: 1, MaxBatchedTokens: 4096, MaxSeqs: 256, CacheTokens: 400000,
 			Timing: enginemodel.Timing{
 				PrefillRate: 25000, HalfContext: 30000,
 				Base: 6 * time.Millisecond, PerSequence: 30 * time.Microsecond, PerContextToken: 55 * time.Nanosecond, Speed: 1,

@@ -58,6 +58,9 @@ func (r *Report) Table(w io.Writer) error {
 	if err := r.chats(w); err != nil {
 		return err
 	}
+	if err := r.scaled(w); err != nil {
+		return err
+	}
 	for _, name := range append(slices.Clone(r.order), "") {
 		p := r.Policies[name]
 		if name == "" {
@@ -89,6 +92,23 @@ func (r *Report) programs(w io.Writer) error {
 		}
 		if q := p.Programs; q != nil && !p.Abandoned {
 			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t\n", label(name), q.PerHour, q.Makespan, q.Mean, q.P50, q.P99, q.Waited, q.Wait)
+		}
+	}
+	return t.Flush()
+}
+
+// scaled writes what autoscalers did.
+func (r *Report) scaled(w io.Writer) error {
+	if !slices.ContainsFunc(r.order, func(name decision.Policy) bool { return r.Policies[name].Scaled != nil }) {
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "autoscaler\tgood\tTTFT p50\tp99\tlost\treplicas mean\tmost\tstarts\tGPU-hours\twakes\tfirst answer s\t")
+	for _, name := range r.order {
+		if p := r.Policies[name]; p.Scaled != nil {
+			s := p.Scaled
+			fmt.Fprintf(t, "%s\t%.4f\t%.2f\t%.1f\t%.4g\t%.2f\t%.0f\t%.1f\t%.2f\t%.4g\t%.1f\t\n",
+				name, p.Goodput, p.P50, p.P99, s.Lost, s.Mean, s.Most, s.Starts, s.GPUSeconds/3600, s.Wakes, s.Woken)
 		}
 	}
 	return t.Flush()

@@ -91,6 +91,29 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 			return nil, err
 		}
 	}
+	p, err := newPlayer(o)
+	if err != nil {
+		return nil, err
+	}
+	if len(o.Memory)+len(o.Programs) > 0 {
+		return p.atOnce()
+	}
+	p.all.Store(int64(2 + (1+len(o.setups()))*o.Seeds*(len(loads)+len(o.Rates))))
+	if !o.NoSaturation {
+		p.all.Add(int64(len(o.setups())))
+	}
+	capacity, base, err := p.capacity()
+	if err != nil {
+		return nil, err
+	}
+	for _, rate := range o.Rates {
+		loads = append(loads, rate/capacity)
+	}
+	return p.loads(loads, capacity, base)
+}
+
+// newPlayer completes the options and makes the trace ready.
+func newPlayer(o Options) (*player, error) {
 	if o.Trace.longest() > o.Profile.CacheTokens {
 		return nil, fmt.Errorf("a request of %d tokens does not fit the replica's cache of %d", o.Trace.longest(), o.Profile.CacheTokens)
 	}
@@ -113,30 +136,21 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 		}
 	}
 	o.Trace = o.enough()
-	w := newWorkload(o.Trace, o.Block)
-	p := player{options: o, work: w}
-	if len(o.Memory)+len(o.Programs) > 0 {
-		return p.atOnce()
-	}
-	p.all.Store(int64(2 + (1+len(o.setups()))*o.Seeds*(len(loads)+len(o.Rates))))
-	if !o.NoSaturation {
-		p.all.Add(int64(len(o.setups())))
-	}
-	// How fast the pooled cache is at most: first roughly with everything at once, then at an
-	// arrival rate just above that.
-	base := w.rate()
+	p := &player{options: o, work: newWorkload(o.Trace, o.Block)}
+	p.work.wave = o.Wave
+	return p, nil
+}
+
+// capacity measures the arrival rate that the pooled cache completes at most, first roughly with everything at once, then at an
+// arrival rate just above that. base is the trace's own rate.
+func (p *player) capacity() (capacity, base float64, err error) {
+	base = p.work.rate()
 	rough, err := p.run(&job{speed: 1e6, seed: 1})
 	if err != nil {
-		return nil, err
+		return 0, 0, err
 	}
 	full, err := p.run(&job{speed: overload * rough.rate / base, seed: 1})
-	if err != nil {
-		return nil, err
-	}
-	for _, rate := range o.Rates {
-		loads = append(loads, rate/full.rate)
-	}
-	return p.loads(loads, full.rate, base)
+	return full.rate, base, err
 }
 
 // loads plays the oracle at each load, then all policies. capacity is the oracle's saturation rate
@@ -219,12 +233,16 @@ func (p *player) finish(reports []*Report, jobs []*job, capacity, base float64) 
 	}
 	jobs = jobs[:0]
 	for _, setup := range o.setups() {
-		if !o.NoSaturation {
+		if !o.NoSaturation && setup.Scale == (ScaleRule{}) {
 			jobs = append(jobs, &job{setup: setup, speed: overload * capacity / base})
 		}
 		for _, r := range reports {
 			for seed := range o.Seeds {
-				jobs = append(jobs, &job{report: r, setup: setup, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: o.Patience * r.Oracle.Mean})
+				most := o.Patience * r.Oracle.Mean
+				if setup.Scale != (ScaleRule{}) {
+					most = 0 // requests may wait for a start
+				}
+				jobs = append(jobs, &job{report: r, setup: setup, speed: r.speed(base), atOnce: r.AtOnce, seed: uint64(seed + 1), most: most})
 			}
 		}
 	}
@@ -272,6 +290,9 @@ type player struct {
 
 func (p *player) run(j *job) (Numbers, error) {
 	j.work, j.options = p.work, p.options
+	if j.replicas > 0 {
+		j.options.Replicas = j.replicas
+	}
 	n, err := j.play()
 	if done := p.done.Add(1); p.options.Progress != nil {
 		p.options.Progress(int(done), int(p.all.Load()))

@@ -131,10 +131,14 @@ type ruleset struct {
 	Policy decision.Policy
 	Roles  Roles
 	Split  SplitRule
+	Scale  ScaleRule
 }
 
 // String names the setup in reports.
 func (s ruleset) String() string {
+	if s.Scale != (ScaleRule{}) {
+		return string(s.Policy) + " " + s.Scale.String()
+	}
 	if s.Policy == "" || s.Roles == (Roles{}) {
 		return string(s.Policy)
 	}

@@ -29,7 +29,7 @@ type router struct {
 	member   *member // nil: no fleet, it decides alone
 	replicas []*replica.Replica
 	epoch    time.Time
-	wake     float64
+	due      due
 	texts    bool
 	job      *job
 	dice     *rand.Rand // which events get lost
@@ -39,6 +39,7 @@ type router struct {
 	err      error
 	tokens   []uint32
 	names    []kvblock.EngineHash
+	decided  func(*decision.Decision) // nil: decisions are not looked at
 }
 
 // calls is the state of the calls; each of them is of one router.
@@ -121,8 +122,18 @@ func (r *router) arrive(call int) {
 	r.submit(call)
 }
 
+// due is when a router works next without a call, in simulated seconds: its chooser's clock ticks, its index ends expired beliefs.
+type due struct{ wake, expire float64 }
+
+// expireEvery is how often a router's index ends expired beliefs, in simulated seconds; in real time it does so by itself.
+const expireEvery = 0.25
+
 func (r *router) submit(call int) {
 	r.sim.look()
+	if r.sim.now >= r.due.expire {
+		r.due.expire = r.sim.now + expireEvery
+		r.index.Expire(r.Now())
+	}
 	req := &r.requests[call]
 	deliver := func(choice *chooser.Choice, err error) {
 		var refused *chooser.Refused
@@ -159,13 +170,13 @@ func (r *router) plan() {
 		return
 	}
 	t := max(at.Sub(r.epoch).Seconds(), r.sim.now+1e-6)
-	if r.wake > r.sim.now && r.wake <= t {
+	if r.due.wake > r.sim.now && r.due.wake <= t {
 		return
 	}
-	r.wake = t
+	r.due.wake = t
 	r.sim.schedule(event{at: t, kind: eventDo, do: func() {
-		if r.wake == t {
-			r.wake = 0
+		if r.due.wake == t {
+			r.due.wake = 0
 			r.sim.look()
 			r.chooser.Tick()
 			r.plan()
@@ -220,7 +231,11 @@ func (r *router) finished(a *attempt) {
 }
 
 // Decision implements booking.Record.
-func (r *router) Decision(*decision.Decision) {}
+func (r *router) Decision(d *decision.Decision) {
+	if r.decided != nil {
+		r.decided(d)
+	}
+}
 
 // Outcome implements booking.Record: it notes how right the prediction was.
 func (r *router) Outcome(o decision.Outcome) {

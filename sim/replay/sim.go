@@ -117,6 +117,7 @@ type sim struct {
 	clock
 	outcomes
 	waits   waits
+	misses  misses
 	trace   *workload
 	engines []*engine
 	pooled  bool // the engines share one cache
@@ -137,6 +138,7 @@ type sim struct {
 type workload struct {
 	*Trace
 	block  int
+	wave   Wave
 	hashes [][]blockhash.Hash
 	before []int32 // the turn before in the session, -1 for none
 	// sessions are the names of the sessions; a subagent's has that of its agent's before a slash.
@@ -147,7 +149,7 @@ type workload struct {
 // arrivals of one moment evenly up to the next.
 func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 	n := len(w.Calls)
-	s := &sim{trace: w, engines: engines, outcomes: newOutcomes(n), next: make([][]int32, n), dice: rand.New(rand.NewPCG(seed, 11))}
+	s := &sim{trace: w, engines: engines, outcomes: newOutcomes(n), misses: newMisses(DefaultGoal(), n), next: make([][]int32, n), dice: rand.New(rand.NewPCG(seed, 11))}
 	s.legs.links = make([]link, len(engines))
 	at := spread(w.Trace, seed)
 	for i := range w.Calls {
@@ -161,10 +163,10 @@ func newSim(w *workload, engines []*engine, speed float64, seed uint64) *sim {
 				s.due = make([]float64, n)
 			}
 			s.next[w.After[i]] = append(s.next[w.After[i]], int32(i))
-			s.due[i] = at[i] / speed
+			s.due[i] = w.wave.warp(at[i] / speed)
 			continue
 		}
-		s.schedule(event{at: at[i] / speed, kind: eventArrival, n: i})
+		s.schedule(event{at: w.wave.warp(at[i] / speed), kind: eventArrival, n: i})
 	}
 	return s
 }
@@ -195,7 +197,7 @@ func spread(t *Trace, seed uint64) []float64 {
 }
 
 // run plays until nothing is left to happen, or until the mean time to the first token is sure to
-// exceed most seconds (0: no limit); then it reports false.
+// exceed most seconds (0: no limit), or too many calls have missed the goal; then it reports false.
 func (s *sim) run(most float64) bool {
 	for len(s.events) > 0 {
 		ev := heap.Pop(&s.events).(event)
@@ -215,7 +217,7 @@ func (s *sim) run(most float64) bool {
 		case eventDo:
 			ev.do()
 		}
-		if s.steps++; most > 0 && s.steps&1023 == 0 && s.waits.mean(s.now, len(s.arrived)) > most {
+		if s.steps++; most > 0 && s.steps&1023 == 0 && s.waits.mean(s.now, len(s.arrived)) > most || s.misses.over() {
 			return false
 		}
 	}
@@ -359,6 +361,7 @@ func (s *sim) begun(a *attempt) {
 	a.begun = true
 	s.first[a.call] = s.now
 	s.waits.end(s.now, s.arrived[a.call])
+	s.misses.begun(a.call, s.now-s.arrived[a.call])
 	if a.from != nil { // what the engine that answers has is not computed, whether it held it or read it
 		s.cached[a.call] += a.from.lead.cached
 		return
@@ -369,6 +372,7 @@ func (s *sim) begun(a *attempt) {
 // finished is the moment at which the router has its last one.
 func (s *sim) finished(a *attempt) {
 	s.done[a.call] = s.now
+	s.misses.finished(a.call, s.first[a.call]-s.arrived[a.call], s.now-s.first[a.call], s.trace.Calls[a.call].Out)
 	s.ended++
 	s.startNext(a.call)
 	s.router.finished(a)

@@ -207,7 +207,7 @@ func testKilledRouter(t *testing.T, p proxy) {
 				t.Errorf("%d streams ended with the router, which carried %v requests", lost, carried)
 			}
 			usual, after := worst(shots, time.Time{}, killed), worst(shots, killed, time.Now())
-			if after.wait > newWait+usual.wait {
+			if after.wait > stack.Patient(newWait)+usual.wait {
 				t.Errorf("a new request waited %s; before, %s at most: %s", after.wait, usual.wait, after)
 			}
 			t.Logf("%d requests; %d streams ended with the router, which carried %v requests; longest wait %s before, %s after the kill",
@@ -238,7 +238,7 @@ func testStoppedRouter(t *testing.T, p proxy, seen time.Duration) {
 		}
 	}
 	usual, after := worst(shots, time.Time{}, stopped.Add(-100*time.Millisecond)), worst(shots, stopped.Add(seen), time.Now())
-	if seen > 0 && after.wait > newWait+usual.wait {
+	if seen > 0 && after.wait > stack.Patient(newWait)+usual.wait {
 		t.Errorf("%s after the stop, a new request waited %s; before, %s at most: %s", seen, after.wait, usual.wait, after)
 	}
 	t.Logf("%d requests, %d of them waited for the stopped router; longest wait %s before, %s for requests sent %s after the stop",

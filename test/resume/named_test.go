@@ -191,7 +191,7 @@ func TestMessagesAndResponsesLeave(t *testing.T) {
 			t.Run(name+" "+way, func(t *testing.T) {
 				body := `{"model":"sim","stream":true,"temperature":0,` + fmt.Sprintf(kind.body, 2) + `}`
 				want := listen(t, url, kind.path, body)
-				left, at := "", 8
+				left, at := "", min(8, want.events/3) // early enough for a starved machine
 				since := time.Now()
 				moved, went := results(t, s, "moved"), resumed(t, s)
 				got := listenTo(t, url, kind.path, body, func(events int, replica string) {
@@ -260,7 +260,7 @@ func kept(t *testing.T, url, id string) {
 func TestMessagesAndResponsesThatAreNotRepeated(t *testing.T) {
 	s := started(t, "0.33.0", true)
 	for name, c := range map[string]struct{ path, body string }{
-		"drawn":                {"/v1/messages", `"max_tokens":40,"messages":[{"role":"user","content":"hi"}]`},
+		"drawn, must call":     {"/v1/messages", `"max_tokens":40,"messages":[{"role":"user","content":"hi"}],"tool_choice":{"type":"any"},` + messageTools},
 		"drawn, a response":    {"/v1/responses", `"input":"hi"`},
 		"a tool of the engine": {"/v1/responses", `"input":"hi","temperature":0,"tools":[{"type":"web_search_preview"}]`},
 		"log probabilities":    {"/v1/responses", `"input":"hi","temperature":0,"include":["message.output_text.logprobs"]`},

@@ -150,6 +150,29 @@ func (p *process) memory(ctx context.Context, collect bool) (mallocs int64, err 
 	return 0, errors.New("the heap profile lacks the number of allocations")
 }
 
+// inUse is the memory of live objects and stacks, in bytes, after a garbage collection.
+func (p *process) inUse(ctx context.Context) (bytes int64, err error) {
+	text, err := measure.Get(ctx, p.debug, "/debug/pprof/heap?debug=1&gc=1")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		for _, name := range []string{"# HeapAlloc = ", "# Stack = "} {
+			value, ok := strings.CutPrefix(line, name)
+			if !ok {
+				continue
+			}
+			first, _, _ := strings.Cut(strings.TrimSpace(value), " ")
+			n, err := strconv.ParseInt(first, 10, 64)
+			if err != nil {
+				return 0, err
+			}
+			bytes += n
+		}
+	}
+	return bytes, nil
+}
+
 // goroutines counts them.
 func (p *process) goroutines(ctx context.Context) (int, error) {
 	text, err := measure.Get(ctx, p.debug, "/debug/pprof/goroutine?debug=1")

@@ -184,15 +184,15 @@ func (t *ticks) next() {
 	t.timer.Reset(t.due.Sub(now))
 }
 
-// stream sends chunks of about 220 bytes, each with the time of its writing; with the token ids when promptIDs are the prompt's.
+// stream sends chunks of about 240 bytes, each with the time of its writing; with the token ids when promptIDs are the prompt's.
 func (f *fake) stream(w http.ResponseWriter, r *http.Request, prompt int, promptIDs []byte) {
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	out := http.NewResponseController(w)
 	chunk := []byte(`data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1760000000,"model":"bench","choices":[{"index":0,"delta":{"content":" token ` + stamp)
 	size := len(chunk)
-	end := `"},"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	end := `"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n" // as vLLM writes it: a client of any router gets as many bytes
 	if promptIDs != nil {
-		end = strings.Replace(end, "null}", `null,"token_ids":[12345]}`, 1)
+		end = strings.Replace(end, `"token_ids":null`, `"token_ids":[12345]`, 1)
 	}
 	phase, _ := strconv.ParseInt(r.Header.Get(phaseHeader), 10, 64) // absent is zero
 	tick := newTicks(max(time.Duration(f.every.Load()), time.Microsecond), time.Duration(phase))

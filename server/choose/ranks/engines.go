@@ -42,7 +42,7 @@ func (r *Ranks) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 		Unhealthy: of.State == replica.StateUnhealthy,
 	}
 	if s, ok := r.Stats.Stats(slot); ok {
-		v.Halted = v.Halted || s.Asleep && s.Fresh(now)
+		v.Halted = v.Halted || s.Sleep != enginestats.Awake && s.Fresh(now)
 		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
 		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions
 	}

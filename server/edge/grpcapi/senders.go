@@ -42,6 +42,9 @@ func (s *senders) tenant(ctx context.Context) string { return s.of(ctx).Tenant }
 // name is a caller's name in the history: the key's tenant, and the address.
 func (s *senders) name(ctx context.Context) string {
 	tenant, address := s.tenant(ctx), clientOf(ctx)
+	if p := passedOn(ctx); p != nil && p.address != "" {
+		address = p.address // at first the call came from there
+	}
 	switch {
 	case tenant == "":
 		return address

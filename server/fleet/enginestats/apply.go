@@ -71,7 +71,7 @@ func (e *engine) stats(now time.Time) Stats {
 		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
 		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)), PrefillSeconds: max(0, e.prefill), ComputedTokens: count(e.computed),
 		PromptTokens: count(e.prompt), OutputTokens: count(e.output),
-		Preemptions: count(e.preemptions), Asleep: e.asleep,
+		Preemptions: count(e.preemptions), Sleep: e.sleep,
 	}
 }
 

@@ -31,7 +31,7 @@ type engine struct {
 	preemptions             float64
 	prefill, computed       float64 // seconds and tokens, summed over requests that have ended
 	seen                    bool    // a gauge of requests was there
-	asleep                  bool
+	sleep                   Sleep
 }
 
 const (
@@ -94,14 +94,27 @@ func (p *page) line(line []byte) {
 	case "vllm:cache_config_info":
 		p.cacheConfig(labels)
 	case "vllm:engine_sleep_state":
-		if state, _ := label(labels, "sleep_state"); string(state) == "awake" {
-			if e := p.engine(labels); e != nil {
-				e.asleep = value == 0
-			}
+		if e := p.engine(labels); e != nil {
+			state, _ := label(labels, "sleep_state")
+			e.sleeps(state, value != 0)
 		}
 	default:
 		if e := p.engine(labels); e != nil {
 			e.set(name, value)
+		}
+	}
+}
+
+// sleeps adds one of the series of the sleep state: of all states one is 1. An engine that is not awake, and says no more, can be woken.
+func (e *engine) sleeps(state []byte, is bool) {
+	switch string(state) {
+	case "awake":
+		if !is {
+			e.sleep = max(e.sleep, WeightsOffloaded)
+		}
+	case "discard_all":
+		if is {
+			e.sleep = DiscardAll
 		}
 	}
 }

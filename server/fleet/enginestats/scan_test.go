@@ -28,6 +28,8 @@ vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0
 vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} 0.0
 vllm:engine_sleep_state{engine="1",sleep_state="awake"} 0.0
 vllm:engine_sleep_state{engine="1",sleep_state="weights_offloaded"} 1.0
+vllm:engine_sleep_state{engine="2",sleep_state="discard_all"} 1.0
+vllm:engine_sleep_state{engine="2",sleep_state="awake"} 0.0
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="old",waiting_lora_adapters=""} 1.0
 vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql, chat",waiting_lora_adapters="sql,code"} 2.0
 vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="2048",sliding_window="None"} 1.0
@@ -57,8 +59,8 @@ func TestScanReadsBothFormats(t *testing.T) {
 	if second.Running != 1 || second.KVUsage != 1 {
 		t.Errorf("engine 1: %+v, want 1 running, usage capped at 1", second)
 	}
-	if first.Asleep || !second.Asleep {
-		t.Errorf("asleep: %t and %t, want engine 1 alone", first.Asleep, second.Asleep)
+	if third := p.engines[2].stats(now); first.Sleep != Awake || second.Sleep != WeightsOffloaded || third.Sleep != DiscardAll {
+		t.Errorf("sleep: %d, %d and %d, want 0, 1 and 2", first.Sleep, second.Sleep, third.Sleep)
 	}
 	if p.learned != (Learned{BlockSize: 16, Blocks: 2048}) {
 		t.Errorf("learned %+v", p.learned)

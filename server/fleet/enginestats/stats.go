@@ -25,12 +25,24 @@ type Stats struct {
 	ComputedTokens uint64
 	// Preemptions counts the requests that the engine had to push back since it began.
 	Preemptions uint64
-	// Asleep is set while the engine says that it sleeps.
-	Asleep bool
+	// Sleep is the engine's sleep by its own account.
+	Sleep Sleep
 
 	foreign float64
 	stale   time.Duration
 }
+
+// Sleep is the state of an engine that can be put to sleep (vLLM's --enable-sleep-mode).
+type Sleep uint8
+
+// The states, as vllm:engine_sleep_state names them.
+const (
+	Awake Sleep = iota
+	// WeightsOffloaded: the weights are in the machine's memory, the caches are gone. A call of /wake_up brings the engine back.
+	WeightsOffloaded
+	// DiscardAll: the weights are gone, too. Only its operator can bring the engine back.
+	DiscardAll
+)
 
 // Fresh reports whether the statistics are recent enough to be used.
 func (s *Stats) Fresh(now time.Time) bool {

@@ -60,9 +60,9 @@ func (b *Belief) End() {
 	}
 }
 
-// expire ends expired state: beliefs, and a snapshot's ranks that were not added. Run
-// calls it four times a second.
-func (ix *Index) expire(now time.Time) {
+// Expire ends state whose time is over: beliefs, and a snapshot's ranks that were not added. Run
+// calls it four times a second; where time is simulated, its owner calls it.
+func (ix *Index) Expire(now time.Time) {
 	ix.parked.expire(now)
 	for _, r := range ix.all() {
 		if r == nil {

@@ -2,7 +2,6 @@ package kvindex
 
 import (
 	"slices"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -79,8 +78,6 @@ func (ix *Index) holders(id uint32) []replica.Slot {
 }
 
 var ErrSnapshot = errSnapshot
-
-func (ix *Index) Expire(now time.Time) { ix.expire(now) }
 
 // GuessBytes is the memory of the extents that live.
 func (ix *Index) GuessBytes() int64 { return ix.guesses.bytes.Load() }

@@ -72,7 +72,7 @@ func (ix *Index) Run(ctx context.Context) error {
 			ix.save()
 			return nil
 		case now := <-tick.C:
-			ix.expire(now)
+			ix.Expire(now)
 		case <-due:
 			ix.save()
 		}

@@ -80,7 +80,7 @@ func New(p Params) *Demand {
 		for _, model := range d.models() {
 			state := d.state(model)
 			label := instruments.Label("model", model)
-			o.ObserveInt64(wanted, int64(d.wanted(model, state, now)), label)
+			o.ObserveInt64(wanted, int64(d.Wanted(model, state, now)), label)
 			o.ObserveFloat64(offered, d.load(model, now), label)
 			o.ObserveInt64(waiting, int64(state.Waiting), label)
 		}
@@ -173,8 +173,12 @@ func (d *Demand) look(model string, now time.Time) (work, requests float64) {
 	return p.work, p.requests
 }
 
-// wanted is the number of replicas that the model's pool needs: 0 when it has nothing to do.
-func (d *Demand) wanted(model string, s State, now time.Time) int {
+// WantedNow is Wanted in the pool's state now.
+func (d *Demand) WantedNow(model string) int { return d.Wanted(model, d.state(model), time.Now()) }
+
+// Wanted is the number of replicas that the model's pool needs in state s at the time now: 0 when it has nothing to do. The metric
+// kvpilot.pool.wanted_replicas is this number in the state that Params.Pools returns.
+func (d *Demand) Wanted(model string, s State, now time.Time) int {
 	work, requests := d.look(model, now)
 	mean := usualWork
 	if requests > 0 && work > 0 {

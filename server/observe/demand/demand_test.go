@@ -35,20 +35,20 @@ func TestWorkIsThatOfPromptAndAnswer(t *testing.T) {
 func TestWantedReplicasFollowTheWork(t *testing.T) {
 	d := New(Params{Utilization: .5, Models: []string{"m"}})
 	now := time.Now()
-	if n := d.wanted("m", State{}, now); n != 0 {
+	if n := d.Wanted("m", State{}, now); n != 0 {
 		t.Errorf("an idle pool needs %d", n)
 	}
-	if n := d.wanted("m", State{Waiting: 1}, now); n != 1 {
+	if n := d.Wanted("m", State{Waiting: 1}, now); n != 1 {
 		t.Errorf("a pool with its first request needs %d", n)
 	}
 	for range 600 { // two seconds of work each second, for five minutes
 		d.Decision(chosen(now))
 		now = now.Add(500 * time.Millisecond)
 	}
-	if n := d.wanted("m", State{}, now); n != 4 {
+	if n := d.Wanted("m", State{}, now); n != 4 {
 		t.Errorf("with two replicas' work at a utilization of one half, %d are wanted", n)
 	}
-	if n := d.wanted("m", State{Waiting: 60}, now); n != 8 {
+	if n := d.Wanted("m", State{Waiting: 60}, now); n != 8 {
 		t.Errorf("with a minute's work that waits, %d are wanted", n)
 	}
 	dry, retried, elsewhere := chosen(now), chosen(now), chosen(now)
@@ -58,18 +58,18 @@ func TestWantedReplicasFollowTheWork(t *testing.T) {
 		d.Decision(retried)
 		d.Decision(elsewhere)
 	}
-	if n := d.wanted("m", State{}, now); n != 4 {
+	if n := d.Wanted("m", State{}, now); n != 4 {
 		t.Errorf("with dry runs, retries and choices of other routers, %d are wanted", n)
 	}
 	now = now.Add(3 * time.Minute)
-	if n := d.wanted("m", State{}, now); n != 1 {
+	if n := d.Wanted("m", State{}, now); n != 1 {
 		t.Errorf("three minutes later %d are wanted", n)
 	}
 	now = now.Add(7 * time.Minute)
-	if n := d.wanted("m", State{}, now); n != 0 {
+	if n := d.Wanted("m", State{}, now); n != 0 {
 		t.Errorf("ten minutes later %d are wanted", n)
 	}
-	if n := d.wanted("m", State{Running: 1}, now); n != 1 {
+	if n := d.Wanted("m", State{Running: 1}, now); n != 1 {
 		t.Errorf("while an answer lasts %d are wanted", n)
 	}
 }

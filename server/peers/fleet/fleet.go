@@ -57,6 +57,7 @@ type Fleet struct {
 	facts    *facts.Store
 	warm     *warm.Warm
 	grants   *grants.Grants
+	steps    *forward.Announcer
 	abilities
 	sockets
 }
@@ -81,6 +82,7 @@ func New(c members.Config, p Params) (*Fleet, error) {
 	f.warm = warm.New(warm.Params{Index: p.Index, Fleet: f, Feeds: p.Feeds, MaxBytes: p.IndexBytes, Scope: part("warm")})
 	f.index = f.warm
 	f.grants = grants.New(grants.Params{Self: f.id, Routers: f, Accounts: p.Accounts, Patience: c.Patience, Scope: part("grants")})
+	f.steps = forward.NewAnnouncer(f.Forward(), part("splits").Log())
 	core := decide.Params{
 		Self: f.id, Chooser: p.Chooser, Replicas: f.replicas, Fleet: f, Scope: part("decide"),
 		Tracer: p.Scope.Tracers().Tracer("github.com/kvpilot/kvpilot/server/peers/decide", trace.WithSchemaURL(span.SchemaURL)),
@@ -114,6 +116,14 @@ func (f *Fleet) Limits() *grants.Grants { return f.grants }
 // Forward passes calls on to the other routers.
 func (f *Fleet) Forward() *forward.Fleet { return forward.New(f) }
 
+// Announcer has the other routers repeat steps of a rule at this one. It is nil where f is.
+func (f *Fleet) Announcer() *forward.Announcer {
+	if f == nil {
+		return nil
+	}
+	return f.steps
+}
+
 // Offer adds services that the other routers may call. It must be called before Run.
 func (f *Fleet) Offer(s link.Services) { f.links.Offer(s) }
 
@@ -124,7 +134,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	running, rest := errgroup.WithContext(rest)
 	running.Go(func() error { return f.members.Run(rest, f.gossip) })
 	running.Go(func() error { return f.links.Run(rest, f.rpc) })
-	for _, run := range []func(context.Context) error{f.frontend.Run, f.decider.Run, f.facts.Run, f.warm.Run} {
+	for _, run := range []func(context.Context) error{f.frontend.Run, f.decider.Run, f.facts.Run, f.warm.Run, f.steps.Run} {
 		running.Go(func() error { return run(rest) })
 	}
 	lending, cancel := context.WithCancel(ctx)

@@ -56,6 +56,8 @@ type Usage struct {
 	Prompt, Output int
 	// Unbelieved counts reported tokens that the request cannot have taken. They are not charged.
 	Unbelieved int
+	// Elsewhere is set when the request continues at another router, which counts it: here it is no request any more.
+	Elsewhere bool
 }
 
 // Charge says how a booking is settled.

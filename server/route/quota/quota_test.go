@@ -422,3 +422,30 @@ func TestNegativeUsageGivesNothing(t *testing.T) {
 		}
 	})
 }
+
+// A request that continues at another router is no request of this one any more: its booking and its count come back, also into a lease.
+func TestARequestThatContinuesElsewhereIsNotCounted(t *testing.T) {
+	l := New(Config{Default: {RequestsPerSecond: .001, TokensPerMinute: 60}}, Params{})
+	for range 3 {
+		var g Grant
+		if refusal := l.Admit(&g, "a"); refusal != nil {
+			t.Fatal(refusal.Message())
+		}
+		if refusal := l.Book(&g, Ask{Prompt: 10, MaxOutput: 10, Generates: true}); refusal != nil {
+			t.Fatal(refusal.Message())
+		}
+		l.Settle(&g, Usage{Charge: ChargeUsage, Output: 2, Elsewhere: true})
+		l.Settle(&g, Usage{Elsewhere: true}) // once
+	}
+	var g, other Grant
+	if refusal := l.Admit(&g, "a"); refusal != nil {
+		t.Fatal(refusal.Message())
+	}
+	if s, ok := l.State(&g); !ok || s.TokensLeft < 53 || s.TokensLeft > 55 {
+		t.Errorf("%d tokens are left of 60 after 3 times 2, %v", s.TokensLeft, ok)
+	}
+	l.Settle(&g, Usage{})
+	if refusal := l.Admit(&other, "a"); refusal == nil {
+		t.Error("a request that failed here is not counted")
+	}
+}

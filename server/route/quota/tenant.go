@@ -166,8 +166,11 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) (hurry string) {
 	t.counted.tokens += actual
 	t.counted.unbelieved += float64(max(0, u.Unbelieved))
 	if t.limits.tokens > 0 {
-		t.put(g.booked-actual, now)
+		t.put(grants.Amounts{Tokens: g.booked - actual}, now)
 		t.refunds = min(t.refunds+refundShare*actual, refundShare*t.limits.tokenBurst)
+	}
+	if u.Elsewhere && t.limits.rate > 0 {
+		t.put(grants.Amounts{Requests: 1}, now)
 	}
 	if u.Charge != ChargeNothing {
 		t.took += (now.Sub(g.began).Seconds() - t.took) / memory
@@ -181,14 +184,14 @@ func (t *tenant) settle(g *Grant, u Usage, now time.Time) (hurry string) {
 	return t.part.freed()
 }
 
-// put returns tokens to the account, or takes those that were not booked. mu is held.
-func (t *tenant) put(tokens float64, now time.Time) {
+// put returns amounts to the account. Tokens below zero were not booked, and are taken. mu is held.
+func (t *tenant) put(a grants.Amounts, now time.Time) {
 	if t.part != nil && t.part.owner != "" {
-		t.part.lease.hand.Tokens += tokens
+		t.part.lease.hand.Requests += a.Requests
+		t.part.lease.hand.Tokens += a.Tokens
 		return
 	}
-	t.tokens.fill(now)
-	t.tokens.put(tokens)
+	t.buckets.add(a, now)
 }
 
 // claim is what is charged for a booking of which a caller claims that it took other than what was booked. mu is held.

@@ -44,6 +44,7 @@ func (f *Follower) Clone() *Follower {
 		c.replay = &r
 	}
 	c.repeat, c.spare, c.named = f.repeat.clone(), f.spare.clone(), f.named.clone()
+	c.message = f.message.Clone()
 	return &c
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/tokens/messages"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -65,6 +66,8 @@ type Params struct {
 	Shown bool
 	// Received are a client's events of a stream that another router has begun, whole and with their ids.
 	Received []byte
+	// Message is set when the engine was asked for a message as a chat, and the client gets the events of a message.
+	Message bool
 }
 
 // Parser says whether the answer may be one that an engine's parser takes apart, which another engine continues by token ids.
@@ -99,8 +102,10 @@ type Follower struct {
 	repeat *repeat // nil unless the answer is to be written again
 	spare  *repeat // nil unless that is the second way
 	named  *named  // nil unless the events have names
-	p      Params
-	chunk  openai.Chunk // the event being parsed
+	// message says the client's events; nil unless the engine was asked for a message as a chat.
+	message *messages.Stream
+	p       Params
+	chunk   openai.Chunk // the event being parsed
 }
 
 // continuation is the part of a stream that another engine sends.
@@ -157,6 +162,9 @@ func newFollower(p Params) *Follower {
 		f.replay = &replay{on: p.Parser == HasParser}
 	}
 	f.shows = p.Shown
+	if p.Message {
+		f.message = &messages.Stream{}
+	}
 	return f
 }
 
@@ -175,6 +183,15 @@ func (f *Follower) Lose(why Lost) {
 // are valid until the next call and may be those of piece, changed. With an error, the stream is broken after them; with
 // io.EOF the client has its end, whatever else the engine sends.
 func (f *Follower) Feed(piece []byte) ([]byte, error) {
+	out, err := f.feed(piece)
+	if f.message != nil {
+		return sayMessage(f, out, err)
+	}
+	return out, err
+}
+
+// feed is Feed in the words of the engine's API.
+func (f *Follower) feed(piece []byte) ([]byte, error) {
 	if f.raw {
 		return piece, nil
 	}
@@ -375,7 +392,7 @@ func (f *Follower) note(c *openai.Chunk) {
 		return
 	}
 	plain := c.Plain || f.replay != nil && !f.resumed && f.replay.takes(c)
-	if c.Choices > 1 || c.Index != 0 || !plain || !f.measure(c) || c.Empty && c.Finish == nil && c.IDs == nil {
+	if c.Choices > 1 || c.Index != 0 || !plain || !f.measure(c, f.p.Logprobs) || c.Empty && c.Finish == nil && c.IDs == nil {
 		f.Lose(LostForm)
 		return
 	}
@@ -424,14 +441,14 @@ func (f *Follower) note(c *openai.Chunk) {
 }
 
 // measure notes where the text ends that an event's log probabilities are of. It is false for log probabilities that cannot be continued.
-func (f *Follower) measure(c *openai.Chunk) bool {
+func (n *continuation) measure(c *openai.Chunk, asked bool) bool {
 	if c.Logprobs == nil {
 		return true
 	}
 	end, ok := openai.TextEnd(c.Logprobs)
 	if len(c.IDs) <= len("[]") { // no tokens
-		end, ok = f.offset-f.shift, true
+		end, ok = n.offset-n.shift, true
 	}
-	f.offset = end + f.shift
-	return f.p.Logprobs && ok
+	n.offset = end + n.shift
+	return asked && ok
 }

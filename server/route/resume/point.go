@@ -136,6 +136,10 @@ func (f *Follower) Ending() ([]byte, bool) {
 	if !f.close(&f.tokens) {
 		return nil, false
 	}
+	if f.message != nil {
+		end, err := sayMessage(f, f.out, nil)
+		return end, err == nil
+	}
 	return f.out, true
 }
 

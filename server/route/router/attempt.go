@@ -68,6 +68,8 @@ type part struct {
 	begun, gave bool
 	// earlier counts the content events that other replicas sent to the client.
 	earlier int
+	// asChat is set when the replica is asked for a message as a chat.
+	asChat bool
 	// warms is set when the replica is asked for one token, which no client gets, so that it has the prompt in its cache.
 	warms bool
 }

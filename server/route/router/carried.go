@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
+	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
 // carried is the client's part in a stream whose events it keeps, so that any router can continue it: no router keeps anything of it.
@@ -19,6 +21,8 @@ type carried struct {
 	keeps bool
 	// has are the client's events, when it asks for the rest of a stream that another router has begun; nil otherwise.
 	has []byte
+	// before is how many tokens of the answer these are.
+	before int
 }
 
 // takeReceived reads the client's part in a stream that it carries, and leaves the request that began it.
@@ -37,7 +41,7 @@ func (in *intake) takeReceived(rq *request, req *openai.Request, params openai.P
 			Message: "With the header " + headerResume + ": continue the body is a streamed request with the events received so far in " + openai.MemberReceived + ", a string.",
 		}
 	}
-	if rq.carried = (carried{true, events}); len(events) == 0 {
+	if rq.carried = (carried{keeps: true, has: events}); len(events) == 0 {
 		rq.has = nil // it begins
 	}
 	call := *rq.call
@@ -82,10 +86,24 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 	an.resumer.results.add(resultTaken)
 	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
 	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.call.RequestID, "tokens", point.Answer)
-	t.carried = s.follower
+	t.carried, rq.before = s.follower, point.Answer
+	if point.Again {
+		rq.before = tokensOf(rq)
+	}
 	t.continueAt(rq, point)
 	t.ask.Exclude = s.unable(point, t.ask.Exclude)
 	return false, nil
+}
+
+// tokensOf is about how many tokens the client's events are, which have no ids.
+func tokensOf(rq *request) int {
+	var scan sse.Scanner
+	scan.Reset(rq.parsed.Prompt.API, true)
+	scan.Feed(rq.has)
+	if n := scan.ContentEvents(); n > 0 {
+		return rq.tokensIn(n)
+	}
+	return 0
 }
 
 // owns reports whether the caller made a response, as the fleet knows it.
@@ -135,9 +153,23 @@ func (l *leaving) leave() {
 
 var errLeaving = apierror.New(apierror.ShuttingDown, "the router is stopping: continue the stream at another one", nil)
 
-// endWith returns a context that also ends with the router, where the client of a request carries its stream.
+// continuesElsewhere reports whether another router can probably continue a stream that its client carries. Events of sampled messages and responses
+// have no ids, so it cannot continue them.
+func continuesElsewhere(rq *request) bool {
+	switch rq.parsed.Continuation().Way() {
+	case openai.WayText, openai.WayRepeat:
+		return true
+	case openai.WayTokens:
+		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes) || rq.parsed.Continuation().Repeats()
+	case openai.WayNone:
+	}
+	return false
+}
+
+// endWith returns a context that also ends with the router, where the client of a request carries its stream, and another router can continue
+// it. Any other stream may end here.
 func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, context.CancelFunc) {
-	if !rq.keeps {
+	if !rq.keeps || !continuesElsewhere(rq) {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

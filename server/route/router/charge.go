@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"errors"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -35,8 +36,26 @@ type bill struct{ *request }
 
 // used is what the request has cost its tenant.
 func (rq bill) used(d *delivery, err error) quota.Usage {
+	used := rq.usedHere(d, err)
+	if errors.Is(err, errLeaving) {
+		if used.Charge != quota.ChargeUsage {
+			used = quota.Usage{}
+		}
+		used.Prompt, used.Elsewhere = 0, true
+	}
+	return used
+}
+
+// usedHere is the part of the cost that arose at this router: another one has charged the tokens of a stream that the client carried here.
+func (rq bill) usedHere(d *delivery, err error) quota.Usage {
+	if rq.has != nil && !d.chosen {
+		return quota.Usage{}
+	}
 	if u, ok := d.scan.Usage(); ok {
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
+		if rq.before > 0 {
+			used.Output = max(0, used.Output-rq.before)
+		}
 		if used.Prompt < 0 {
 			used.Prompt = rq.promptSize()
 		}
@@ -46,7 +65,11 @@ func (rq bill) used(d *delivery, err error) quota.Usage {
 	case rq.question != nil && !rq.onlyIDs && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked} // its usage is not reported; a dry run has booked nothing
 	case n > 0 && !d.firstToken.IsZero(): // a stream without usage: the router's own count
-		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
+		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.promptSize(), Output: rq.tokensIn(n)}
+		if rq.before > 0 { // its beginning, which has no token, came from another router
+			used.Output = n
+		}
+		return used
 	case d.begun && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked}
 	case d.chosen && left(err): // the engine was computing when the client left

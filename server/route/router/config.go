@@ -33,6 +33,9 @@ type Config struct {
 	// died or hangs; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds and similar
 	// options (see adr/014), and requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
+	// ResumeMessages makes sampled streams of /v1/messages resumable on vLLM 0.33: the router requests them as the chats that the
+	// engine itself makes of them, and writes their events. Off, only streams at temperature 0 can be resumed.
+	ResumeMessages bool `yaml:"resume_messages"`
 	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is
 	// derived from its tenant and, if it has one, from its own. What replicas hold of a tenant's prompts, and what
 	// kvpilot predicts from it, then comes from that tenant alone. Callers without a key are one tenant.
@@ -119,6 +122,7 @@ func DefaultConfig() Config {
 		SessionHeaders:  agentHeaders(),
 		TokenizeTimeout: 5 * time.Second,
 		ResumeStreams:   2,
+		ResumeMessages:  true,
 		MaxMessages:     16384,
 		MaxMembers:      4096,
 		TenantSalt:      SwitchOff,

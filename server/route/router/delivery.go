@@ -150,7 +150,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	}
 	d.attempt.endedEarly()
 	settled := f.outcome
-	if errors.Is(err, errTransfer) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
+	if errors.Is(err, errTransfer) || errors.Is(err, resume.ErrNotTranslated) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
 		settled = retry.Canceled
 	}
 	an.blame.settle(rq, d, d.attempt, settled)
@@ -363,7 +363,7 @@ func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) 
 		if _, f = an.attempts.open(ctx, rq, t, d); f == nil {
 			f = an.deliver(ctx, rq, t, d)
 		}
-		if f == nil || !an.attempts.legs.again(ctx, t, d, f) {
+		if f == nil || !an.attempts.legs.again(ctx, t, d, f) && !rq.again(t, f) {
 			return f
 		}
 	}

@@ -28,6 +28,12 @@ type engines struct {
 func (e *engines) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
 	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
 	resp, err := e.do(ctx, rq, a, to)
+	if err == nil && a.rejectsChat(resp) {
+		resp.Close()
+		rq.drop(&a.part)
+		a.asksIDs = false
+		resp, err = e.do(ctx, rq, a, to)
+	}
 	if err != nil || !a.asksIDs {
 		return resp, err
 	}
@@ -86,6 +92,9 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 		return out
 	}
 	out.Body = e.outgoing(ctx, rq, a)
+	if a.asChat {
+		out.Path, out.Query = openai.RouteChat.Path(), ""
+	}
 	if rq.upload != nil {
 		rq.upload.into(out)
 	}
@@ -95,6 +104,9 @@ func (e *engines) toEngine(ctx context.Context, rq *request, a *attempt) *upstre
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
 func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
+	if rq.chat != nil && !answersChat(on) {
+		return nil
+	}
 	way := rq.way()
 	parser := parserOf(rq, way, on)
 	if way == openai.WayTokens && parser == resume.NoParser {
@@ -108,14 +120,17 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Parser: parser, Shown: rq.keeps, Received: rq.has}
+	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps && rq.chat == nil, Received: rq.has, Message: rq.chat != nil}
 	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
 		p.Repeated = rq.parsed.N
 	}
-	p.Stops, _ = rq.parsed.Stops()
-	p.Logprobs = rq.parsed.Logprobs()
+	p.Stops, _ = rq.or(rq.parsed).Stops()
+	p.Logprobs = rq.or(rq.parsed).Logprobs()
 	if rq.enc.Exact && !rq.enc.Partial {
 		p.Known = rq.enc.IDs
+	}
+	if rq.chat != nil && len(p.Known) == 0 { // nothing shows that the chat has the prompt of the message
+		return nil
 	}
 	return resume.New(p)
 }
@@ -124,6 +139,9 @@ func (e *engines) follow(rq *request, on *replica.Replica) *resume.Follower {
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
 func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
+	if a.cache != nil {
+		rq.chat = nil // a message is decoded elsewhere as it is
+	}
 	if a.point == nil { // else the answer is repeated, and its follower has what the client has
 		a.follower = e.follow(rq, a.choice.Replica)
 	}
@@ -133,6 +151,12 @@ func (e *engines) outgoing(ctx context.Context, rq *request, a *attempt) []byte 
 		}
 	}
 	a.asksIDs = followed
+	if a.asChat = a.point == nil && a.follower != nil && rq.chat != nil; a.asChat {
+		if followed {
+			return rq.chat.Edit(openai.IDsEdit())
+		}
+		rq.drop(&a.part)
+	}
 	if a.cache != nil {
 		if followed {
 			return a.cache.legs.Decode(a.cache.params, openai.IDsEdit())

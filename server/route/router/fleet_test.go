@@ -49,7 +49,8 @@ type engine struct {
 	// questions counts calls of /tokenize.
 	questions int // guarded by mu
 	// says is the text of any ids.
-	says string // guarded by mu
+	says    string // guarded by mu
+	version string
 }
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -57,7 +58,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/health":
 		return
 	case "/version":
-		io.WriteString(w, `{"version":"0.17.0"}`)
+		io.WriteString(w, `{"version":"`+e.version+`"}`)
 		return
 	case "/v1/models":
 		io.WriteString(w, `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","root":"m","parent":null,"max_model_len":131072}]}`)
@@ -241,11 +242,17 @@ func (d decide) Choose(ctx context.Context, req *chooser.Request) (*chooser.Choi
 // start makes a router before n engines that all answer "ok", and waits until it sees them.
 func start(t testing.TB, n int, change func(*router.Params, *chooser.Config, *registry.Config)) *fleet {
 	t.Helper()
+	return startVersion(t, n, "0.17.0", change)
+}
+
+// startVersion is start with engines of a version.
+func startVersion(t testing.TB, n int, version string, change func(*router.Params, *chooser.Config, *registry.Config)) *fleet {
+	t.Helper()
 	f := &fleet{t: t}
 	rc := registry.DefaultConfig()
 	rc.Probe.Interval, rc.Probe.Up = 50*time.Millisecond, 1
 	for i := range n {
-		e := &engine{}
+		e := &engine{version: version}
 		e.script = []http.HandlerFunc{e.read(text(200, `{"ok":true}`))}
 		e.srv = httptest.NewServer(e)
 		t.Cleanup(e.srv.Close)

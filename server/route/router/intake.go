@@ -88,6 +88,7 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	if err := in.place(ctx, rq); err != nil {
 		return err
 	}
+	rq.translate(rq)
 	if err := in.tokenize(ctx, rq); err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
 	case openai.WayTokens:
 		return resume.HasParser
 	case openai.WayText:
-		if rq.parsed.Route == openai.RouteChat {
+		if rq.or(rq.parsed).Route == openai.RouteChat {
 			return resume.PerhapsParser
 		}
 	case openai.WayNone, openai.WayRepeat:
@@ -111,7 +111,7 @@ func (e *engines) askParser(ctx context.Context, rq *request, on *replica.Replic
 // parser has a replica's parser take tokens of the request's answer.
 func (e *engines) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
 	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
-		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.body, ids, finish, stop))
+		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.orBody(rq.body), ids, finish, stop))
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +145,7 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 
 func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resume.Point) error {
 	e := s.attempts.engines
-	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.body)
+	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.orBody(s.rq.body))
 	if err != nil {
 		return err
 	}

@@ -22,14 +22,14 @@ func (p *part) rest(rq *request) *remainder {
 
 // asText is the body of a completion of it, which may ask for the ids of its tokens.
 func (r *remainder) asText(on *replica.Replica, withIDs bool) []byte {
-	stops, _ := r.rq.parsed.Stops()
+	stops, _ := r.rq.or(r.rq.parsed).Stops()
 	rest := openai.Rest{
 		Model: r.rq.pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: r.left(on), Least: max(0, stops.Least-r.point.Answer), WithIDs: withIDs,
 	}
 	if r.warms {
 		rest.Limit, rest.Least = 1, 0
 	}
-	return r.rq.parsed.Continuation().Body(rest)
+	return r.rq.or(r.rq.parsed).Continuation().Body(rest)
 }
 
 // asIDs is the body that asks for its tokens, of an answer that a parser takes apart; nil when none is left. An engine has rendered the request.
@@ -38,14 +38,14 @@ func (r *remainder) asIDs(on *replica.Replica, as *openai.Rendered) []byte {
 	if r.warms {
 		limit = min(limit, 1)
 	}
-	return r.rq.parsed.Continuation().ByIDs(as, &openai.Rest{Model: r.rq.pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: limit})
+	return r.rq.or(r.rq.parsed).Continuation().ByIDs(as, &openai.Rest{Model: r.rq.pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: limit})
 }
 
 // left is how many tokens of the answer there may be: of the client's limit, or of the model's
 // context on the replica, or, with none, on any that reports it.
 func (r *remainder) left(on *replica.Replica) int {
 	rq := r.rq
-	if limit := rq.parsed.AnswerLimit(); limit > 0 {
+	if limit := rq.or(rq.parsed).AnswerLimit(); limit > 0 {
 		return limit - r.point.Answer
 	}
 	longest := contextOf(on, rq.pool.Served)

@@ -47,6 +47,7 @@ type request struct {
 	holder replica.ID
 	tokenized
 	carried
+	asChat
 }
 
 // pooled are the replicas among which a request is routed.

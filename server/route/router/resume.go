@@ -48,7 +48,7 @@ func (rq *request) way() openai.Way {
 		rq.call.Options.Pinned != "" || strings.EqualFold(rq.call.Header.Get(headerResume), "off") {
 		return openai.WayNone
 	}
-	return rq.parsed.Continuation().Way()
+	return rq.or(rq.parsed).Continuation().Way()
 }
 
 // resumer has streams that break resumed on other replicas.

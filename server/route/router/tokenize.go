@@ -26,7 +26,7 @@ func (in *intake) tokenize(ctx context.Context, rq *request) error {
 	ask := rq.encodeRequest()
 	ask.Keep, ask.Namespace = rq.keepsIDs(), rq.namespace()
 	ask.Span = rq.story.plan()
-	ask.SizeOnly = !rq.wantsIDs() && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
+	ask.SizeOnly = !rq.wantsIDs() && rq.chat == nil && !rq.policies.ReadsCache(rq.pool.Model, &rq.call.Options)
 	enc, err := in.tokens.Encode(tctx, ask)
 	rq.tokenizing = time.Since(began)
 	if fault, ok := errors.AsType[*tokenizer.ClientFault](err); ok && ctx.Err() == nil {

@@ -18,6 +18,7 @@ import (
 type Splits struct {
 	log     *slog.Logger
 	metrics *metrics
+	fleet   Fleet // nil: a router alone
 
 	mu     sync.Mutex
 	config Config            // guarded by mu
@@ -29,8 +30,14 @@ type Splits struct {
 // wish names a side that another router of the fleet was asked to send back.
 type wish struct{ model, side string }
 
+// Fleet is the other routers. SteppedBack has them send a side back, too; it must not block.
+type Fleet interface {
+	SteppedBack(model, side string)
+}
+
 // Params is what code passes to New. Nil fields are valid.
 type Params struct {
+	Fleet Fleet
 	Log   *slog.Logger
 	Meter metric.MeterProvider
 }
@@ -40,7 +47,7 @@ func New(c Config, p Params) *Splits {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Splits{log: p.Log, splits: map[string]*split{}, wished: map[wish]*Back{}}
+	s := &Splits{log: p.Log, fleet: p.Fleet, splits: map[string]*split{}, wished: map[wish]*Back{}}
 	s.metrics = newMetrics(p.Meter, s)
 	s.setConfig(c)
 	return s
@@ -267,6 +274,9 @@ func (s *Splits) compare(sp *split, now time.Time) {
 			one.looks++
 			if why := verdict(&base.round, &one.round); why != "" && s.config.StepBack {
 				s.setBack(sp, one, &Back{At: now, Why: why, By: actorRule})
+				if s.fleet != nil {
+					s.fleet.SteppedBack(sp.model, one.name)
+				}
 			}
 		}
 		over = over && one.looks >= looks
@@ -319,6 +329,12 @@ func (s *Splits) steppedBack() (n int) {
 
 // Set sends a side of a model's split back, or forward. by names the caller. A round of the comparison begins.
 func (s *Splits) Set(model, name string, back bool, by string) error {
+	return s.set(model, name, newBack(back, "sent back by a caller", by))
+}
+
+// set is Set with why the side is to be back; nil to send it forward.
+func (s *Splits) set(model, name string, to *Back) error {
+	back := to != nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sp := s.splits[model]
@@ -332,18 +348,15 @@ func (s *Splits) Set(model, name string, back bool, by string) error {
 	if back && !slices.ContainsFunc(sp.sides, func(other *side) bool { return other != one && other.back == nil && other.Weight > 0 }) {
 		return ErrLast
 	}
-	var to *Back
-	if back {
-		to = newBack(by)
-	}
 	s.setBack(sp, one, to)
 	sp.restart()
 	return nil
 }
 
-// Follow is Set as another router of the fleet was asked for it: it counts also before this router has a request for the side.
+// Follow is Set as another router of the fleet was asked for it, or its rule has done it: it counts also before this router has a request for the side.
 func (s *Splits) Follow(model, name string, back bool, by string) {
-	if !errors.Is(s.Set(model, name, back, by), ErrUnknown) {
+	to := newBack(back, "sent back at another router", by)
+	if !errors.Is(s.set(model, name, to), ErrUnknown) {
 		return
 	}
 	s.mu.Lock()
@@ -352,12 +365,17 @@ func (s *Splits) Follow(model, name string, back bool, by string) {
 	case !back:
 		delete(s.wished, key)
 	case len(s.wished) < mostSplits:
-		s.wished[key] = newBack(by)
+		s.wished[key] = to
 	}
 }
 
-// newBack is why a side gets no requests that a caller sent back.
-func newBack(by string) *Back { return &Back{At: time.Now(), Why: "sent back by a caller", By: by} }
+// newBack is why a side gets no requests from now on; nil for one that is sent forward.
+func newBack(back bool, why, by string) *Back {
+	if !back {
+		return nil
+	}
+	return &Back{At: time.Now(), Why: why, By: by}
+}
 
 // Report is what the sides of one split did in the last hour.
 type Report struct {

@@ -3,6 +3,7 @@ package standby
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
@@ -22,16 +24,31 @@ type Registry interface {
 	Refresh(id replica.ID)
 }
 
-// Params are the arguments of New. Meter may be nil.
+// Demand knows how many replicas pools need; *demand.Demand does.
+type Demand interface {
+	// WantedNow is the number of replicas that the model's pool needs.
+	WantedNow(model string) int
+}
+
+// Params are the arguments of New. Log and Meter may be nil.
 type Params struct {
 	Registry Registry
-	Meter    metric.MeterProvider
+	// Engines knows which engines sleep; nil: none does. Client wakes them, as many as Demand says; both are needed with Config.Wake only.
+	Engines Engines
+	Client  Caller
+	Demand  Demand
+	Log     *slog.Logger
+	Meter   metric.MeterProvider
 }
 
 // Room holds requests. Make one with New.
 type Room struct {
 	config   Config
 	registry Registry
+	engines  Engines // nil: none sleeps
+	demand   Demand
+	waker    *waker
+	nudge    chan struct{} // a request waits
 	ends     map[error]metric.MeasurementOption
 	counted  metric.Int64Counter
 	waited   metric.Float64Histogram
@@ -59,7 +76,7 @@ var (
 // New makes a Room of a valid Config.
 func New(c Config, p Params) *Room {
 	s := instruments.New(p.Meter, "server/route/standby")
-	r := &Room{config: c, registry: p.Registry, held: map[string]int{}, leave: make(chan struct{}), ends: map[error]metric.MeasurementOption{}}
+	r := &Room{config: c, registry: p.Registry, engines: p.Engines, demand: p.Demand, waker: newWaker(p, s), nudge: make(chan struct{}, 1), held: map[string]int{}, leave: make(chan struct{}), ends: map[error]metric.MeasurementOption{}}
 	var all []metric.MeasurementOption
 	for err, result := range map[error]string{nil: "ready", ErrFull: "full", ErrTimeout: "timeout", ErrClosed: "shutdown", context.Canceled: "left"} {
 		r.ends[err] = instruments.Label("result", result)
@@ -87,17 +104,26 @@ func (r *Room) Waiting(model string) int {
 	return r.held[model]
 }
 
-// ready reports whether a replica of the model takes requests.
-func ready(view *registry.Snapshot, model string) bool {
+// ready reports whether a replica of the model takes requests: an engine that sleeps does not, although it answers its health probes.
+func (r *Room) ready(view *registry.Snapshot, model string) bool {
 	pool, ok := view.Pool(model)
-	return ok && slices.ContainsFunc(pool.Replicas, func(one *replica.Replica) bool { return one.State == replica.StateReady })
+	return ok && slices.ContainsFunc(pool.Replicas, func(one *replica.Replica) bool {
+		return one.State == replica.StateReady && r.sleep(one) == enginestats.Awake
+	})
+}
+
+func (r *Room) sleep(of *replica.Replica) enginestats.Sleep {
+	if r.engines == nil {
+		return enginestats.Awake
+	}
+	return r.engines.Sleep(of)
 }
 
 // Wait blocks until a replica of the model is ready, for requests of models that something scales; for others, and where one is ready, it
 // returns at once. begins is called before it blocks. size is the memory that the request holds. It returns ErrFull, ErrTimeout, ErrClosed
 // or the context's cause.
 func (r *Room) Wait(ctx context.Context, model string, size int, begins func()) (waited time.Duration, err error) {
-	if !r.Scales(model) || ready(r.registry.Snapshot(), model) {
+	if !r.Scales(model) || r.ready(r.registry.Snapshot(), model) {
 		return 0, nil
 	}
 	if !r.enter(model, int64(size)) {
@@ -106,6 +132,10 @@ func (r *Room) Wait(ctx context.Context, model string, size int, begins func()) 
 	}
 	defer r.exit(model, int64(size))
 	begins()
+	select {
+	case r.nudge <- struct{}{}:
+	default:
+	}
 	began := time.Now()
 	err = r.await(ctx, model)
 	waited = time.Since(began)
@@ -135,7 +165,7 @@ func (r *Room) await(ctx context.Context, model string) error {
 	defer probe.Stop()
 	for {
 		view := r.registry.Snapshot()
-		if ready(view, model) {
+		if r.ready(view, model) {
 			return nil
 		}
 		select {
@@ -188,6 +218,58 @@ func (r *Room) exit(model string, size int64) {
 	if r.held[model]--; r.held[model] == 0 {
 		delete(r.held, model)
 	}
+}
+
+// lookEach is how often the pools are compared with their demand.
+const lookEach = time.Second
+
+// Run wakes sleeping engines (Config.Wake) until ctx ends: the first one of a pool when a request waits, further ones as the pool's demand grows.
+func (r *Room) Run(ctx context.Context) error {
+	defer r.waker.calls.Wait()
+	if !r.config.Wake || r.engines == nil {
+		<-ctx.Done()
+		return nil
+	}
+	look := time.NewTicker(lookEach)
+	defer look.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-look.C:
+		case <-r.nudge:
+		}
+		view := r.registry.Snapshot()
+		for _, model := range r.config.Models {
+			r.wake(ctx, view, model)
+		}
+	}
+}
+
+// wake wakes the engines that a model's pool lacks.
+func (r *Room) wake(ctx context.Context, view *registry.Snapshot, model string) {
+	pool, ok := view.Pool(model)
+	if !ok {
+		return
+	}
+	awake, sleeping := 0, []*replica.Replica(nil)
+	for _, one := range pool.Replicas {
+		if one.State != replica.StateReady {
+			continue
+		}
+		switch r.sleep(one) {
+		case enginestats.Awake:
+			awake++
+		case enginestats.WeightsOffloaded:
+			sleeping = append(sleeping, one)
+		case enginestats.DiscardAll: // its weights are gone
+		}
+	}
+	wanted := min(r.Waiting(model), 1)
+	if r.demand != nil && len(sleeping) > 0 {
+		wanted = max(wanted, r.demand.WantedNow(model))
+	}
+	r.waker.some(ctx, wanted-awake, sleeping, time.Now())
 }
 
 // Close ends all waits, now and later. It is idempotent.

@@ -96,6 +96,16 @@ func (c *Core) Pause(on bool) {
 	c.nudge()
 }
 
+// AbortAll ends all requests of an engine.
+func AbortAll(c *Core) {
+	c.mu.Lock()
+	left := slices.Concat(c.machine.Running(), c.machine.Waiting())
+	c.mu.Unlock()
+	for _, m := range left {
+		c.Abort(owner(m), FinishAbort)
+	}
+}
+
 // SetSpeed changes the speed-up of all later steps.
 func (c *Core) SetSpeed(speed float64) {
 	c.mu.Lock()
@@ -289,11 +299,8 @@ func (c *Core) publish() {
 func (c *Core) abortAll() {
 	c.mu.Lock()
 	c.stopped = true
-	left := slices.Concat(c.machine.Running(), c.machine.Waiting())
 	c.mu.Unlock()
-	for _, m := range left {
-		c.Abort(owner(m), FinishAbort)
-	}
+	AbortAll(c)
 	c.dropPins()
 }
 

@@ -1,0 +1,26 @@
+package ranks
+
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+)
+
+// Sleep is the deepest sleep of the replica's ranks by their engines' last fresh metrics.
+func (r *Ranks) Sleep(of *replica.Replica) (deepest enginestats.Sleep) {
+	now := time.Now()
+	for _, slot := range of.Slots {
+		if s := r.Stats.Last(slot); s != nil && s.Fresh(now) {
+			deepest = max(deepest, s.Sleep)
+		}
+	}
+	return deepest
+}
+
+// Reread requests fresh metrics of the replica's engine.
+func (r *Ranks) Reread(of *replica.Replica) {
+	for _, slot := range of.Slots {
+		r.Stats.Ask(slot)
+	}
+}

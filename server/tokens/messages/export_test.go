@@ -1,0 +1,4 @@
+package messages
+
+// ErrChunk is the error of Write.
+var ErrChunk = errChunk
