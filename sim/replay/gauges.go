@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 )
@@ -53,9 +54,9 @@ func (r *router) poll(e int) {
 
 func (r *router) inFlight(e int) int { return r.book.View(replica.Slot(e), r.Now()).InFlight }
 
-// Report implements chooser.Reports.
+// Report implements reports.Reports.
 func (r *router) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
-	return r.gauges != nil && chooser.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
+	return r.gauges != nil && reports.ReportOf(&r.gauges.ranks[slot].stats, prefilling, now, to)
 }
 
 // stats is the engine's metrics page.

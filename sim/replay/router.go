@@ -230,14 +230,14 @@ func (r *router) finished(a *attempt) {
 	r.plan()
 }
 
-// Decision implements chooser.Record.
+// Decision implements booking.Record.
 func (r *router) Decision(d *decision.Decision) {
 	if r.decided != nil {
 		r.decided.Decision(d)
 	}
 }
 
-// Outcome implements chooser.Record: it notes how right the prediction was.
+// Outcome implements booking.Record: it notes how right the prediction was.
 func (r *router) Outcome(o decision.Outcome) {
 	if o.TTFT > 0 && o.Predicted > 0 {
 		r.accuracy = append(r.accuracy, o.Predicted.Seconds()/o.TTFT.Seconds())

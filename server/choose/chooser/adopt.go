@@ -2,101 +2,32 @@ package chooser
 
 import (
 	"cmp"
-	"errors"
 	"slices"
-	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/load"
-	"github.com/kvpilot/kvpilot/server/choose/programs"
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
-
-// Decided is a choice that another router made, for a request of this one or of its own.
-type Decided struct {
-	// Decision has the pick, with Slot as this process numbers ranks, as its only candidate.
-	Decision *decision.Decision
-	Replica  *replica.Replica
-	Rank     int
-	// Hashes are the prompt's, in the rank's block size.
-	Hashes []blockhash.Hash
-	// Recorded is set when another router's log has the decision, and will have its outcome.
-	Recorded bool
-}
 
 // Adopt books another router's decision for req and returns the choice, as Choose does. Nothing is asked of the index or the
 // queue, and the speed of ranks is not learned from it: the loads that go with it are known to the other router. For a request that
 // is not booked (DryRun, Unbooked) the choice has the decision alone. It returns an ErrInvalid, an ErrDuplicate, a *Refused when the
 // book is full, or load.ErrNoRank.
-func (c *Chooser) Adopt(req *Request, by Decided) (*Choice, error) {
-	if err := req.check(); err != nil {
+func (c *Chooser) Adopt(req *ask.Request, by booking.Decided) (*booking.Choice, error) {
+	if err := req.Check(); err != nil {
 		return nil, err
 	}
-	return c.booker.adopt(req, by)
-}
-
-func (b *booker) adopt(req *Request, by Decided) (*Choice, error) {
-	d, cand, ln, record := by.Decision, by.Decision.Pick(), b.lines.of(req.Model), b.record
-	if by.Recorded {
-		record = nil
-	}
-	if !req.Booking.books() {
-		if req.Booking == Unbooked && !by.Recorded {
-			b.memory.remember(d, req, ln, by.Hashes, d.At)
-		}
-		if record != nil {
-			record.Decision(d)
-		}
-		return &Choice{Decision: d, Replica: by.Replica, Rank: by.Rank, Slot: cand.Slot}, nil
-	}
-	booking := req.book(d, by.Hashes)
-	res, err := b.book.Reserve(booking)
-	switch {
-	case err == nil:
-	case errors.Is(err, load.ErrNoRank):
-		return nil, err
-	default:
-		return nil, notBooked(err)
-	}
-	choice := b.newChoice(d, by.Replica, req, ln, res)
-	choice.Rank, choice.answers.external = by.Rank, false
-	choice.flight.rank, choice.flight.pool = b.ranks.at(cand.Slot), req.Replicas
-	b.adoptProgram(choice, req, ln, by.Hashes)
-	b.start(choice, req, ln, &booking, record)
-	if record != nil {
-		record.Decision(d)
-	}
-	return choice, nil
-}
-
-// adoptProgram has the ledger count the call of a program that another router placed: a router that becomes the decider then has the
-// places of all calls in flight, and of the programs of its own clients in their gaps.
-func (b *booker) adoptProgram(choice *Choice, req *Request, ln *line, hashes []blockhash.Hash) {
-	horizon := b.evaluator.settings.horizon()
-	if horizon == 0 || b.settings.of(req).of(req.Model).policy != decision.PredictedTTFT {
-		return
-	}
-	call := b.memory.sessions.call(ln, req, hashes, int(choice.Decision.Pick().BlockSize))
-	if call.Name == 0 {
-		return
-	}
-	call.Tokens += outputs(req.ExpectedOutput)
-	rank := programs.Rank{Slot: choice.Slot, Held: float64(choice.Decision.Pick().GPU)}
-	place := ln.memory.ledger.Adopt(call, rank, time.Duration(b.clock.since(b.clock.now())), horizon)
-	if place == nil {
-		return
-	}
-	choice.program = programCall{place: place, returns: req.SessionReturn, evaluator: b.evaluator, prompt: req.PromptTokens}
-	choice.observers.add(&choice.program)
+	return c.booker.Adopt(req, c.room.ModelOf(req.Model), by)
 }
 
 // PolicyOf is the policy that decides req.
-func (c *Chooser) PolicyOf(req *Request) decision.Policy {
+func (c *Chooser) PolicyOf(req *ask.Request) decision.Policy {
 	if p := req.Options.Policy; p != "" {
 		return p
 	}
-	return c.settings.of(req).of(req.Model).policy
+	return c.settings.Or(req.Settings).Of(req.Model).Policy
 }
 
 // BlockSizes lists the distinct block sizes of the pool's ranks in tokens.
@@ -104,7 +35,7 @@ func (c *Chooser) BlockSizes(replicas []*replica.Replica) []int {
 	var sizes []int
 	for _, r := range replicas {
 		for _, slot := range r.Slots {
-			if size := cmp.Or(c.evaluator.index.BlockSize(slot), r.BlockSize, defaultBlock); !slices.Contains(sizes, size) {
+			if size := cmp.Or(c.evaluator.Index.BlockSize(slot), r.BlockSize, evaluate.DefaultBlock); !slices.Contains(sizes, size) {
 				sizes = append(sizes, size)
 			}
 		}

@@ -8,6 +8,20 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/leases"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/past"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/waiting"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/watch"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -20,17 +34,17 @@ import (
 // Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which collects the state of the ranks for a request,
 // the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
 type Chooser struct {
-	*rankTable
-	*waitingRoom
-	*leases // the reports of callers outside this process
+	*leases.Leases // the reports of callers outside this process
 
-	settings   *current
-	clock      *clock
-	memory     *memory
-	evaluator  *evaluator
-	booker     *booker
-	watch      *watch
-	comparison *comparison
+	ranks      *rank.Table
+	room       *waiting.Room
+	settings   *settings.Current
+	clock      *clock.Clock
+	memory     *past.Memory
+	evaluator  *evaluate.Evaluator
+	booker     *booking.Booker
+	watch      *watch.Watch
+	comparison *compare.Comparison
 	metrics    *metrics
 }
 
@@ -39,12 +53,12 @@ type Params struct {
 	Index *kvindex.Index
 	Book  *load.Book
 	// Reports has the engines' own reports, Engines their vital signs.
-	Reports Reports
-	Engines Engines
+	Reports reports.Reports
+	Engines watch.Engines
 	// Gate keeps requests from replicas that fail; nil admits all.
-	Gate Gate
+	Gate evaluate.Gate
 	// Record receives the decisions and their outcomes.
-	Record Record
+	Record booking.Record
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
 	// Shares has the tenants' shares of the hold queue; nil: all have the same.
@@ -62,7 +76,7 @@ func (p *Params) fill() {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
 	if p.Gate == nil {
-		p.Gate = noGate{}
+		p.Gate = evaluate.NoGate{}
 	}
 	if p.PaceBias == 0 {
 		p.PaceBias = 1
@@ -73,37 +87,33 @@ func (p *Params) fill() {
 }
 
 // New returns a Chooser. cfg must be valid. It starts nothing.
-func New(cfg Config, params Params) *Chooser {
+func New(cfg settings.Config, params Params) *Chooser {
 	params.fill()
 	set := instruments.New(params.Meter, "server/choose/chooser")
-	now, settings, rolls := newClock(params.Book.Clock()), &current{}, &dice{}
-	settings.Store(newSettings(cfg))
-	rolls.seed.Store(params.Seed)
-	c := &Chooser{settings: settings, clock: now, rankTable: newRankTable(now), leases: newLeases(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &evaluate.Dice{}
+	inForce.Store(settings.New(cfg))
+	rolls.Seed.Store(params.Seed)
+	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
-	c.waitingRoom = &waitingRoom{lines: newLines(queue, rolls), queue: queue, clock: now, alarm: newAlarm(queue)}
-	c.memory = &memory{
-		clock: now, settings: settings, index: params.Index, ring: cfg.Ring, tree: cfg.Tree,
-		sessions: newSessions(c.metrics.turns), affinity: c.metrics.affinity,
+	c.room = waiting.New(queue, now, params.Log)
+	c.memory = &past.Memory{
+		Clock: now, Settings: inForce, Index: params.Index, Ring: cfg.Ring, Tree: cfg.Tree,
+		Sessions: past.NewSessions(c.metrics.turns), Affinity: c.metrics.affinity,
 	}
-	c.comparison = &comparison{ranks: c.rankTable, book: params.Book, clock: now, alarm: c.alarm, log: params.Log, suspicions: c.metrics.suspicions}
-	c.evaluator = &evaluator{
-		clock: now, settings: settings, ranks: c.rankTable, index: params.Index, book: params.Book, reports: params.Reports, gate: params.Gate,
-		queue: queue, memory: c.memory, comparison: c.comparison, residence: newResidence(), lanes: &transfer.Lanes{}, splitAbove: params.SplitAbove, dice: rolls, bias: params.PaceBias, unreachable: &c.metrics.unreachable,
+	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: params.Log, Suspicions: c.metrics.suspicions}
+	c.evaluator = &evaluate.Evaluator{
+		Clock: now, Settings: inForce, Ranks: c.ranks, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
+		Queue: queue, Memory: c.memory, Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
 	}
-	c.booker = &booker{
-		evaluator: c.evaluator, lines: c.lines, leases: c.leases, record: params.Record, waiters: c.waitingRoom, metrics: c.metrics,
-		learning: learning{book: params.Book, reports: params.Reports, clock: now, log: params.Log, predictions: &c.metrics.decisions.predictions},
+	c.booker = &booking.Booker{
+		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
+		Learning: follow.Learning{Book: params.Book, Reports: params.Reports, Clock: now, Log: params.Log, Predictions: &c.metrics.predictions},
 	}
-	c.holding = &holding{booker: c.booker, clock: now, settings: settings, alarm: c.alarm, held: &c.metrics.held}
-	c.admission = &admission{
-		holding: c.holding, booker: c.booker, clock: now, settings: settings, sessions: c.memory.sessions, alarm: c.alarm, log: params.Log,
-		waits: &c.metrics.memoryWaits, unreachable: &c.metrics.unreachable,
+	c.room.Open(c.booker)
+	c.watch = &watch.Watch{
+		Engines: params.Engines, Ranks: c.ranks, Settings: inForce, Clock: now, Waiting: c.room, Log: params.Log, Stalls: c.metrics.stalls,
 	}
-	c.watch = &watch{
-		engines: params.Engines, ranks: c.rankTable, settings: settings, clock: now, alarm: c.alarm, waiters: c.waitingRoom, log: params.Log, stalls: c.metrics.stalls,
-	}
-	c.metrics.observe(set, c)
+	c.metrics.observe(set, c.ranks, c.room, c.memory, c.evaluator.Lanes, now)
 	return c
 }
 
@@ -114,39 +124,59 @@ const sweepEvery = 5 * time.Second
 func (c *Chooser) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	watching.Go(func() { c.watch.run(ctx) })
-	watching.Go(func() { c.comparison.run(ctx) })
+	watching.Go(func() { c.watch.Run(ctx) })
+	watching.Go(func() { c.comparison.Run(ctx) })
 	timer := time.NewTimer(sweepEvery)
 	defer timer.Stop()
-	swept := c.clock.now()
+	swept := c.clock.Now()
 	for {
-		if now := c.clock.now(); now.Sub(swept) >= sweepEvery {
+		if now := c.clock.Now(); now.Sub(swept) >= sweepEvery {
 			swept = now
-			c.sweep()
+			c.Sweep()
 		}
-		c.Tick()
-		timer.Reset(c.sleep())
-		select {
-		case <-ctx.Done():
-			c.drain()
+		c.room.Tick()
+		if !c.room.Pause(ctx, timer, sweepEvery) {
+			c.room.Drain()
 			return nil
-		case <-timer.C:
-		case <-c.alarm.wake:
 		}
-		c.alarm.sleepsUntil.Store(0)
 	}
 }
 
 // RemoveRank forgets a rank: its rates, sessions and text. The load book is updated by its own RemoveRank.
 func (c *Chooser) RemoveRank(slot replica.Slot) {
-	c.remove(slot)
-	c.memory.forget(slot, c.lines.all())
-	for _, ln := range c.lines.all() {
-		ln.memory.ledger.Remove(slot)
+	c.ranks.Remove(slot)
+	for of := range c.room.Models() {
+		of.Forget(slot)
 	}
-	c.alarm.changed()
+	c.memory.Sessions.Forget(slot)
+	c.room.Changed()
 }
 
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.
-func (c *Chooser) Changed() { c.alarm.changed() }
+func (c *Chooser) Changed() { c.room.Changed() }
+
+// Settings returns the current settings, for a request that begins.
+func (c *Chooser) Settings() *settings.Settings { return c.settings.Load() }
+
+// Config returns the current config.
+func (c *Chooser) Config() settings.Config { return c.settings.Load().Config }
+
+// Update puts new settings in force, for requests that begin from now on. Ring and Tree stay as they were. When it returns
+// an error, nothing has changed.
+func (c *Chooser) Update(cfg settings.Config) error {
+	old := c.Config()
+	cfg.Ring, cfg.Tree = old.Ring, old.Tree
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	c.room.Update(cfg.Queue)
+	c.settings.Store(settings.New(cfg))
+	c.room.Changed() // requests that wait may have room now
+	return nil
+}
+
+// ExpectedOutput is the number of output tokens to expect of req, as far as this router knows: for a router that decides in its place.
+func (c *Chooser) ExpectedOutput(req *ask.Request) int {
+	return c.room.ModelOf(req.Model).Lengths.Expected(req.Tenant, req.ExpectedOutput, req.OutputLimit)
+}

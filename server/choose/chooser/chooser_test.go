@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
@@ -39,7 +40,7 @@ type fleet struct {
 	ids      int
 }
 
-// outcomes is a chooser.Record that takes the outcomes.
+// outcomes is a booking.Record that takes the outcomes.
 type outcomes func(decision.Outcome)
 
 func (f outcomes) Decision(*decision.Decision) {}
@@ -621,7 +622,7 @@ func TestShadowDecidesAndDoesNotServe(t *testing.T) {
 
 func TestPolicyPerModel(t *testing.T) {
 	f := newFleet(t, 2, func(c *chooser.Config, _ *chooser.Params) {
-		c.Models = map[string]chooser.ModelConfig{"m": {Policy: decision.ConsistentHash}}
+		c.Models = map[string]settings.ModelConfig{"m": {Policy: decision.ConsistentHash}}
 	})
 	req := f.request(1, 100)
 	req.Session = "s"

@@ -8,15 +8,16 @@
 // out; all its methods are idempotent. A Chooser is safe for concurrent use. It starts no
 // goroutine of its own outside Run and does no I/O.
 //
-// Its parts, each of which uses only those before it:
+// It only joins its parts, and hands calls on to them. They are packages below it; each imports only the ones before it:
 //
-//   - rankTable: the ranks that exist, with the speed, conduct and liveness of each; lines: the state of each model;
-//     memory: the state that policies keep of earlier requests
-//   - comparison: compares ranks with their equals
-//   - evaluator: all that is known of the ranks for one request
-//   - leases: the choices of callers outside this process
-//   - booker: books the pick of an evaluation and makes its Choice
-//   - waitingRoom: holding (requests that wait for room) and admission (programs that wait for memory)
+//   - number, clock: a float for many goroutines, and the time of a chooser
+//   - settings, ask, reports: the words: settings, requests and their ends, the reports of engines
+//   - rank: the ranks that exist, with the speed, conduct and liveness of each; compare: compares ranks with their equals
+//   - layout: a pool laid out by rank; answers: how long answers are; past: the policies' memory of requests; claims: the programs
+//   - evaluate: all that is known of the ranks for one request, and the choice by it
+//   - follow: the observers of a booked request; leases: the choices of callers outside this process
+//   - booking: books the pick of an evaluation and makes its Choice
+//   - waiting: the requests that wait, for memory and then for room on a rank
 //   - watch: finds the ranks that make no progress and withdraws their requests
 //
 // A Choice is a reservation of the load book and the Observers of its request: the flight (liveness), the stream (conduct), the lesson

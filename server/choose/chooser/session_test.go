@@ -11,6 +11,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -134,7 +135,7 @@ func TestARequestsOwnTargetCountsAlways(t *testing.T) {
 					c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
 					time.Sleep(time.Second)
 				}
-				ask := func(target time.Duration, booking chooser.Booking) (*chooser.Choice, error) {
+				ask := func(target time.Duration, booking ask.Booking) (*chooser.Choice, error) {
 					req := f.request(100, 80000) // ten seconds and more
 					req.Options.Targets.TTFT, req.Booking = target, booking
 					return f.chooser.Choose(context.Background(), req)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -19,7 +20,7 @@ func TestARequestKeepsItsSettings(t *testing.T) {
 	began := f.chooser.Settings()
 	next := config
 	next.Policy, next.Shadow = decision.RoundRobin, ""
-	next.Models = map[string]chooser.ModelConfig{"special": {Policy: decision.LeastRequests, Weights: map[string]float64{"overlap_credit": 0.5}}}
+	next.Models = map[string]settings.ModelConfig{"special": {Policy: decision.LeastRequests, Weights: map[string]float64{"overlap_credit": 0.5}}}
 	next.Ring.VirtualNodes = 7 // it needs a restart, and is none of Update's business
 	if err := f.chooser.Update(next); err != nil {
 		t.Fatal(err)

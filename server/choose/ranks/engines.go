@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
@@ -55,5 +56,5 @@ func (r *Ranks) Ask(slot replica.Slot) { r.Stats.Ask(slot) }
 // Report is the report of a rank's engine about itself.
 func (r *Ranks) Report(slot replica.Slot, now time.Time, prefilling int, to *chooser.Report) bool {
 	s := r.Stats.Last(slot)
-	return s != nil && chooser.ReportOf(s, prefilling, now, to)
+	return s != nil && reports.ReportOf(s, prefilling, now, to)
 }

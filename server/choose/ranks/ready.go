@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -28,7 +28,7 @@ func (r *Ranks) Ready() error {
 			states[known.State.String()]++
 		}
 	}
-	if chooser.MostMute(all, time.Now()) {
+	if layout.MostMute(all, time.Now()) {
 		return nil
 	}
 	if len(all) == 0 {

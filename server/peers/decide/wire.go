@@ -12,6 +12,7 @@ import (
 
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -268,7 +269,7 @@ func errorOf(in *peerv1.Refused) error {
 		return fmt.Errorf("%w: %s", chooser.ErrDuplicate, clip(in.GetMessage()))
 	default:
 		return &chooser.Refused{
-			Cause: chooser.ReadCause(cause), RetryAfter: max(0, min(in.GetRetryAfter().AsDuration(), maxRetryAfter)), Memory: memoryWaitOf(in.GetMemoryWait()),
+			Cause: ask.ReadCause(cause), RetryAfter: max(0, min(in.GetRetryAfter().AsDuration(), maxRetryAfter)), Memory: memoryWaitOf(in.GetMemoryWait()),
 		}
 	}
 }

@@ -209,17 +209,17 @@ type fleet struct {
 	outcomes []decision.Outcome // guarded by mu
 }
 
-// Decision implements chooser.Record.
+// Decision implements booking.Record.
 func (f *fleet) Decision(*decision.Decision) {}
 
-// Outcome implements chooser.Record.
+// Outcome implements booking.Record.
 func (f *fleet) Outcome(o decision.Outcome) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.outcomes = append(f.outcomes, o)
 }
 
-// Vitals implements chooser.Engines.
+// Vitals implements watch.Engines.
 func (f *fleet) Vitals(slot replica.Slot, _ time.Time) liveness.Vitals {
 	of, _, ok := f.params.Registry.Snapshot().BySlot(slot)
 	if !ok {
@@ -229,7 +229,7 @@ func (f *fleet) Vitals(slot replica.Slot, _ time.Time) liveness.Vitals {
 	return liveness.Vitals{View: of, Leaving: left}
 }
 
-// Ask implements chooser.Engines.
+// Ask implements watch.Engines.
 func (*fleet) Ask(replica.Slot) {}
 
 // decide is a decider.

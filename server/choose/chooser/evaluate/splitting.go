@@ -1,0 +1,14 @@
+package evaluate
+
+import (
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// splitting has the state with which an evaluation prices the ways of a request. Its memory is reused.
+type splitting struct {
+	// able is set when the request may be split among the pool's ranks.
+	able    bool
+	pairing selector.Pairing
+	ways    [2]decision.Way
+}

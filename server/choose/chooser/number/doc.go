@@ -1,0 +1,2 @@
+// Package number has a float64 that many goroutines read and change.
+package number
