@@ -85,7 +85,7 @@ func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
 	p.breaker.Meter(t.Meters(), p.ranks.IDs)
 	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
-		Index: p.ranks.Index, Book: p.ranks.Book, Reports: p.ranks, Engines: p.ranks, Gate: p.breaker, Record: record{p}, Shares: p.limiter,
+		Index: p.ranks.Index, Book: p.ranks.Book, Reports: p.ranks, Engines: p.ranks, Gate: p.breaker, Record: record{p}, Pools: p.ranks, Shares: p.limiter,
 		Log: p.part("chooser"), Meter: t.Meters(),
 	})
 }

@@ -181,7 +181,6 @@ type autoscaler struct {
 	phases   []phase
 	all      []*replica.Replica // by engine
 	held     []int              // requests that wait for the first replica
-	open     map[int]bool       // requests that have arrived and not ended
 	recent   []recommendation
 	stopped  float64 // when a replica was stopped last
 	seen     float64 // until when the replicas' time is counted
@@ -198,7 +197,7 @@ func newAutoscaler(v *service, j *job) *autoscaler {
 	n := len(v.sim.engines)
 	a := &autoscaler{
 		service: v, rule: j.setup.Scale, settings: c, profile: &j.options.Profile, phases: make([]phase, n),
-		all: v.routers[0].replicas, open: map[int]bool{}, stopped: math.Inf(-1), woke: math.NaN(),
+		all: v.routers[0].replicas, stopped: math.Inf(-1), woke: math.NaN(),
 		demand: demand.New(demand.Params{Utilization: c.Utilization, Models: []string{"m"}}),
 	}
 	r := v.routers[0]
@@ -237,8 +236,7 @@ func (a *autoscaler) pass() {
 	a.seen = a.sim.now
 }
 
-// renew gives the router the replicas that are ready. Requests that wait at the router keep the replicas that they came with, as the router has
-// it, except when one of these is stopped.
+// renew gives the router the replicas that are ready, and has it look at the requests that wait.
 func (a *autoscaler) renew() {
 	var ready []*replica.Replica
 	for e, p := range a.phases {
@@ -246,12 +244,14 @@ func (a *autoscaler) renew() {
 			ready = append(ready, a.all[e])
 		}
 	}
-	a.routers[0].replicas = ready
+	r := a.routers[0]
+	r.replicas = ready
+	r.chooser.Changed()
+	r.plan()
 }
 
 // arrive implements dispatcher.
 func (a *autoscaler) arrive(call int) {
-	a.open[call] = true
 	if a.count(phaseReady) == 0 {
 		a.held = append(a.held, call)
 		return
@@ -269,7 +269,6 @@ func (a *autoscaler) firstToken(of *attempt) {
 
 // finished implements dispatcher.
 func (a *autoscaler) finished(of *attempt) {
-	delete(a.open, of.call)
 	a.service.finished(of)
 	a.drained(of.engine)
 }
@@ -407,11 +406,6 @@ func (a *autoscaler) stop() {
 	}
 	a.phases[best] = phaseDraining
 	a.renew()
-	for call := range a.open {
-		if req := &r.requests[call]; r.choices[call] == nil && len(req.Replicas) > 0 {
-			req.Replicas = r.replicas
-		}
-	}
 	a.drained(best)
 }
 

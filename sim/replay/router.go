@@ -71,7 +71,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 	r.index = kvindex.New(icfg, kvindex.Params{})
 	r.chooser = chooser.New(cfg, chooser.Params{
 		Index: r.index, Book: r.book, Reports: r, Record: r, Seed: 1 + j.seed<<20 + uint64(number)<<40,
-		PaceBias: j.options.PaceBias, Shares: j.shares, SplitAbove: j.setup.Split.threshold(),
+		Pools: r, PaceBias: j.options.PaceBias, Shares: j.shares, SplitAbove: j.setup.Split.threshold(),
 	})
 	for i, e := range s.engines {
 		rep := &replica.Replica{
@@ -90,6 +90,9 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 	r.texts = cfg.Policy == decision.PrefixAffinity
 	return r, nil
 }
+
+// Serving implements the chooser's Pools.
+func (r *router) Serving(string, string) []*replica.Replica { return r.replicas }
 
 func (r *router) arrive(call int) {
 	c := &r.sim.trace.Calls[call]

@@ -61,6 +61,8 @@ type Params struct {
 	Record booking.Record
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
+	// Pools has the pools' replicas for requests that wait; nil: they keep the replicas with which they came.
+	Pools waiting.Pools
 	// Shares has the tenants' shares of the hold queue; nil: all have the same.
 	Shares holdqueue.Shares
 	// Seed starts the dice; 0 takes one from the clock.
@@ -95,7 +97,7 @@ func New(cfg settings.Config, params Params) *Chooser {
 	rolls.Seed.Store(params.Seed)
 	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring)}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
-	c.room = waiting.New(queue, now, params.Log)
+	c.room = waiting.New(queue, now, params.Pools, params.Log)
 	c.memory = &past.Memory{
 		Clock: now, Settings: inForce, Index: params.Index, Ring: cfg.Ring, Tree: cfg.Tree,
 		Sessions: past.NewSessions(c.metrics.turns), Affinity: c.metrics.affinity,

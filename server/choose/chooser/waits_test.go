@@ -3,12 +3,14 @@ package chooser_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // running gives f's chooser and book life until the test ends, and lets them come to rest.
@@ -130,6 +132,42 @@ func TestWaits13APromisedFirstTokenKeepsThePrefillBooked(t *testing.T) {
 				t.Errorf("promised %v: %d reports taught %d samples", promised, i+1, samples)
 			}
 		}
+		f.empty()
+	})
+}
+
+// poolNow has the replicas of all pools as they are now.
+type poolNow struct{ list atomic.Pointer[[]*replica.Replica] }
+
+func (p *poolNow) Serving(string, string) []*replica.Replica { return *p.list.Load() }
+
+// A request that waits sees a replica that has started since it came.
+func TestAWaiterIsServedByAReplicaThatStartsMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pool := &poolNow{}
+		f := newFleet(t, 2, func(_ *chooser.Config, p *chooser.Params) { p.Pools = pool })
+		f.know()
+		old := f.replicas[:1]
+		pool.list.Store(&old)
+		defer f.running(t.Context())()
+		time.Sleep(100 * time.Millisecond)
+		ask := func(number, n int) *chooser.Request {
+			req := f.request(number, n)
+			req.Replicas = old
+			return req
+		}
+		a := f.choose(ask(1, 60_000)) // some ten seconds
+		time.AfterFunc(time.Second, func() {
+			pool.list.Store(&f.replicas)
+			f.chooser.Changed()
+		})
+		began := time.Now()
+		b := f.choose(ask(2, 200))
+		if took := time.Since(began); took < time.Second || took > 2*time.Second || b.Slot != 1 {
+			t.Errorf("the request waited %s and has rank %d, want a second and the new rank", took, b.Slot)
+		}
+		b.Release(done(decision.EndCompleted))
+		a.Release(done(decision.EndCompleted))
 		f.empty()
 	})
 }

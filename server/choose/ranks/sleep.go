@@ -18,6 +18,11 @@ func (r *Ranks) Sleep(of *replica.Replica) (deepest enginestats.Sleep) {
 	return deepest
 }
 
+// Serving implements the chooser's Pools.
+func (r *Ranks) Serving(model, served string) []*replica.Replica {
+	return r.Registry.Snapshot().Serving(model, served)
+}
+
 // Reread requests fresh metrics of the replica's engine.
 func (r *Ranks) Reread(of *replica.Replica) {
 	for _, slot := range of.Slots {

@@ -99,6 +99,16 @@ func (p *Pool) AdapterOf(base *Pool) bool {
 	return false
 }
 
+// Serving returns the replicas of the pool of a model, or of the model by the name that the replicas know; nil when there is neither.
+func (s *Snapshot) Serving(model, served string) []*replica.Replica {
+	for _, name := range []string{model, served} {
+		if pool, ok := s.Pool(name); ok {
+			return pool.Replicas
+		}
+	}
+	return nil
+}
+
 // Unnamed returns the pool of a request without a model: the pool of the model that every
 // replica lists first, because each would use that model itself.
 func (s *Snapshot) Unnamed() (*Pool, bool) { return s.unnamed, s.unnamed != nil }

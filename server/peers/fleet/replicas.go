@@ -19,13 +19,7 @@ type replicas struct {
 func (r replicas) Pool(model string) string { return r.pools.of(model) }
 
 func (r replicas) Serving(model, served string) []*replica.Replica {
-	s := r.registry.Snapshot()
-	for _, name := range []string{model, served} {
-		if pool, ok := s.Pool(name); ok {
-			return pool.Replicas
-		}
-	}
-	return nil
+	return r.registry.Snapshot().Serving(model, served)
 }
 
 func (r replicas) RankOf(slot replica.Slot) (replica.Rank, bool) {

@@ -108,6 +108,7 @@ func (a *admission) visitMemory(ln *line) {
 	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*Waiter)
 		s.Since, s.Program.Call = t.Arrived(), w.call
+		w.renew(a.holding.pools)
 		if err := a.booker.Evaluate(s, w.req, ln.Model, now, nil); err == nil && !a.admit(s, ln, now, true) {
 			if now.Sub(t.Arrived()) < passable {
 				return holdqueue.Keep

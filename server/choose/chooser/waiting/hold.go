@@ -22,6 +22,7 @@ type holding struct {
 	booker *booking.Booker
 	clock  *clock.Clock
 	alarm  *alarm
+	pools  Pools
 	visits atomic.Uint64 // of all lines so far
 	counts *Counts
 }
@@ -139,6 +140,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	ln, b, m := w.line, h.booker, &s.Matching
 	m.Known, s.Since = nil, w.arrived
 	s.Program.Resume(w.call, w.full)
+	w.renew(h.pools)
 	if now.Sub(w.matched) < matchLife {
 		m.Known = w.overlaps
 	}

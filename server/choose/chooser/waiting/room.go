@@ -24,19 +24,20 @@ type Room struct {
 	queue     *holdqueue.Queue
 	clock     *clock.Clock
 	alarm     *alarm
+	pools     Pools
 	log       *slog.Logger
 	Counts    Counts
 }
 
-// New returns an empty room. It is closed until open.
-func New(queue *holdqueue.Queue, clock *clock.Clock, log *slog.Logger) *Room {
-	return &Room{queue: queue, clock: clock, alarm: newAlarm(queue), log: log}
+// New returns an empty room. It is closed until open. pools may be nil: requests keep the replicas with which they came.
+func New(queue *holdqueue.Queue, clock *clock.Clock, pools Pools, log *slog.Logger) *Room {
+	return &Room{queue: queue, clock: clock, alarm: newAlarm(queue), pools: pools, log: log}
 }
 
 // Open lets requests in, which booker books. It is called once, before the first request.
 func (r *Room) Open(booker *booking.Booker) {
 	r.lines = newLines(r.queue, booker.Evaluator)
-	r.holding = &holding{booker: booker, clock: r.clock, alarm: r.alarm, counts: &r.Counts}
+	r.holding = &holding{booker: booker, clock: r.clock, alarm: r.alarm, pools: r.pools, counts: &r.Counts}
 	r.admission = &admission{
 		holding: r.holding, booker: booker, clock: r.clock, settings: booker.Settings, sessions: booker.Memory.Sessions, alarm: r.alarm, log: r.log,
 		counts: &r.Counts, unreachable: booker.Unreachable,

@@ -34,6 +34,23 @@ type Waiter struct {
 	stream bool
 }
 
+// Pools knows the replicas of pools as they are now.
+type Pools interface {
+	// Serving returns the replicas of a model's pool, by the pool's name or the name that the replicas know; nil when there is none. The list is
+	// not changed later.
+	Serving(model, served string) []*replica.Replica
+}
+
+// renew has a request that waits see the pool as it is now.
+func (w *Waiter) renew(pools Pools) {
+	if pools == nil {
+		return
+	}
+	if now := pools.Serving(w.req.Model, w.req.Served); len(now) > 0 {
+		w.req.Replicas = now
+	}
+}
+
 type answer struct {
 	Choice *booking.Choice
 	Err    error
