@@ -137,7 +137,9 @@ func TestWaits13APromisedFirstTokenKeepsThePrefillBooked(t *testing.T) {
 }
 
 // poolNow has the replicas of all pools as they are now.
-type poolNow struct{ list atomic.Pointer[[]*replica.Replica] }
+type poolNow struct {
+	list atomic.Pointer[[]*replica.Replica]
+}
 
 func (p *poolNow) Serving(string, string) []*replica.Replica { return *p.list.Load() }
 
