@@ -138,6 +138,7 @@ func (h *heard) gap(moment time.Time) (longest time.Duration) {
 // TestGapsOfStreams holds at default settings how long the clients of streams wait when a replica is killed, stops, hangs or loses its connections: 100
 // streams in each of four rounds, a quarter of them at that replica.
 func TestGapsOfStreams(t *testing.T) {
+	binary(t)
 	const stall = 4 * time.Second // chooser.stall.after, and the two seconds until a stalled stream is resumed
 	for _, c := range []struct {
 		name   string
