@@ -163,7 +163,9 @@ func TestASleepingEngineIsWokenByARequest(t *testing.T) {
 	for _, port := range ports {
 		call(port, http.MethodPost, "/sleep?level=1")
 	}
-	time.Sleep(500 * time.Millisecond) // the router reads the engines' metrics
+	f.eventually("the router knows that both sleep", func() bool {
+		return f.metric("kvpilot_chooser_stalled") == 2
+	})
 	status, text, took := ask()
 	if status != http.StatusOK || !strings.Contains(text, "choices") {
 		t.Errorf("after %v: %d %s", took, status, text)

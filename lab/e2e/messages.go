@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 )
 
@@ -36,15 +35,7 @@ func (r *disturbances) checkMessages(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var c cutter
-	c.left.Store(whole)
-	front := make([]string, 2)
-	for i := range front {
-		var err error
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
-			return "", err
-		}
-	}
-	url, stop, err := r.resuming(ctx, front)
+	url, stop, err := r.behind(ctx, &c)
 	if err != nil {
 		return "", err
 	}
@@ -86,7 +77,7 @@ func (r *disturbances) checkMessages(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("message %d was not asked for as a chat", n)
 		}
 	}
-	if other := cuts - equal - lost; lost > cuts/2 || other > cuts/10 {
+	if other := cuts - equal - lost; lost > cuts/10 || other > cuts/20 {
 		return "", fmt.Errorf("of %d cuts %d gave the same text, %d another one, and %d ended the stream", cuts, equal, other, lost)
 	}
 	return fmt.Sprintf("%d events byte for byte the engine's; %d cuts: %d streams whole, %d of them with the very text of the undisturbed ones; %d ended, inside a character", events, cuts, cuts-lost, equal, lost), nil

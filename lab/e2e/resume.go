@@ -16,21 +16,25 @@ import (
 	"github.com/kvpilot/kvpilot/internal/proc"
 )
 
+// behind starts a router before two replicas that c stands in front of; it cuts nothing yet.
+func (r *disturbances) behind(ctx context.Context, c *cutter) (url string, stop func(), err error) {
+	c.left.Store(whole)
+	front := make([]string, 2)
+	for i := range front {
+		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
+			return "", nil, err
+		}
+	}
+	return r.resuming(ctx, front)
+}
+
 // checkResume: a stream is resumed on another replica wherever the connection to its own is cut, and the
 // client has the text that the engine writes undisturbed.
 func (r *disturbances) checkResume(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var c cutter
-	c.left.Store(whole)
-	front := make([]string, 2)
-	for i := range front {
-		var err error
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
-			return "", err
-		}
-	}
-	url, stop, err := r.resuming(ctx, front)
+	url, stop, err := r.behind(ctx, &c)
 	if err != nil {
 		return "", err
 	}

@@ -16,15 +16,21 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// replicasOf is the service of a router that lists and changes its replicas.
-func replicasOf(t *testing.T, r *stack.Stack) kvpilotv1.ReplicaServiceClient {
+// dial is a connection to a router until the test ends.
+func dial(t *testing.T, r *stack.Stack) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient(r.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return kvpilotv1.NewReplicaServiceClient(conn)
+	return conn
+}
+
+// replicasOf is the service of a router that lists and changes its replicas.
+func replicasOf(t *testing.T, r *stack.Stack) kvpilotv1.ReplicaServiceClient {
+	t.Helper()
+	return kvpilotv1.NewReplicaServiceClient(dial(t, r))
 }
 
 // stateOf is a replica's state as a router sees it; unspecified when it has none of this name.

@@ -7,9 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/route/splits"
@@ -27,20 +24,10 @@ func canary(c *config.Config) {
 	}}}
 }
 
-func routingOf(t *testing.T, r *stack.Stack) kvpilotv1.RoutingServiceClient {
-	t.Helper()
-	conn, err := grpc.NewClient(r.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return kvpilotv1.NewRoutingServiceClient(conn)
-}
-
-// back is why the canary gets no requests at a router; nil when it does.
+// back is the canary at a router where it gets no requests; nil where it does.
 func back(t *testing.T, r *stack.Stack) *kvpilotv1.SplitSide {
 	t.Helper()
-	out, err := routingOf(t, r).ListSplits(t.Context(), &kvpilotv1.ListSplitsRequest{})
+	out, err := kvpilotv1.NewRoutingServiceClient(dial(t, r)).ListSplits(t.Context(), &kvpilotv1.ListSplitsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

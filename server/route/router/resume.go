@@ -299,24 +299,14 @@ func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
 	return ok && len(texts) == 1 && point.Whole(texts[0])
 }
 
-// textTries is how often the texts of ids are requested: without them a stream may be lost, and the replica that had the question may have gone, too.
-const textTries = 2
-
-// texts asks replicas that are not dead for the texts of lists of ids.
+// texts asks a replica that is not dead for the texts of lists of ids.
 func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) ([]string, bool) {
 	others := slices.DeleteFunc(slices.Clone(s.tries.ask.Replicas), func(o *replica.Replica) bool {
 		return o.ID == dead || slices.Contains(s.tries.ask.Exclude, o.ID)
 	})
-	var texts []string
-	var err error
-	for range textTries {
-		within, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
-		texts, err = s.tokens.DetokenizeBatch(within, others, s.rq.pool.Served, lists)
-		cancel()
-		if err == nil || ctx.Err() != nil {
-			break
-		}
-	}
+	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
+	defer cancel()
+	texts, err := s.tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
 	if err != nil {
 		s.log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
 	}

@@ -142,7 +142,7 @@ func TestRequestsWakeOneEngine(t *testing.T) {
 
 func TestDemandWakesFurtherEngines(t *testing.T) {
 	d, _ := sleepers(t, http.StatusOK, enginestats.Awake, enginestats.WeightsOffloaded, enginestats.WeightsOffloaded, enginestats.WeightsOffloaded)
-	time.Sleep(10 * time.Millisecond)
+	time.Sleep(1200 * time.Millisecond) // a look
 	if got := d.woken(); len(got) > 0 {
 		t.Fatalf("%v were woken without any demand", got)
 	}
