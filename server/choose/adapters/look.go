@@ -25,12 +25,36 @@ type Look struct {
 	of        *use
 	now       time.Duration
 	residence float64
+	scarcity  float64 // how likely a slot that is taken is missed by another adapter
 }
 
 // Look begins to price an adapter; residence is how long in seconds a request is computed on average.
 func (f *Fleet) Look(adapter string, residence float64, now time.Duration) Look {
 	f.mu.Lock()
-	return Look{fleet: f, of: f.named(adapter, now), now: now, residence: residence}
+	return Look{fleet: f, of: f.named(adapter, now), now: now, residence: residence, scarcity: f.scarcity()}
+}
+
+// scarcity is how likely a slot that is taken now is missed by another adapter before it is free again: by the share of the fleet's slots that are
+// in use, as in a queue before so many servers; twice that kept most answers good in the player. f.mu is held.
+func (f *Fleet) scarcity() float64 {
+	slots, running := 0, 0
+	for _, r := range f.ranks {
+		if r == nil || r.slots == 0 {
+			continue
+		}
+		slots += r.slots
+		here := 0
+		for _, e := range r.entries {
+			if e.runs() {
+				here++
+			}
+		}
+		running += min(here, r.slots)
+	}
+	if slots == 0 {
+		return 0
+	}
+	return 2 * math.Pow(float64(running)/float64(slots), math.Sqrt(float64(slots+1)))
 }
 
 // Done ends the Look.
@@ -51,10 +75,10 @@ func (l *Look) At(of Rank) decision.Adapting {
 	case e != nil && e.runs():
 		return decision.Adapting{Adapter: decision.AdapterRunning}
 	case e != nil, r.slots > 0 && of.Listed <= r.slots:
-		return decision.Adapting{Adapter: decision.AdapterResident} // an engine loads what it lists, and has room for all of it
+		return decision.Adapting{Adapter: decision.AdapterResident, AdapterLoss: float32(l.residence * l.scarcity)} // an engine loads what it lists, and has room for all of it
 	}
 	load := l.fleet.loading(r)
-	return decision.Adapting{Adapter: decision.AdapterAbsent, AdapterLoad: float32(load), AdapterLoss: float32(load * l.loss(r))}
+	return decision.Adapting{Adapter: decision.AdapterAbsent, AdapterLoad: float32(load), AdapterLoss: float32(load*l.loss(r) + l.residence*l.scarcity)}
 }
 
 // before counts the other adapters that run on the rank, of those with requests in flight only the ones that came before this one, and says in how
