@@ -42,13 +42,9 @@ func (b *Booking) Learn(seconds float64) {
 	}
 	b.fleet.mu.Lock()
 	defer b.fleet.mu.Unlock()
-	learn(&b.rank.load, b.fleet.loading(b.rank), seconds)
-	learn(&b.fleet.load, b.fleet.loading(&rank{}), seconds)
-}
-
-// learn moves a mean that was expected to be before towards seconds.
-func learn(mean *float64, before, seconds float64) {
-	*mean = min(max(before+(min(max(seconds, 0), 3*before)-before)/8, leastLoad), mostLoad)
+	expected := b.fleet.load.or(usualLoad)
+	b.rank.load.add(seconds, expected)
+	b.fleet.load.add(seconds, expected)
 }
 
 // End notes that the request has ended. It must be called once.

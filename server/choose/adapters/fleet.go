@@ -25,7 +25,7 @@ type Fleet struct {
 	mu    sync.Mutex
 	names map[string]*use // guarded by mu
 	ranks []*rank         // guarded by mu: by slot, nil for none
-	load  float64         // guarded by mu: mean seconds of a load, 0 before the first
+	load  mean            // guarded by mu: of all ranks
 	swept time.Duration   // guarded by mu: when unused names were last dropped
 }
 
@@ -52,7 +52,7 @@ type rank struct {
 	life    uint64
 	slots   int // max_loras; 0: not known
 	entries []*entry
-	load    float64               // mean seconds of a load, 0 before the first
+	load    mean
 	read    *enginestats.Adapters // the last report
 }
 
@@ -174,13 +174,35 @@ func (r *rank) reset(life uint64) {
 
 // loading is the expected time of a load in seconds. f.mu is held.
 func (f *Fleet) loading(r *rank) float64 {
-	switch {
-	case r.load > 0:
-		return r.load
-	case f.load > 0:
-		return f.load
+	usual := f.load.or(usualLoad)
+	// Ranks with the same adapters and store differ by chance, and small differences would draw all adapters to one of them.
+	if own := r.load.value; r.load.count >= enough && (own > 2*usual || own < usual/2) {
+		return own
 	}
-	return usualLoad
+	return usual
+}
+
+// mean is the mean time of loads in seconds, of which later ones count more.
+type mean struct {
+	value float64
+	count int
+}
+
+// enough is the number of loads from which a rank's own mean counts.
+const enough = 8
+
+func (m *mean) or(usual float64) float64 {
+	if m.count == 0 {
+		return usual
+	}
+	return m.value
+}
+
+// add takes in a load. A time far above what was expected counts as less far.
+func (m *mean) add(seconds, expected float64) {
+	before := m.or(expected)
+	m.value = min(max(before+(min(max(seconds, 0), 3*before)-before)/8, leastLoad), mostLoad)
+	m.count++
 }
 
 // Loaded notes that an engine has loaded an adapter by a call.
