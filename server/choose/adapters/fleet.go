@@ -198,10 +198,10 @@ func (m *mean) or(usual float64) float64 {
 	return m.value
 }
 
-// add takes in a load. A time far above what was expected counts as less far.
+// add takes in a load. A time of more than twice what was expected counts as twice: something else may have delayed the token.
 func (m *mean) add(seconds, expected float64) {
 	before := m.or(expected)
-	m.value = min(max(before+(min(max(seconds, 0), 3*before)-before)/8, leastLoad), mostLoad)
+	m.value = min(max(before+(min(max(seconds, 0), 2*before)-before)/8, leastLoad), mostLoad)
 	m.count++
 }
 

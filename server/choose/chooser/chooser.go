@@ -157,8 +157,19 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	c.room.Changed()
 }
 
-// Adapters is the record of the LoRA adapters on the ranks, on the clock of Passed.
-func (c *Chooser) Adapters() *adapters.Fleet { return c.adapters }
+// AdapterLoaded notes that a call has loaded a LoRA adapter on a replica, or, not loaded, that one has unloaded it.
+func (c *Chooser) AdapterLoaded(r *replica.Replica, adapter string, loaded bool) {
+	for _, slot := range r.Slots {
+		if loaded {
+			c.adapters.Loaded(slot, adapter, c.clock.Passed())
+		} else {
+			c.adapters.Unloaded(slot, adapter)
+		}
+	}
+}
+
+// AdapterDemands lists the LoRA adapters of which requests have come, the most used first.
+func (c *Chooser) AdapterDemands() []adapters.Demand { return c.adapters.Demands(c.clock.Passed()) }
 
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.
