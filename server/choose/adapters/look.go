@@ -170,6 +170,21 @@ func (f *Fleet) Demands(now time.Duration) []Demand {
 	return list
 }
 
+// InFlight counts the requests of an adapter on a rank.
+func (f *Fleet) InFlight(slot replica.Slot, adapter string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if u := f.names[adapter]; u != nil {
+		if e := f.at(slot).find(u); e != nil {
+			if e.seen {
+				return max(1, e.inFlight)
+			}
+			return e.inFlight
+		}
+	}
+	return 0
+}
+
 // Held is a rank's part of the record.
 type Held struct {
 	Slot replica.Slot

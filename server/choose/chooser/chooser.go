@@ -168,6 +168,14 @@ func (c *Chooser) AdapterLoaded(r *replica.Replica, adapter string, loaded bool)
 	}
 }
 
+// AdapterInFlight counts the requests with a LoRA adapter on a replica.
+func (c *Chooser) AdapterInFlight(r *replica.Replica, adapter string) (count int) {
+	for _, slot := range r.Slots {
+		count += c.adapters.InFlight(slot, adapter)
+	}
+	return count
+}
+
 // AdapterDemands lists the LoRA adapters of which requests have come, the most used first.
 func (c *Chooser) AdapterDemands() []adapters.Demand { return c.adapters.Demands(c.clock.Passed()) }
 
