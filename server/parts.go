@@ -21,10 +21,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/fleet"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
+	"github.com/kvpilot/kvpilot/server/route/placement"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/splits"
-	"github.com/kvpilot/kvpilot/server/route/placement"
 	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -124,7 +124,7 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	})
 	spread := placement.Params{Registry: p.ranks.Registry, Record: p.chooser, Client: p.upstream, Log: p.part("placement"), Meter: t.Meters()}
 	if p.peers != nil {
-		spread.Decides = p.peers.Decides
+		spread.Fleet = p.peers
 	}
 	p.placement = placement.New(c.Adapters, spread)
 	p.splits = splits.New(c.Splits, splits.Params{Fleet: p.peers.Announcer(), Log: p.part("splits"), Meter: t.Meters()})

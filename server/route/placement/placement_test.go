@@ -140,6 +140,11 @@ func (d *demand) AdapterLoaded(r *replica.Replica, adapter string, loaded bool) 
 	d.noted = append(d.noted, fmt.Sprint(r.ID, " ", adapter, " ", loaded))
 }
 
+// of decides for the pool of one replica.
+type of replica.ID
+
+func (o of) Decides(id replica.ID) bool { return id == replica.ID(o) }
+
 // start runs a rule over n engines of which the first one lists hot and cold.
 func start(t *testing.T, n int, change func(*Config, *Params, []*engine)) ([]*engine, *demand) {
 	t.Helper()
@@ -253,7 +258,7 @@ func TestTheRuleKeepsToItsBounds(t *testing.T) {
 	full := []string{"a", "b", "c"}
 	engines, record := start(t, 3, func(c *Config, p *Params, list []*engine) {
 		c.MaxPerReplica, list[1].list = 3, full
-		p.Decides = func(id replica.ID) bool { return id == "r0" }
+		p.Fleet = of("r0")
 	})
 	record.set("hot", 1000, 0)
 	eventually(t, "hot is on the replica with room", func() bool { return slices.Contains(engines[2].adapters(), "hot") })
@@ -264,7 +269,7 @@ func TestTheRuleKeepsToItsBounds(t *testing.T) {
 	if engines[0].called() != 0 {
 		t.Error("a replica that has the adapter was called")
 	}
-	others, record := start(t, 2, func(_ *Config, p *Params, _ []*engine) { p.Decides = func(replica.ID) bool { return false } })
+	others, record := start(t, 2, func(_ *Config, p *Params, _ []*engine) { p.Fleet = of("another") })
 	off, record2 := start(t, 2, func(c *Config, _ *Params, _ []*engine) { c.Spread = false })
 	record.set("hot", 1000, 0)
 	record2.set("hot", 1000, 0)

@@ -93,10 +93,10 @@ func wanted(uses, total float64, n int, headroom float64) int {
 	return max(1, min(n, int(share), int(math.Ceil(uses/leastUses))))
 }
 
-// placed is what the rule has loaded on a replica.
+// placed is an adapter that the rule has loaded on a replica.
 type placed struct{ surplus time.Time } // since when it is not needed there; zero: it is
 
-// plan returns the next change of each replica that is not busy. loaded is what the rule has loaded so far; those that are not needed are noted there.
+// plan returns the next change of each replica that is not busy. loaded are the adapters that the rule has loaded so far, in which it notes the ones not needed.
 func (g *group) plan(c *Config, loaded map[key]*placed, busy func(key) bool, now time.Time) []step {
 	total, count, taken := 0.0, map[replica.ID]int{}, map[replica.ID]bool{}
 	for _, a := range g.adapters {

@@ -49,15 +49,21 @@ type Caller interface {
 	Do(ctx context.Context, t upstream.Target, r *upstream.Request) (*upstream.Response, error)
 }
 
+// Fleet divides the replicas among routers; *fleet.Fleet does.
+type Fleet interface {
+	// Decides reports whether this router decides for a replica's pool.
+	Decides(id replica.ID) bool
+}
+
 // Params are the arguments of New. Log and Meter may be nil.
 type Params struct {
 	Registry Registry
 	Record   Record
 	Client   Caller
-	// Decides reports whether this router places the adapters of a replica; nil: it is alone.
-	Decides func(replica.ID) bool
-	Log     *slog.Logger
-	Meter   metric.MeterProvider
+	// Fleet says whether this router places the adapters of a replica; nil: it is alone.
+	Fleet Fleet
+	Log   *slog.Logger
+	Meter metric.MeterProvider
 }
 
 // Rule places adapters. Make one with New.
@@ -131,7 +137,7 @@ func (r *Rule) look(ctx context.Context, now time.Time) {
 	defer r.mu.Unlock()
 	r.forget(s)
 	for _, g := range groups(s, uses) {
-		if len(g.replicas) == 0 || r.params.Decides != nil && !r.params.Decides(g.replicas[0].ID) {
+		if len(g.replicas) == 0 || r.params.Fleet != nil && !r.params.Fleet.Decides(g.replicas[0].ID) {
 			continue
 		}
 		for i := range g.adapters {
@@ -151,7 +157,7 @@ func (r *Rule) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// forget drops what concerns replicas that are gone, or that list an adapter no more. r.mu is held.
+// forget drops the notes on replicas that are gone, or that list an adapter no more. r.mu is held.
 func (r *Rule) forget(s *registry.Snapshot) {
 	for k := range r.loaded {
 		of, known := s.Replica(k.replica)
