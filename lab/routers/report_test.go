@@ -30,6 +30,11 @@ func TestRoutersByName(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", name, *s, want)
 		}
 	}
+	for policy, want := range map[string]string{"": "", "least-tokens": "chooser.policy=least-tokens", "completion": "chooser.objective=completion"} {
+		if got := choice(policy); got != want {
+			t.Errorf("%q sets %q, want %q", policy, got, want)
+		}
+	}
 	for _, name := range []string{"unheard-of", "kvpilot@0", "kvpilot@x"} {
 		if s, err := o.parse(name, "now"); err == nil {
 			t.Errorf("%s: %+v", name, s)
