@@ -42,6 +42,16 @@ func TestRoutersByName(t *testing.T) {
 	}
 }
 
+func TestTunedPeersHaveThresholdsOfASmallFleet(t *testing.T) {
+	for policy, want := range map[string]string{"cache_aware": "--policy cache_aware --host", tuned: "--policy cache_aware --balance-abs-threshold 4 --balance-rel-threshold 1.2 --host"} {
+		for _, kind := range []string{"smg", "sglang-router"} {
+			if got := strings.Join(common(&subject{kind: kind, policy: policy}, &fleet{urls: []string{"http://a"}}, port{}), " "); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "--worker-urls http://a") {
+				t.Errorf("%s:%s starts with %s", kind, policy, got)
+			}
+		}
+	}
+}
+
 func TestFiguresAreVoidWhenTheMachineDidNotKeepUp(t *testing.T) {
 	good := strain{MachineBusy: 0.5, StepLate: 0.0004, PlayerLate: 0.01}
 	if void := good.judge(0.02); len(void) > 0 {
