@@ -288,7 +288,7 @@ type PolicyOverride struct {
 	Params map[string]float64 `protobuf:"bytes,2,rep,name=params,proto3" json:"params,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// Above zero the choice is drawn by softmax over scaled costs. Absent: as configured. 0 to 100.
 	Temperature *float64 `protobuf:"fixed64,3,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
-	// What predicted-ttft makes small for this request. Absent: as configured. OBJECTIVE_SLO is what targets ask for, and is refused here.
+	// The quantity that predicted-ttft minimizes for this request. Absent: as configured. OBJECTIVE_SLO comes with targets, and is refused here.
 	Objective     Objective `protobuf:"varint,4,opt,name=objective,proto3,enum=kvpilot.v1.Objective" json:"objective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

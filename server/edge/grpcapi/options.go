@@ -109,7 +109,7 @@ func objectiveHeader(h http.Header) (decision.Objective, error) {
 	case "", decision.ObjectiveAnswer, decision.ObjectiveCompletion, decision.ObjectiveTTFT:
 		return o, nil
 	case decision.ObjectiveSLO:
-		return "", invalid(headerObjective, "slo is what a request with targets has: send "+ttftHeaders()[0]+" or "+tpotHeaders()[0])
+		return "", invalid(headerObjective, "slo comes with targets: send "+ttftHeaders()[0]+" or "+tpotHeaders()[0])
 	}
 	return "", invalid(headerObjective, "must be answer, completion or ttft")
 }

@@ -625,7 +625,7 @@ type AskOptions struct {
 	MaxRank int32 `protobuf:"zigzag32,10,opt,name=max_rank,json=maxRank,proto3" json:"max_rank,omitempty"`
 	// Ranks with so many requests are vetoed; 0 for no bound.
 	MaxRequests uint32 `protobuf:"varint,11,opt,name=max_requests,json=maxRequests,proto3" json:"max_requests,omitempty"`
-	// What predicted-ttft makes small; empty: as the model's settings say.
+	// The quantity that predicted-ttft minimizes; empty: as the model's settings say.
 	Objective     string `protobuf:"bytes,12,opt,name=objective,proto3" json:"objective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

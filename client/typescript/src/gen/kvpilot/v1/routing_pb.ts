@@ -99,7 +99,7 @@ export type PolicyOverride = Message<"kvpilot.v1.PolicyOverride"> & {
   temperature?: number | undefined;
 
   /**
-   * What predicted-ttft makes small for this request. Absent: as configured. OBJECTIVE_SLO is what targets ask for, and is refused here.
+   * The quantity that predicted-ttft minimizes for this request. Absent: as configured. OBJECTIVE_SLO comes with targets, and is refused here.
    *
    * @generated from field: kvpilot.v1.Objective objective = 4;
    */
