@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,12 +25,14 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// TestMain runs the tests; some start this binary again as a process of its own.
+// TestMain runs the tests; some start this binary again as a process of its own. More of them run at once than there are
+// processors: they wait more than they compute.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "sim") {
 		main()
 		os.Exit(0)
 	}
+	_ = flag.Set("test.parallel", "8")
 	goleak.VerifyTestMain(m)
 }
 

@@ -55,6 +55,7 @@ func install(t *testing.T, have string, commands ...[]string) {
 }
 
 func TestNodeSDKsSeeNoDifference(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(cache(t), "node")
 	modules := filepath.Join(dir, "node_modules")
 	install(t, filepath.Join(modules, "@anthropic-ai"), []string{"npm", "install", "--no-audit", "--no-fund", "--prefix", dir, "openai", "@anthropic-ai/sdk"})
@@ -63,6 +64,7 @@ func TestNodeSDKsSeeNoDifference(t *testing.T) {
 }
 
 func TestPythonSDKsSeeNoDifference(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(cache(t), "python")
 	python := filepath.Join(dir, "bin", "python")
 	install(t, filepath.Join(dir, "installed"), []string{"python3", "-m", "venv", dir}, []string{python, "-m", "pip", "install", "-q", "openai", "anthropic"},

@@ -116,6 +116,7 @@ func exchanges() []exchange {
 
 // TestEveryRouteAnswersAsTheReplicaDoes: status, body and headers through kvpilot are those of the replica itself.
 func TestEveryRouteAnswersAsTheReplicaDoes(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("sends two thousand requests; not with -short")
 	}
