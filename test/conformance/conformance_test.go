@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"flag"
 	"io"
 	"net/http"
 	"os"
@@ -21,6 +22,12 @@ import (
 
 	"github.com/kvpilot/kvpilot/test/stack"
 )
+
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8")
+	os.Exit(m.Run())
+}
 
 // cache is where the SDKs are, or go.
 func cache(t *testing.T) string {

@@ -135,6 +135,7 @@ func (n *named) strip(v any, grown func(name string, at map[string]any)) {
 
 // A message and a response are one stream wherever their replica dies, and the response is kept under the name that the client has.
 func TestMessagesAndResponsesAreRepeated(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.12.0", "0.33.0"} {
 		s := started(t, version, true)
 		url := "http://" + s.HTTP
@@ -146,18 +147,18 @@ func TestMessagesAndResponsesAreRepeated(t *testing.T) {
 				if !want.over {
 					t.Fatalf("undisturbed: %s", want.text())
 				}
-				resumes := 0
+				resumes, before := 0, resumed(t, s)
 				for at := 1; at < want.events; at++ {
 					faultAt(t, s.Replicas, `{}`)
 					faultAt(t, s.Replicas[at%len(s.Replicas):][:1], fmt.Sprintf(`{"die_after":%d,"times":1,"poison":"\"stream\":true"}`, at))
-					before := resumed(t, s)
 					for range 2 * len(s.Replicas) {
 						got := listen(t, url, kind.path, body)
 						if got.text() != want.text() {
 							t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 						}
 						kept(t, url, got.id)
-						if resumed(t, s) > before {
+						if n := resumed(t, s); n > before {
+							before = n
 							resumes++
 							break
 						}
@@ -258,6 +259,7 @@ func kept(t *testing.T, url, id string) {
 
 // What is drawn without a seed, and what depends on more than the request, is not repeated.
 func TestMessagesAndResponsesThatAreNotRepeated(t *testing.T) {
+	t.Parallel()
 	s := started(t, "0.33.0", true)
 	for name, c := range map[string]struct{ path, body string }{
 		"drawn, must call":     {"/v1/messages", `"max_tokens":40,"messages":[{"role":"user","content":"hi"}],"tool_choice":{"type":"any"},` + messageTools},

@@ -180,6 +180,7 @@ func started(t *testing.T, version string, scaleOut bool) *stack.Stack {
 
 // An answer with thoughts, tool calls or both is continued to the letter wherever its replica dies.
 func TestAnAnswerWithThoughtsAndToolCallsIsContinued(t *testing.T) {
+	t.Parallel()
 	s := started(t, "0.33.0", true)
 	for name, more := range map[string]string{
 		"a tool call":                  `"messages":[{"role":"user","content":"use get_weather"}],` + weather,
@@ -210,6 +211,7 @@ func TestAnAnswerWithThoughtsAndToolCallsIsContinued(t *testing.T) {
 
 // An answer in which nothing is drawn is repeated by another replica, wherever its own dies: the client has it once, to the letter.
 func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.12.0", "0.33.0"} {
 		s := started(t, version, false)
 		for name, more := range map[string]string{
@@ -233,17 +235,17 @@ func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
 				if !want.done || want.failure != "" || want.finish == "" {
 					t.Fatalf("undisturbed: %s", want.text())
 				}
-				resumes := 0
+				resumes, before := 0, resumed(t, s)
 				for at := 1; at < want.events; at++ {
 					dies := s.Replicas[at%len(s.Replicas)] // a replica that has just died is left alone for a while
 					faultAt(t, s.Replicas, `{}`)
 					faultAt(t, []string{dies}, fmt.Sprintf(`{"die_after":%d,"times":1,"poison":"\"stream\":true"}`, at))
-					before := resumed(t, s)
 					for range 2 * len(s.Replicas) {
 						if got := ask(t, "http://"+s.HTTP, body); got.text() != want.text() {
 							t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 						}
-						if resumed(t, s) > before {
+						if n := resumed(t, s); n > before {
+							before = n
 							resumes++
 							break
 						}
