@@ -39,7 +39,7 @@ func message(t *testing.T, url, body, resume string) *named {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	n := &named{ids: map[string]int{}}
+	n := &named{ids: map[string]int{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
@@ -64,21 +64,13 @@ func TestASampledMessageIsContinued(t *testing.T) {
 			if !engines.over || engines.text() != want.text() {
 				t.Fatalf("the engine's events are\n%s\nthe router's\n%s", engines.text(), want.text())
 			}
-			resumes, before := 0, 0
-			for at := 1; at < want.events; at++ {
-				faultAt(t, s.Replicas, `{}`)
-				faultAt(t, s.Replicas[at%len(s.Replicas):][:1], fmt.Sprintf(`{"poison":"\"return_token_ids\":true","die_after":%d,"times":1}`, at))
-				for range 2 * len(s.Replicas) {
-					if got := message(t, url, body, ""); got.text() != want.text() {
-						t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
-					}
-					if n := resumed(t, s); n > before {
-						before = n
-						resumes++
-						break
-					}
+			resumes := cuts(t, s, want.events, `"return_token_ids":true`, func(at int) string {
+				got := message(t, url, body, "")
+				if got.text() != want.text() {
+					t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 				}
-			}
+				return got.replica
+			})
 			t.Logf("%d of %d cuts met a stream", resumes, want.events-1)
 			if resumes == 0 {
 				t.Error("no stream was resumed")

@@ -39,6 +39,7 @@ type named struct {
 	events  int
 	id      string
 	over    bool
+	replica string // that the stream began on
 }
 
 // text is all of it that must be equal.
@@ -58,13 +59,13 @@ func listenTo(t *testing.T, url, path, body string, seen func(events int, replic
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	n := &named{ids: map[string]int{}}
+	n := &named{ids: map[string]int{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "[DONE]" {
 			n.event(t, data)
-			seen(n.events, resp.Header.Get("X-Kvpilot-Replica"))
+			seen(n.events, n.replica)
 		}
 	}
 	return n
@@ -147,23 +148,14 @@ func TestMessagesAndResponsesAreRepeated(t *testing.T) {
 				if !want.over {
 					t.Fatalf("undisturbed: %s", want.text())
 				}
-				resumes, before := 0, resumed(t, s)
-				for at := 1; at < want.events; at++ {
-					faultAt(t, s.Replicas, `{}`)
-					faultAt(t, s.Replicas[at%len(s.Replicas):][:1], fmt.Sprintf(`{"die_after":%d,"times":1,"poison":"\"stream\":true"}`, at))
-					for range 2 * len(s.Replicas) {
-						got := listen(t, url, kind.path, body)
-						if got.text() != want.text() {
-							t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
-						}
-						kept(t, url, got.id)
-						if n := resumed(t, s); n > before {
-							before = n
-							resumes++
-							break
-						}
+				resumes := cuts(t, s, want.events, `"stream":true`, func(at int) string {
+					got := listen(t, url, kind.path, body)
+					if got.text() != want.text() {
+						t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 					}
-				}
+					kept(t, url, got.id)
+					return got.replica
+				})
 				if resumes == 0 {
 					t.Errorf("no stream was resumed after %d cuts", want.events-1)
 				}
