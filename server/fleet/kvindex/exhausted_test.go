@@ -29,7 +29,7 @@ func TestTooManySetsCostHitsAndNothingElse(t *testing.T) {
 				list := []uint32{uint32(n), 1, 2, 3, 4, 5, 6, 7}
 				return list, []kvblock.EngineHash{kvblock.EngineHash(2*n + 1), kvblock.EngineHash(2*n + 2)}
 			}
-			for step := range 6000 {
+			for step := range alone(6000) {
 				r, n := dice.IntN(ranks), dice.IntN(40)
 				slot := replica.Slot(r)
 				tokens, names := prompt(n)
@@ -63,7 +63,7 @@ func TestTooManySetsCostHitsAndNothingElse(t *testing.T) {
 			w := newGuessWorld(t, 9, 20, 33, 50, 64, 5, 40, 28)
 			w.ix.LimitSets(ids)
 			var words [][]byte
-			for step := range 4000 {
+			for step := range alone(4000) {
 				word := randomWord(dice, words)
 				words = append(words, word)
 				w.step(byte(dice.IntN(8)), byte(dice.IntN(256)), word)
