@@ -11,6 +11,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
+// alone is how many steps a play on one goroutine has of n.
+func alone(n int) int {
+	if raceEnabled || testing.Short() {
+		return n / 6
+	}
+	return n
+}
+
 // Ids for sets of ranks can run out. What the index says then may be too little and must not be too much: a rank that has removed a
 // block is not among its holders. In the end nothing is left.
 func TestTooManySetsCostHitsAndNothingElse(t *testing.T) {
