@@ -192,7 +192,7 @@ func (f *fleet) addresses(served chan error) (string, string, string) {
 // eventually waits for something that real sockets bring about.
 func (f *fleet) eventually(what string, done func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if done() {
 			return
 		}
