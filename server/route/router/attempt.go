@@ -76,6 +76,8 @@ type part struct {
 	earlier int
 	// asChat is set when the replica is asked for a message as a chat.
 	asChat bool
+	// whole makes one piece of an answer that the replica streams; nil for any other.
+	whole *resume.Whole
 	// warms is set when the replica is asked for one token, which no client gets, so that it has the prompt in its cache.
 	warms bool
 }

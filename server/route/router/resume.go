@@ -32,6 +32,9 @@ type resumer struct {
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
 func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *delivery, first *reply) source {
+	if first.streamed && first.a.whole != nil {
+		return rs.inside(ctx, rq, t, d)
+	}
 	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
 		return first
 	}
