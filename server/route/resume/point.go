@@ -126,6 +126,9 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 
 // Ending returns what is missing of a stream after the client has its finish reason. It returns false for any other stream.
 func (f *Follower) Ending() ([]byte, bool) {
+	if f.done && len(f.ahead) > 0 {
+		return f.ahead, true
+	}
 	if !f.finished || f.done || f.raw {
 		return nil, false
 	}

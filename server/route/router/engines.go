@@ -121,7 +121,7 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps && rq.chat == nil, Received: rq.has, Message: rq.chat != nil}
+	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps, Received: rq.has, Message: rq.chat != nil}
 	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
 		p.Repeated = rq.parsed.N
 	}
@@ -141,7 +141,7 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
 	if a.cache != nil {
-		rq.standIn = standIn{} // what is decoded elsewhere is sent as it is
+		rq.clear() // what is decoded elsewhere is sent as it is
 	}
 	form := e.formFor(rq, a)
 	if a.point == nil && (form != nil || rq.streamed == nil) { // else the answer is repeated, and its follower has what the client has

@@ -13,7 +13,7 @@ import (
 
 // translate makes a chat of a streamed message that could not be continued otherwise. It must be called after the body is final.
 func (c *standIn) translate(rq *request) {
-	if rq.call.Route != openai.RouteMessages || !rq.parsed.Stream || !rq.set.ResumeMessages || rq.has != nil || len(rq.pool.Replicas) < 2 || rq.way() != openai.WayNone {
+	if rq.call.Route != openai.RouteMessages || !rq.parsed.Stream || !rq.set.ResumeMessages || len(rq.pool.Replicas) < 2 && !rq.keeps || rq.way() != openai.WayNone {
 		return
 	}
 	for _, r := range rq.pool.Replicas {
@@ -55,17 +55,17 @@ func (p *part) rejectsStandIn(resp *upstream.Response) bool {
 
 // drop has the client's request sent unchanged from now on.
 func (c *standIn) drop(p *part) {
-	*c = standIn{}
+	c.clear()
 	p.follower, p.asChat, p.whole = nil, false, nil
 }
 
 // again reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was not the one to that.
 // That attempt counts as none.
 func (c *standIn) again(t *tries, f *failure) bool {
-	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || *c == (standIn{}) {
+	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || c.chat == nil && c.streamed == nil {
 		return false
 	}
-	*c = standIn{}
+	c.clear()
 	t.ask.Attempt++
 	t.passed++
 	return true

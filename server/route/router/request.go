@@ -307,6 +307,16 @@ type standIn struct {
 	chat *openai.Request
 	// streamed is an unstreamed request as a streamed one.
 	streamed *openai.Request
+	// carrying is the stream where its client carries it, for a router that stops; nil for any other.
+	carrying *carrying
+}
+
+// clear has the client's request sent unchanged from now on. No other router can continue a stream of it that is a message.
+func (c *standIn) clear() {
+	if c.chat != nil && c.carrying != nil {
+		c.carrying.finishes.Store(true)
+	}
+	c.chat, c.streamed = nil, nil
 }
 
 // or returns the request in place of the client's, or parsed when there is none: the request that another engine continues.
