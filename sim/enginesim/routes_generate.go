@@ -149,7 +149,7 @@ func (l tokenRoutes) derender(c *call) {
 	c.send(http.StatusOK, "application/json", l.derendered(&req))
 }
 
-// derenderWhole makes a chat of token ids alone, of which only none are taken. An engine with a parser rejects that.
+// derenderWhole makes a chat of token ids without their request; its text is left out here. An engine with a parser rejects that.
 func (l tokenRoutes) derenderWhole(c *call, req *derenderRequest) {
 	bad := l.known(&req.Model)
 	if bad == nil && !l.cfg.NoParser {

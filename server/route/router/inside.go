@@ -104,7 +104,7 @@ func (e *sender) isParserless(ctx context.Context, rq *request, on *replica.Repl
 	if !hasTokenRoutes(on) {
 		return false
 	}
-	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderNothing(rq.pool.Served))
+	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderOne(rq.pool.Served))
 	return err == nil
 }
 

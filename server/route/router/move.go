@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -118,11 +117,10 @@ func (s *resumed) trial(point *resume.Point) *tries {
 	s.made++
 	t := *s.tries
 	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
-	t.ask.Exclude = slices.Clone(s.dead)
 	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
 	t.refusals, t.deaths = 0, deaths{}
 	t.continueAt(s.rq, point)
-	t.ask.Exclude = s.unable(point, t.ask.Exclude)
+	t.ask.Exclude = s.unable(point, nil)
 	t.next(s.reply.a, nil)
 	t.readmit(s.reply.a, s.attempts.engines.registry.Snapshot())
 	return &t

@@ -64,7 +64,7 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 		own = "" // another rank of it
 	}
 	for _, o := range view.Replicas { // also those that came after the request
-		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !slices.ContainsFunc(s.broke, func(r *replica.Replica) bool { return r.ID == o.ID }) || o.State != replica.StateReady || !hasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {
