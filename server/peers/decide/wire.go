@@ -125,7 +125,7 @@ func chosenOf(number uint64, c *chooser.Choice) *peerv1.Chosen {
 		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
 		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
 		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load, MemoryWait: memoryWait(d.Memory),
-		OtherReplica: d.HasOtherReplica(),
+		OtherReplica: d.HasOtherReplica(), Adapter: adapterCost(&cand.Adapting),
 	}
 }
 
@@ -143,6 +143,7 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 		Forecast: forecastOf(in, prompt),
 		Cost:     finite(in.GetCost()),
 		RankLoad: decision.RankLoad{Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1},
+		Adapting: adaptingOf(in.GetAdapter()),
 		Pace:     decision.Pace{FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown())},
 	}
 	both.d = decision.Decision{
@@ -156,6 +157,25 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 	}
 	both.d.TooLong = in.GetTooLong()
 	return &both.d
+}
+
+// adapterCost writes the cost of a LoRA adapter; nil for none.
+func adapterCost(a *decision.Adapting) *peerv1.AdapterCost {
+	if a.Adapter == decision.AdapterNone {
+		return nil
+	}
+	return &peerv1.AdapterCost{State: a.Adapter.String(), WaitS: float64(a.AdapterWait), LoadS: float64(a.AdapterLoad), LossS: float64(a.AdapterLoss)}
+}
+
+// adaptingOf reads the cost of a LoRA adapter.
+func adaptingOf(in *peerv1.AdapterCost) decision.Adapting {
+	a := decision.Adapting{AdapterWait: float32(amount(in.GetWaitS())), AdapterLoad: float32(amount(in.GetLoadS())), AdapterLoss: float32(amount(in.GetLossS()))}
+	for _, state := range decision.AdapterStates() {
+		if state.String() == in.GetState() {
+			a.Adapter = state
+		}
+	}
+	return a
 }
 
 // overlapOf reads the chosen rank's part of a prompt.

@@ -113,6 +113,24 @@ func TestAWaitForMemorySurvivesTheWire(t *testing.T) {
 	}
 }
 
+// The router that asked shows, and books, what the request's adapter costs.
+func TestTheCostOfAnAdapterSurvivesTheWire(t *testing.T) {
+	want := []decision.Adapting{{}}
+	for _, state := range decision.AdapterStates() {
+		want = append(want, decision.Adapting{Adapter: state, AdapterWait: .5, AdapterLoad: .25, AdapterLoss: .125})
+	}
+	for _, want := range want {
+		here := &decision.Decision{Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}, Adapting: want}}}}
+		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
+		if got := there.Pick().Adapting; got != want {
+			t.Errorf("after the wire: %+v, want %+v", got, want)
+		}
+	}
+	if odd := adaptingOf(&peerv1.AdapterCost{State: "else", WaitS: math.NaN(), LoadS: -1, LossS: math.Inf(1)}); odd.Adapter != decision.AdapterNone || odd.AdapterWait != 0 || odd.AdapterLoad != 0 || math.IsInf(float64(odd.AdapterLoss), 0) {
+		t.Errorf("a message of another version gives %+v", odd)
+	}
+}
+
 func TestErrorsSurviveTheWire(t *testing.T) {
 	refused := &chooser.Refused{Cause: "queue_full", RetryAfter: time.Second}
 	if got, ok := errorOf(refusalOf(1, refused)).(*chooser.Refused); !ok || *got != *refused {
