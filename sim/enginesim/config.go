@@ -21,6 +21,8 @@ type Config struct {
 	Version string
 	// Rust imitates the Rust front end.
 	Rust bool
+	// NoParser imitates an engine without a tool parser and a reasoning parser: its chats are one text.
+	NoParser bool
 	// Ranks is the number of data-parallel ranks behind the one HTTP address.
 	Ranks int
 	// Core is the hardware and model of each rank.

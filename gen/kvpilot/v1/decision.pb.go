@@ -278,6 +278,8 @@ const (
 	Objective_OBJECTIVE_ANSWER Objective = 2
 	// What misses the targets of the request.
 	Objective_OBJECTIVE_SLO Objective = 3
+	// The time of the whole answer, whatever the first token costs.
+	Objective_OBJECTIVE_COMPLETION Objective = 4
 )
 
 // Enum value maps for Objective.
@@ -287,12 +289,14 @@ var (
 		1: "OBJECTIVE_TTFT",
 		2: "OBJECTIVE_ANSWER",
 		3: "OBJECTIVE_SLO",
+		4: "OBJECTIVE_COMPLETION",
 	}
 	Objective_value = map[string]int32{
 		"OBJECTIVE_UNSPECIFIED": 0,
 		"OBJECTIVE_TTFT":        1,
 		"OBJECTIVE_ANSWER":      2,
 		"OBJECTIVE_SLO":         3,
+		"OBJECTIVE_COMPLETION":  4,
 	}
 )
 
@@ -2593,12 +2597,13 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x12\x11\n" +
 	"\rVETO_DRAINING\x10\v\x12\x0f\n" +
 	"\vVETO_MEMORY\x10\f\x12\r\n" +
-	"\tVETO_ROLE\x10\r*c\n" +
+	"\tVETO_ROLE\x10\r*}\n" +
 	"\tObjective\x12\x19\n" +
 	"\x15OBJECTIVE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eOBJECTIVE_TTFT\x10\x01\x12\x14\n" +
 	"\x10OBJECTIVE_ANSWER\x10\x02\x12\x11\n" +
-	"\rOBJECTIVE_SLO\x10\x03*g\n" +
+	"\rOBJECTIVE_SLO\x10\x03\x12\x18\n" +
+	"\x14OBJECTIVE_COMPLETION\x10\x04*g\n" +
 	"\tSuspicion\x12\x19\n" +
 	"\x15SUSPICION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSUSPICION_SLOW\x10\x01\x12\x13\n" +

@@ -44,14 +44,23 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		ask.Options = &peerv1.AskOptions{
 			Policy: text(o.Policy), Weights: weights(o.Weights), Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
 			Pinned: text(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
+			Objective: text(o.Objective),
 		}
 	}
 	return ask
 }
 
+// objectiveOf reads an objective. One that this router does not have is none.
+func objectiveOf(name string) decision.Objective {
+	if o := decision.Objective(name); o.Known() {
+		return o
+	}
+	return ""
+}
+
 // plain reports whether the options ask nothing.
 func plain(o *chooser.Options) bool {
-	return o.Policy == "" && len(o.Weights) == 0 && !o.Targets.Set() && len(o.Allowed) == 0 && len(o.Denied) == 0 && o.Pinned == "" &&
+	return o.Policy == "" && o.Objective == "" && len(o.Weights) == 0 && !o.Targets.Set() && len(o.Allowed) == 0 && len(o.Denied) == 0 && o.Pinned == "" &&
 		o.MinRank == 0 && o.MaxRank == 0 && o.MaxRequests == 0
 }
 
@@ -83,6 +92,7 @@ func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.R
 			Policy: decision.Policy(o.GetPolicy()), Weights: o.GetWeights(), Targets: decision.Targets{TTFT: o.GetTtft().AsDuration(), TPOT: o.GetTpot().AsDuration()},
 			Allowed: ids(o.GetAllowed()), Denied: ids(o.GetDenied()), Pinned: replica.ID(o.GetPinned()), PinnedRank: int(o.GetPinnedRank()),
 			MinRank: int(o.GetMinRank()), MaxRank: int(o.GetMaxRank()), MaxRequests: int(o.GetMaxRequests()),
+			Objective: objectiveOf(o.GetObjective()),
 		}
 	}
 	return req

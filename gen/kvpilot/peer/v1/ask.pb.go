@@ -624,7 +624,9 @@ type AskOptions struct {
 	// The highest rank index that may serve, 0 for no bound.
 	MaxRank int32 `protobuf:"zigzag32,10,opt,name=max_rank,json=maxRank,proto3" json:"max_rank,omitempty"`
 	// Ranks with so many requests are vetoed; 0 for no bound.
-	MaxRequests   uint32 `protobuf:"varint,11,opt,name=max_requests,json=maxRequests,proto3" json:"max_requests,omitempty"`
+	MaxRequests uint32 `protobuf:"varint,11,opt,name=max_requests,json=maxRequests,proto3" json:"max_requests,omitempty"`
+	// The quantity that predicted-ttft minimizes; empty: as the model's settings say.
+	Objective     string `protobuf:"bytes,12,opt,name=objective,proto3" json:"objective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -734,6 +736,13 @@ func (x *AskOptions) GetMaxRequests() uint32 {
 		return x.MaxRequests
 	}
 	return 0
+}
+
+func (x *AskOptions) GetObjective() string {
+	if x != nil {
+		return x.Objective
+	}
+	return ""
 }
 
 // Chosen is a choice: a booking on a rank, unless the question was unbooked.
@@ -1343,7 +1352,7 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05known\x18\x03 \x01(\rR\x05known\x12\x12\n" +
-	"\x04held\x18\x04 \x01(\rR\x04held\"\xc6\x03\n" +
+	"\x04held\x18\x04 \x01(\rR\x04held\"\xe4\x03\n" +
 	"\n" +
 	"AskOptions\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12B\n" +
@@ -1358,7 +1367,8 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\bmin_rank\x18\t \x01(\x11R\aminRank\x12\x19\n" +
 	"\bmax_rank\x18\n" +
 	" \x01(\x11R\amaxRank\x12!\n" +
-	"\fmax_requests\x18\v \x01(\rR\vmaxRequests\x1a:\n" +
+	"\fmax_requests\x18\v \x01(\rR\vmaxRequests\x12\x1c\n" +
+	"\tobjective\x18\f \x01(\tR\tobjective\x1a:\n" +
 	"\fWeightsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x83\a\n" +

@@ -53,6 +53,7 @@ class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OBJECTIVE_TTFT: _ClassVar[Objective]
     OBJECTIVE_ANSWER: _ClassVar[Objective]
     OBJECTIVE_SLO: _ClassVar[Objective]
+    OBJECTIVE_COMPLETION: _ClassVar[Objective]
 
 class Suspicion(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -134,6 +135,7 @@ OBJECTIVE_UNSPECIFIED: Objective
 OBJECTIVE_TTFT: Objective
 OBJECTIVE_ANSWER: Objective
 OBJECTIVE_SLO: Objective
+OBJECTIVE_COMPLETION: Objective
 SUSPICION_UNSPECIFIED: Suspicion
 SUSPICION_SLOW: Suspicion
 SUSPICION_EMPTY: Suspicion
