@@ -15,7 +15,7 @@ func TestAStreamThatBreaksAtBothReplicas(t *testing.T) {
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 60, 2
 	}, Configure: func(c *config.Config) {
-		c.Router.ResumeStreams = 4
+		c.Router.ResumeStreams = 8
 		c.Upstream.Breaker.Failures, c.Upstream.Breaker.MinRequests = 0, 1_000_000
 	}})
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
@@ -32,7 +32,7 @@ func TestAStreamThatBreaksAtBothReplicas(t *testing.T) {
 				t.Fatalf("undisturbed: %d events, %s", want.events, want.text())
 			}
 			before := resumed(t, s)
-			at, times := want.events*2/5+1, 0
+			at, times := want.events/4+1, 0
 			if name == "repeated" { // each time from the beginning
 				times = 1
 			}

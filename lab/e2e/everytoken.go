@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// tokenKind is a kind of requests whose streams are cut at every event.
+type tokenKind struct {
+	name, path string
+	body       func(n int, letters []uint32) object
+}
+
+// weatherTool is the tool of the requests.
+var weatherTool = object{"name": "weather", "description": "The weather of a city", "parameters": object{
+	"type": "object", "properties": object{"city": object{"type": "string", "enum": []string{"Ulm", "Rom"}}, "days": object{"type": "integer", "minimum": 1, "maximum": 9}}, "required": []string{"city", "days"}, "additionalProperties": false,
+}}
+
+func tokenKinds() []tokenKind {
+	chat := func(more func(n int, letters []uint32) object) func(int, []uint32) object {
+		return func(n int, letters []uint32) object {
+			body := object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: what is next?", n)}}, "max_tokens": 24, "stream_options": object{"include_usage": true}}
+			for name, value := range more(n, letters) {
+				body[name] = value
+			}
+			return body
+		}
+	}
+	tools := []object{{"type": "function", "function": weatherTool}}
+	const chats = "/v1/chat/completions"
+	return []tokenKind{
+		{"chat", chats, chat(func(_ int, letters []uint32) object { return object{"allowed_token_ids": letters} })},
+		{"completion", "/v1/completions", func(n int, letters []uint32) object {
+			return object{"prompt": fmt.Sprintf("Story %d about a router", n), "max_tokens": 24, "allowed_token_ids": letters, "stream_options": object{"include_usage": true}}
+		}},
+		{"tools auto", chats, chat(func(_ int, letters []uint32) object { return object{"tools": tools, "allowed_token_ids": letters} })},
+		{"tools required", chats, chat(func(int, []uint32) object { return object{"tools": tools, "tool_choice": "required", "max_tokens": 40} })},
+		{"tool named", chats, chat(func(int, []uint32) object {
+			return object{"tools": tools, "tool_choice": object{"type": "function", "function": object{"name": "weather"}}}
+		})},
+		{"json_schema", chats, chat(func(int, []uint32) object {
+			return object{"response_format": object{"type": "json_schema", "json_schema": object{"name": "w", "schema": weatherTool["parameters"]}}}
+		})},
+		{"regex", chats, chat(func(int, []uint32) object {
+			return object{"structured_outputs": object{"regex": "[a-z]{3,9}( [a-z]{2,7}){4}"}}
+		})},
+		{"stop strings", chats, chat(func(n int, letters []uint32) object {
+			return object{"allowed_token_ids": letters, "stop": []string{"zzz", "never comes"}}
+		})},
+		{"log probabilities", chats, chat(func(_ int, letters []uint32) object {
+			return object{"allowed_token_ids": letters, "logprobs": true, "top_logprobs": 2}
+		})},
+		{"messages with tools", "/v1/messages", func(n int, _ []uint32) object {
+			return object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: the weather?", n)}}, "max_tokens": 24,
+				"tools": []object{{"name": "weather", "description": "The weather", "input_schema": weatherTool["parameters"]}}}
+		}},
+		{"messages, tool named", "/v1/messages", func(n int, _ []uint32) object {
+			return object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: the weather?", n)}}, "max_tokens": 24, "tool_choice": object{"type": "tool", "name": "weather"},
+				"tools": []object{{"name": "weather", "description": "The weather", "input_schema": weatherTool["parameters"]}}}
+		}},
+		{"responses", "/v1/responses", func(n int, _ []uint32) object {
+			return object{"input": fmt.Sprintf("Question %d: what is next?", n), "max_output_tokens": 24}
+		}},
+	}
+}
+
+// vague are the parts of two equal streams that are never the same: names, times, and how much of the prompt was in a cache.
+var vague = regexp.MustCompile(`"(id|item_id|call_id|tool_use_id|request_id)":"[^"]*"|"(created|created_at|completed_at)":[\d.]+|"signature":"[0-9a-f]*"|"(input_tokens|cached_tokens|created_cache_tokens|cache_read_input_tokens|cache_creation_input_tokens)":\d+`)
+
+// exact is a stream without its vague parts.
+func exact(stream string) string { return vague.ReplaceAllString(stream, "") }
+
+// told is what a stream says, however it is cut into events: its strings and numbers, in order, with those of one member joined.
+func told(stream string) string {
+	var all strings.Builder
+	last := ""
+	for line := range strings.Lines(stream) {
+		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
+		if !ok {
+			continue
+		}
+		var v any
+		if json.Unmarshal([]byte(data), &v) != nil {
+			fmt.Fprintln(&all, data)
+		}
+		say(&all, &last, "", v)
+	}
+	return all.String()
+}
+
+// said are the members that hold a part of an answer.
+var said = []string{"content", "text", "reasoning", "arguments", "partial_json", "thinking", "delta", "token", "logprob", "finish_reason", "stop_reason", "name", "completion_tokens", "output_tokens"}
+
+func say(to *strings.Builder, last *string, member string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		names := make([]string, 0, len(v))
+		for name := range v {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			say(to, last, name, v[name])
+		}
+	case []any:
+		for _, one := range v {
+			say(to, last, member, one)
+		}
+	case nil:
+	default:
+		if !slices.Contains(said, member) || v == "" {
+			return
+		}
+		if member != *last {
+			fmt.Fprintf(to, "\n%s: ", member)
+			*last = member
+		}
+		fmt.Fprint(to, v)
+	}
+}
+
+// everyTokenFor bounds the cuts, and killsOfTokens is how often a replica is killed in the middle of streams of all kinds.
+const (
+	everyTokenFor = 4 * time.Minute
+	killsOfTokens = 2
+)
+
+// checkEveryToken cuts streams of each kind after every one of their events, and kills replicas under streams of all kinds. Each must be whole, and the
+// undisturbed one.
+func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	letters, err := r.letters(ctx)
+	if err != nil {
+		return "", err
+	}
+	var c eventCutter
+	front := make([]string, 2)
+	for i := range front {
+		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
+			return "", err
+		}
+	}
+	p, err := r.another(ctx, "every-token", front, "chooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
+	if err != nil {
+		return "", err
+	}
+	results := map[string]*tokenResult{}
+	kinds := tokenKinds()
+	began := time.Now()
+	answers := 0
+	for ; time.Since(began) < everyTokenFor; answers++ {
+		for _, k := range kinds {
+			if results[k.name] == nil {
+				results[k.name] = &tokenResult{}
+			}
+			if err := r.cutEveryEvent(ctx, p, &c, k, k.body(answers, letters), results[k.name]); err != nil {
+				p.stop()
+				return "", fmt.Errorf("%s: %w", k.name, err)
+			}
+		}
+	}
+	p.stop()
+	killed, err := r.killTokens(ctx, kinds, letters)
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	var all tokenResult
+	for _, k := range kinds {
+		one := results[k.name]
+		all.add(one)
+		fmt.Fprintf(&text, "%s %s; ", k.name, one)
+	}
+	detail := fmt.Sprintf("%d answers of each of %d kinds: %s; kill -9: %s; %s", answers, len(kinds), &all, killed, text.String())
+	if bad := all.cuts - all.same; all.lost+killed.lost > 0 || bad > all.cuts/50 {
+		return "", errors.New(detail)
+	}
+	return detail, nil
+}
+
+// tokenResult counts cut streams: those that have the undisturbed answer, of these in the same bytes, and those that were lost.
+type tokenResult struct{ cuts, same, bytes, lost int }
+
+func (t *tokenResult) add(o *tokenResult) {
+	t.cuts, t.same, t.bytes, t.lost = t.cuts+o.cuts, t.same+o.same, t.bytes+o.bytes, t.lost+o.lost
+}
+
+// String gives the counts.
+func (t *tokenResult) String() string {
+	return fmt.Sprintf("%d cut, %d the same answer (%d byte for byte), %d lost", t.cuts, t.same, t.bytes, t.lost)
+}
+
+// compare counts a stream that was cut.
+func (t *tokenResult) compare(got, want string) {
+	t.cuts++
+	switch {
+	case !isWholeStream(got):
+		t.lost++
+	case exact(got) == exact(want):
+		t.bytes++
+		t.same++
+	case told(got) == told(want):
+		t.same++
+	}
+}
+
+// isWholeStream reports whether a stream has its end, and no error.
+func isWholeStream(stream string) bool {
+	ended := strings.Contains(stream, "data: [DONE]") || strings.Contains(stream, "event: message_stop") || strings.Contains(stream, "event: response.completed") || strings.Contains(stream, "event: response.incomplete")
+	return ended && !strings.Contains(stream, `"error":{`) && !strings.Contains(stream, "event: error")
+}
+
+// cutEveryEvent cuts the answer to one request after each of its events but the last.
+func (r *disturbances) cutEveryEvent(ctx context.Context, p *routerProcess, c *eventCutter, k tokenKind, body object, to *tokenResult) error {
+	body["model"], body["stream"], body["temperature"] = "tiny", true, 0
+	want, err := readStream(ctx, r.engines[0].url()+k.path, body)
+	if err != nil {
+		return err
+	}
+	if !isWholeStream(want) {
+		return fmt.Errorf("undisturbed: %s", want)
+	}
+	for at := 1; at < strings.Count(want, "\n\n"); at++ {
+		c.cut(int64(at))
+		got, err := readStream(ctx, p.url()+k.path, body)
+		if err != nil {
+			return fmt.Errorf("cut after %d events: %w", at, err)
+		}
+		if !c.spared() {
+			to.compare(got, want)
+		}
+	}
+	return nil
+}
+
+// killTokens kills replicas in turn while streams of all kinds are under way.
+func (r *disturbances) killTokens(ctx context.Context, kinds []tokenKind, letters []uint32) (*tokenResult, error) {
+	to := &tokenResult{}
+	want := map[string]string{}
+	for _, k := range kinds {
+		body := k.body(1000, letters)
+		body["model"], body["stream"], body["temperature"] = "tiny", true, 0
+		var err error
+		if want[k.name], err = readStream(ctx, r.engines[0].url()+k.path, body); err != nil {
+			return nil, err
+		}
+	}
+	for n := range killsOfTokens {
+		victim := r.engines[n%len(r.engines)]
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		var failed error
+		for _, k := range kinds {
+			all.Go(func() {
+				body := k.body(1000, letters)
+				body["model"], body["stream"], body["temperature"] = "tiny", true, 0
+				got, err := readStream(ctx, r.router.url()+k.path, body, "X-Kvpilot-Policy", "round-robin")
+				mu.Lock()
+				defer mu.Unlock()
+				if failed = errors.Join(failed, err); err == nil {
+					to.compare(got, want[k.name])
+				}
+			})
+		}
+		time.Sleep(time.Duration(150+rand.IntN(350)) * time.Millisecond) // into the streams
+		victim.kill()
+		all.Wait()
+		if failed != nil {
+			return nil, failed
+		}
+		if err := victim.start(ctx); err != nil {
+			return nil, err
+		}
+		if err := victim.wait(ctx, startWait); err != nil {
+			return nil, err
+		}
+		if err := r.router.waitExact(ctx, len(r.engines), time.Minute); err != nil {
+			return nil, err
+		}
+	}
+	return to, r.remember()
+}
+
+// readStream asks for a stream and reads it whole.
+func readStream(ctx context.Context, url string, body object, header ...string) (string, error) {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return "", err
+	}
+	resp, err := open(ctx, "POST", url, raw, header...)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	all, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d: %s", resp.StatusCode, all)
+	}
+	return string(all), err
+}
