@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"regexp"
@@ -81,10 +82,9 @@ var vague = regexp.MustCompile(`"(id|item_id|call_id|tool_use_id|request_id)":"[
 // exact is a stream without its vague parts.
 func exact(stream string) string { return vague.ReplaceAllString(stream, "") }
 
-// told is what a stream says, however it is cut into events: its strings and numbers, in order, with those of one member joined.
+// told is what a stream says, however it is cut into events: for each member that holds a part of the answer, all its values.
 func told(stream string) string {
-	var all strings.Builder
-	last := ""
+	all := map[string]string{}
 	for line := range strings.Lines(stream) {
 		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
 		if !ok {
@@ -92,41 +92,32 @@ func told(stream string) string {
 		}
 		var v any
 		if json.Unmarshal([]byte(data), &v) != nil {
-			fmt.Fprintln(&all, data)
+			all["not read"] += data
 		}
-		say(&all, &last, "", v)
+		say(all, "", v)
 	}
-	return all.String()
+	return fmt.Sprint(all)
 }
 
 // said are the members that hold a part of an answer.
-var said = []string{"content", "text", "reasoning", "arguments", "partial_json", "thinking", "delta", "token", "logprob", "finish_reason", "stop_reason", "name", "completion_tokens", "output_tokens"}
+var said = []string{"content", "text", "reasoning", "arguments", "partial_json", "thinking", "delta", "token", "finish_reason", "stop_reason", "name", "completion_tokens", "output_tokens"}
 
-func say(to *strings.Builder, last *string, member string, v any) {
+func say(to map[string]string, member string, v any) {
 	switch v := v.(type) {
 	case map[string]any:
-		names := make([]string, 0, len(v))
-		for name := range v {
-			names = append(names, name)
-		}
+		names := slices.Collect(maps.Keys(v))
 		slices.Sort(names)
 		for _, name := range names {
-			say(to, last, name, v[name])
+			say(to, name, v[name])
 		}
 	case []any:
 		for _, one := range v {
-			say(to, last, member, one)
+			say(to, member, one)
 		}
-	case nil:
-	default:
-		if !slices.Contains(said, member) || v == "" {
-			return
+	case string, float64:
+		if slices.Contains(said, member) {
+			to[member] += fmt.Sprint(v)
 		}
-		if member != *last {
-			fmt.Fprintf(to, "\n%s: ", member)
-			*last = member
-		}
-		fmt.Fprint(to, v)
 	}
 }
 
