@@ -17,10 +17,35 @@ import (
 	"time"
 )
 
-// tokenKind is a kind of requests whose streams are cut at every event.
+// tokenKind is a kind of requests whose streams are cut at every event, with the members that it has more than others of its path.
 type tokenKind struct {
 	name, path string
-	body       func(n int, letters []uint32) object
+	more       object
+	// whole: the answer is of tokens that are whole characters.
+	whole bool
+}
+
+// body is the nth request of the kind.
+func (k *tokenKind) body(n int, letters []uint32) object {
+	body := object{"model": "tiny", "stream": true, "temperature": 0, "max_tokens": 24}
+	question := fmt.Sprintf("Question %d: what is next?", n)
+	switch k.path {
+	case "/v1/responses":
+		body["input"], body["max_output_tokens"] = question, 24
+		delete(body, "max_tokens")
+	case "/v1/completions":
+		body["prompt"] = question
+	default:
+		body["messages"] = []object{{"role": "user", "content": question}}
+	}
+	if strings.HasSuffix(k.path, "/completions") {
+		body["stream_options"] = object{"include_usage": true}
+	}
+	if k.whole {
+		body["allowed_token_ids"] = letters
+	}
+	maps.Copy(body, k.more)
+	return body
 }
 
 // weatherTool is the tool of the requests.
@@ -28,51 +53,23 @@ var weatherTool = object{"name": "weather", "description": "The weather of a cit
 	"type": "object", "properties": object{"city": object{"type": "string", "enum": []string{"Ulm", "Rom"}}, "days": object{"type": "integer", "minimum": 1, "maximum": 9}}, "required": []string{"city", "days"}, "additionalProperties": false,
 }}
 
-func tokenKinds() []tokenKind {
-	chat := func(more func(n int, letters []uint32) object) func(int, []uint32) object {
-		return func(n int, letters []uint32) object {
-			body := object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: what is next?", n)}}, "max_tokens": 24, "stream_options": object{"include_usage": true}}
-			for name, value := range more(n, letters) {
-				body[name] = value
-			}
-			return body
-		}
-	}
+func tokenKinds() []*tokenKind {
+	const chats, messages = "/v1/chat/completions", "/v1/messages"
 	tools := []object{{"type": "function", "function": weatherTool}}
-	const chats = "/v1/chat/completions"
-	return []tokenKind{
-		{"chat", chats, chat(func(_ int, letters []uint32) object { return object{"allowed_token_ids": letters} })},
-		{"completion", "/v1/completions", func(n int, letters []uint32) object {
-			return object{"prompt": fmt.Sprintf("Story %d about a router", n), "max_tokens": 24, "allowed_token_ids": letters, "stream_options": object{"include_usage": true}}
-		}},
-		{"tools auto", chats, chat(func(_ int, letters []uint32) object { return object{"tools": tools, "allowed_token_ids": letters} })},
-		{"tools required", chats, chat(func(int, []uint32) object { return object{"tools": tools, "tool_choice": "required", "max_tokens": 40} })},
-		{"tool named", chats, chat(func(int, []uint32) object {
-			return object{"tools": tools, "tool_choice": object{"type": "function", "function": object{"name": "weather"}}}
-		})},
-		{"json_schema", chats, chat(func(int, []uint32) object {
-			return object{"response_format": object{"type": "json_schema", "json_schema": object{"name": "w", "schema": weatherTool["parameters"]}}}
-		})},
-		{"regex", chats, chat(func(int, []uint32) object {
-			return object{"structured_outputs": object{"regex": "[a-z]{3,9}( [a-z]{2,7}){4}"}}
-		})},
-		{"stop strings", chats, chat(func(n int, letters []uint32) object {
-			return object{"allowed_token_ids": letters, "stop": []string{"zzz", "never comes"}}
-		})},
-		{"log probabilities", chats, chat(func(_ int, letters []uint32) object {
-			return object{"allowed_token_ids": letters, "logprobs": true, "top_logprobs": 2}
-		})},
-		{"messages with tools", "/v1/messages", func(n int, _ []uint32) object {
-			return object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: the weather?", n)}}, "max_tokens": 24,
-				"tools": []object{{"name": "weather", "description": "The weather", "input_schema": weatherTool["parameters"]}}}
-		}},
-		{"messages, tool named", "/v1/messages", func(n int, _ []uint32) object {
-			return object{"messages": []object{{"role": "user", "content": fmt.Sprintf("Question %d: the weather?", n)}}, "max_tokens": 24, "tool_choice": object{"type": "tool", "name": "weather"},
-				"tools": []object{{"name": "weather", "description": "The weather", "input_schema": weatherTool["parameters"]}}}
-		}},
-		{"responses", "/v1/responses", func(n int, _ []uint32) object {
-			return object{"input": fmt.Sprintf("Question %d: what is next?", n), "max_output_tokens": 24}
-		}},
+	own := []object{{"name": "weather", "description": "The weather", "input_schema": weatherTool["parameters"]}}
+	return []*tokenKind{
+		{"chat", chats, nil, true},
+		{"completion", "/v1/completions", nil, true},
+		{"tools auto", chats, object{"tools": tools}, true},
+		{"tools required", chats, object{"tools": tools, "tool_choice": "required", "max_tokens": 40}, false},
+		{"tool named", chats, object{"tools": tools, "tool_choice": object{"type": "function", "function": object{"name": "weather"}}}, false},
+		{"json_schema", chats, object{"response_format": object{"type": "json_schema", "json_schema": object{"name": "w", "schema": weatherTool["parameters"]}}}, false},
+		{"regex", chats, object{"structured_outputs": object{"regex": "[a-z]{3,9}( [a-z]{2,7}){4}"}}, false},
+		{"stop strings", chats, object{"stop": []string{"zzz", "never comes"}}, true},
+		{"log probabilities", chats, object{"logprobs": true, "top_logprobs": 2}, true},
+		{"messages with tools", messages, object{"tools": own}, false},
+		{"messages, tool named", messages, object{"tools": own, "tool_choice": object{"type": "tool", "name": "weather"}}, false},
+		{"responses", "/v1/responses", nil, false},
 	}
 }
 
@@ -82,8 +79,8 @@ var vague = regexp.MustCompile(`"(id|item_id|call_id|tool_use_id|request_id)":"[
 // exact is a stream without its vague parts.
 func exact(stream string) string { return vague.ReplaceAllString(stream, "") }
 
-// told is what a stream says, however it is cut into events: for each member that holds a part of the answer, all its values.
-func told(stream string) string {
+// content gives the content of a stream, however it is cut into events: for each member that holds a part of the answer, all its values.
+func content(stream string) string {
 	all := map[string]string{}
 	for line := range strings.Lines(stream) {
 		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
@@ -181,7 +178,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 	return detail, nil
 }
 
-// tokenResult counts cut streams: those that have the undisturbed answer, of these in the same bytes, and those that were lost.
+// tokenResult counts cut streams: with the undisturbed answer, with its very bytes, and lost ones.
 type tokenResult struct{ cuts, same, bytes, lost int }
 
 func (t *tokenResult) add(o *tokenResult) {
@@ -202,7 +199,7 @@ func (t *tokenResult) compare(got, want string) {
 	case exact(got) == exact(want):
 		t.bytes++
 		t.same++
-	case told(got) == told(want):
+	case content(got) == content(want):
 		t.same++
 	}
 }
@@ -214,8 +211,7 @@ func isWholeStream(stream string) bool {
 }
 
 // cutEveryEvent cuts the answer to one request after each of its events but the last.
-func (r *disturbances) cutEveryEvent(ctx context.Context, p *routerProcess, c *eventCutter, k tokenKind, body object, to *tokenResult) error {
-	body["model"], body["stream"], body["temperature"] = "tiny", true, 0
+func (r *disturbances) cutEveryEvent(ctx context.Context, p *routerProcess, c *eventCutter, k *tokenKind, body object, to *tokenResult) error {
 	want, err := readStream(ctx, r.engines[0].url()+k.path, body)
 	if err != nil {
 		return err
@@ -237,14 +233,12 @@ func (r *disturbances) cutEveryEvent(ctx context.Context, p *routerProcess, c *e
 }
 
 // killTokens kills replicas in turn while streams of all kinds are under way.
-func (r *disturbances) killTokens(ctx context.Context, kinds []tokenKind, letters []uint32) (*tokenResult, error) {
+func (r *disturbances) killTokens(ctx context.Context, kinds []*tokenKind, letters []uint32) (*tokenResult, error) {
 	to := &tokenResult{}
 	want := map[string]string{}
 	for _, k := range kinds {
-		body := k.body(1000, letters)
-		body["model"], body["stream"], body["temperature"] = "tiny", true, 0
 		var err error
-		if want[k.name], err = readStream(ctx, r.engines[0].url()+k.path, body); err != nil {
+		if want[k.name], err = readStream(ctx, r.engines[0].url()+k.path, k.body(1000, letters)); err != nil {
 			return nil, err
 		}
 	}
@@ -255,9 +249,7 @@ func (r *disturbances) killTokens(ctx context.Context, kinds []tokenKind, letter
 		var failed error
 		for _, k := range kinds {
 			all.Go(func() {
-				body := k.body(1000, letters)
-				body["model"], body["stream"], body["temperature"] = "tiny", true, 0
-				got, err := readStream(ctx, r.router.url()+k.path, body, "X-Kvpilot-Policy", "round-robin")
+				got, err := readStream(ctx, r.router.url()+k.path, k.body(1000, letters), "X-Kvpilot-Policy", "round-robin")
 				mu.Lock()
 				defer mu.Unlock()
 				if failed = errors.Join(failed, err); err == nil {

@@ -103,7 +103,7 @@ func takeMessage(f *Follower, received []byte) {
 	f.ahead = bytes.Clone(rest)
 }
 
-// signature is the part of a message's events that is drawn anew each time.
+// signature is the part of a message's events that is another one each time.
 var signature = regexp.MustCompile(`"signature":"[0-9a-f]*"`)
 
 // behind returns what follows in made after as many events as has has. It is false where those are other events.
