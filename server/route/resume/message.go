@@ -64,7 +64,7 @@ func carry(as *messages.Stream, chat []byte, promptTokens int) ([]byte, error) {
 	return all, nil
 }
 
-// takeMessage takes a client's events of a message, with the chunks that they were made of. What the client lacks of the events is ahead of the rest.
+// takeMessage takes a client's events of a message, with the chunks that they were made of. Events that the client lacks are ahead of the rest.
 func takeMessage(f *Follower, received []byte) {
 	var made, has []byte
 	for len(received) > 0 {
@@ -106,7 +106,7 @@ func takeMessage(f *Follower, received []byte) {
 // signature is the part of a message's events that is another one each time.
 var signature = regexp.MustCompile(`"signature":"[0-9a-f]*"`)
 
-// behind returns what follows in made after as many events as has has. It is false where those are other events.
+// behind returns the events of made after as many as has has. It is false where those are other events.
 func behind(made, has []byte) ([]byte, bool) {
 	n := bytes.Count(has, []byte("\n\n"))
 	rest := made

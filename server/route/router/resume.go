@@ -284,7 +284,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 		case f.unchosen && ctx.Err() != nil:
 			return f
 		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.mostAsked(), ctx.Err() != nil,
-			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // what is gone has no work from it
+			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
 			return s.worst(f)
 		}
 		s.retries.note(ctx, f)
@@ -365,7 +365,7 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([
 	return texts, err == nil
 }
 
-// readers are the replicas that can be asked for a text of the request now, without the one of an attempt in its life; a may be nil.
+// readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
 func (e *sender) readers(rq *request, a *attempt) []*replica.Replica {
 	var list []*replica.Replica
 	for _, r := range e.registry.Snapshot().Replicas {
