@@ -81,6 +81,7 @@ func made(t *testing.T, path, stream string) string {
 
 // A client that has carried its stream continues it at another router, wherever it broke, and has one answer. It may do so several times.
 func TestAClientContinuesItsStreamElsewhere(t *testing.T) {
+	t.Parallel()
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer = "0.33.0", true, 12
 	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})

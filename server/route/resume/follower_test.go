@@ -260,7 +260,7 @@ func (e *engine) everyCut(t *testing.T, q *followed) {
 	want := read(t, q.stream)
 	resumed, refused := 0, 0
 	step := 1
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		step = 5
 	}
 	for cut := len(q.stream); cut >= 0; cut -= step {

@@ -17,6 +17,7 @@ import (
 
 // When the router stops, it ends streams that their clients continue elsewhere. A stream that no router continues comes to its end.
 func TestARouterThatStopsEndsStreamsThatContinueElsewhere(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		version string
 		call    *router.Call

@@ -285,6 +285,7 @@ func TestAReplicaThatLeavesTheRestUntouched(t *testing.T) {
 
 // What cannot go on ends as it would without the setting.
 func TestWhatDoesNotGoOn(t *testing.T) {
+	t.Parallel()
 	broken := streaming(hello(), cut)
 	several := streaming(append(hello(), event("chat", "one", "ab", "[12,13]", "null")), cut)
 	for name, c := range map[string]struct {
