@@ -16,7 +16,7 @@ type tokens struct {
 	promptTokens, answered int
 	// safe counts the ids of which the client has the text, the last of which came together. sure: the detokenizer holds back none of that text.
 	safe, last int
-	sure bool
+	sure       bool
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
 	parsed, blind bool
 	// shows: the client gets the ids, too.
