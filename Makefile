@@ -15,8 +15,10 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 ALONE := ./sim/replay ./server/fleet/kvindex ./server/route/resume ./server/route/splits
 test: ## run all tests with the race detector, and those that it makes too long without it
 	$(GO) test -race -vet=off -p $$((2 * $$(getconf _NPROCESSORS_ONLN))) -timeout 600s ./test/... ./cmd/... ./...
-	$(GO) test -vet=off $(ALONE)
-	$(GO) test -vet=off -timeout 600s -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' test/hostile/ledger_test.go test/hostile/memory_test.go | paste -sd'|' -))$$" ./test/hostile
+	@echo 'the rest without the race detector: $(ALONE), and attackers in test/hostile'; \
+	$(GO) test -vet=off $(ALONE) & alone=$$!; \
+	$(GO) test -vet=off -timeout 600s -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' test/hostile/ledger_test.go test/hostile/memory_test.go | paste -sd'|' -))$$" ./test/hostile; attackers=$$?; \
+	wait $$alone && exit $$attackers
 
 # The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
 BUF  := $(GO) tool -modfile=proto/tools/go.mod buf
