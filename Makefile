@@ -143,7 +143,7 @@ chaos: build ## hang, stop, kill and cut off replicas and routers, with real sig
 attack: build ## run hostile clients, tenants, replicas and peers next to honest tenants (ten minutes, Linux; ATTACK="-only poison -memory 256" for less)
 	$(GO) run ./lab/attack -binary "$$PWD/bin/kvpilot" $(ATTACK)
 
-attack-fast: build ## run the short attacks, and judge failures and memory but no times (two minutes)
+attack-fast: build ## run the short attacks, and judge failures and memory but no times (a minute and a half)
 	$(GO) run ./lab/attack -binary "$$PWD/bin/kvpilot" -fast
 
 check: ## everything that must pass before a change lands
