@@ -70,6 +70,12 @@ func ask(t *testing.T, url, body string) *answer {
 // watch is ask with a look at each event: its number, and the replica that the stream began on.
 func watch(t *testing.T, url, body string, seen func(events int, replica string)) *answer {
 	t.Helper()
+	return watchHead(t, url, body, func(events int, head http.Header) { seen(events, head.Get("X-Kvpilot-Replica")) })
+}
+
+// watchHead is watch with all headers of the answer.
+func watchHead(t *testing.T, url, body string, seen func(events int, head http.Header)) *answer {
+	t.Helper()
 	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +92,7 @@ func watch(t *testing.T, url, body string, seen func(events int, replica string)
 			a.done = true
 		default:
 			a.event(t, data)
-			seen(a.events, a.replica)
+			seen(a.events, resp.Header)
 		}
 	}
 	return a

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -32,6 +31,9 @@ type resumer struct {
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
 func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *delivery, first *reply) source {
+	if first.streamed && first.a.whole != nil {
+		return rs.inside(ctx, rq, t, d)
+	}
 	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
 		return first
 	}
@@ -62,8 +64,9 @@ type resumed struct {
 	// first is the first break, or a move while there was none; resumes is how many breaks there were.
 	first   *failure
 	resumes int
-	dead    []replica.ID
-	others  otherRoutes
+	// broke is where the stream broke before, the last place last.
+	broke  []*replica.Replica
+	others otherRoutes
 	// ahead is what the client gets next, of a stream that has moved.
 	ahead []byte
 	relocation
@@ -224,10 +227,27 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.retries.again()
 	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.choice.Replica })
 	s.tries.continueAt(s.rq, point)
-	s.tries.ask.Exclude = s.unable(point, s.dead) // a replica that refused the request before may take its rest
 	s.prepare(a)
-	s.dead = slices.Clip(s.tries.ask.Exclude)
+	s.tries.ask.Exclude = s.unable(point, s.without(a)) // a replica that refused the request before may take its rest
 	return s.reopen(ctx)
+}
+
+// without returns the replicas that must not get the rest of the stream, which broke at a: that one, unless it has restarted since. Those where it
+// broke before are only avoided: two replicas whose connections break in turn would leave none.
+func (s *resumed) without(a *attempt) []replica.ID {
+	view := s.attempts.engines.registry.Snapshot()
+	s.tries.ask.Avoid = nil
+	for _, r := range s.broke {
+		if now, there := view.Replica(r.ID); there && now.Life == r.Life {
+			s.tries.ask.Avoid = append(s.tries.ask.Avoid, r.ID)
+		}
+	}
+	own := a.choice.Replica
+	s.broke = append(s.broke, own)
+	if now, there := view.Replica(own.ID); there && now.Life != own.Life && now.State == replica.StateReady {
+		return nil
+	}
+	return []replica.ID{own.ID}
 }
 
 // prepare prepares the attempt after a.
@@ -235,6 +255,9 @@ func (s *resumed) prepare(a *attempt) {
 	s.tries.before += a.held + time.Since(a.chosen)
 	s.tries.next(a, s.first)
 }
+
+// most is how many replicas are asked for the rest of the stream before one gives something of it.
+func (s *resumed) most() int { return max(s.rq.set.attempts, s.rq.set.ResumeStreams+1) }
 
 // reopen asks replicas for the rest of the stream until one sends it.
 func (s *resumed) reopen(ctx context.Context) *failure {
@@ -249,8 +272,8 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
-			!s.retries.worth(s.rq, s.tries, s.d, f), !s.retries.withdraw(s.rq, s.d, f):
+		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.most(), ctx.Err() != nil,
+			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // what is gone has no work from it
 			return s.worst(f)
 		}
 		s.retries.note(ctx, f)
@@ -273,7 +296,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	switch {
 	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
+	case untouched && s.tries.refusals+1 >= s.most(), !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		if point, ok = s.follower.Again(); !ok || moved {
@@ -295,22 +318,59 @@ func (s *resumed) own() replica.ID {
 
 // wholeText asks a replica whether the client has all text of the ids before the point, but what was held back.
 func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
-	texts, ok := s.texts(ctx, [][]uint32{point.Tail()}, s.own())
-	return ok && len(texts) == 1 && point.Whole(texts[0])
+	texts, ok := s.texts(ctx, point.Tails(), s.own())
+	return ok && point.Settle(texts)
 }
 
-// texts asks a replica that is not dead for the texts of lists of ids.
+// The texts of ids are requested several times, of replicas as they are then: without them a stream may be lost, and the replica that had the question
+// may have gone, too.
+const (
+	textTries = 3
+	textPause = 100 * time.Millisecond
+)
+
+// texts asks replicas that are not dead for the texts of lists of ids.
 func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) ([]string, bool) {
-	others := slices.DeleteFunc(slices.Clone(s.tries.ask.Replicas), func(o *replica.Replica) bool {
-		return o.ID == dead || slices.Contains(s.tries.ask.Exclude, o.ID)
-	})
-	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
-	defer cancel()
-	texts, err := s.tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
+	var texts []string
+	var err error
+	for try := range textTries {
+		if try > 0 && !pause(ctx, textPause) {
+			break
+		}
+		within, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
+		texts, err = s.tokens.DetokenizeBatch(within, s.readers(dead), s.rq.pool.Served, lists)
+		cancel()
+		if err == nil {
+			break
+		}
+	}
 	if err != nil {
 		s.log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
 	}
 	return texts, err == nil
+}
+
+// readers are the replicas that can be asked for a text now, without the one that is dead in its life.
+func (s *resumed) readers(dead replica.ID) []*replica.Replica {
+	var list []*replica.Replica
+	for _, r := range s.attempts.engines.registry.Snapshot().Replicas {
+		if _, serves := r.Serves(s.rq.pool.Served); serves && (r.ID != dead || r.Life != s.reply.a.choice.Replica.Life) && (r.State == replica.StateReady || r.State == replica.StateDraining) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// pause waits; false when ctx ends before.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
 
 // continueAt makes the rest of the answer what the next replica is chosen for.

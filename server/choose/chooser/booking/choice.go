@@ -40,7 +40,8 @@ type Choice struct {
 	program claims.Booked
 	outcome follow.Outcome
 	load    follow.Freed
-	legs    *legs // nil where the request is served whole
+	adapter *follow.Adapted // nil for a request without a LoRA adapter
+	legs    *legs           // nil where the request is served whole
 }
 
 // life is the request's progress so far.
