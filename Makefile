@@ -12,7 +12,7 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 
 # Long plays on one goroutine are shortened or left out with the race detector, and whole without it. What waits comes first, so that
 # the rest is compiled and linked meanwhile. go vet is a step of its own.
-ALONE := ./sim/replay ./server/fleet/kvindex ./server/peers/decide ./server/route/resume ./server/route/splits
+ALONE := ./sim/replay ./server/fleet/kvindex ./server/peers/decide ./server/route/resume ./server/route/splits ./tools/words
 test: ## run all tests with the race detector, and those that it makes too long without it
 	$(GO) test -race -vet=off -p $$((2 * $$(getconf _NPROCESSORS_ONLN))) -timeout 600s ./test/... ./cmd/... ./...
 	@echo 'the rest without the race detector: $(ALONE), and attackers in test/hostile'; \
