@@ -26,6 +26,7 @@ func adapterOptions(t *testing.T, rate float64, policies ...decision.Policy) Opt
 
 // The record of residents pays: the same policy without the adapters' names, and requests in flight alone, are much slower.
 func TestKnowingTheAdaptersPays(t *testing.T) {
+	plays(t)
 	played := func(o Options) map[decision.Policy]PolicyReport {
 		r, err := PlayLoads(o)
 		if err != nil {
