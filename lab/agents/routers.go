@@ -18,7 +18,7 @@ import (
 // replica is where a simulated replica serves, and publishes its KV events.
 type replica struct{ url, events, replay string }
 
-// setting is what a router is started with: its ports, the replicas, and a folder for its files.
+// setting has a router's ports, the replicas before which it stands, and a folder for its files.
 type setting struct {
 	http, grpc, admin int
 	replicas          []replica
@@ -33,11 +33,11 @@ type router interface {
 	command(s *setting) ([]string, error)
 	// ready reports whether it serves all replicas.
 	ready(ctx context.Context, s *setting) error
-	// mark adds to a call's body what this router reads of its agent.
+	// mark adds the agent's name to a call's body, where this router reads it.
 	mark(body map[string]any, session string)
 }
 
-// routers are the routers by their names; cache is the folder for those from PyPI.
+// routers are the routers by their names; o.cache is the folder for packages from PyPI.
 func (o *options) routers() map[string]router {
 	fromPyPI := func(name, policy string, more ...string) *gateway {
 		return &gateway{venv: install.Venv{Dir: filepath.Join(o.cache, name), Log: filepath.Join(o.cache, "install-"+name+".log")}, name: name, policy: policy, more: more}

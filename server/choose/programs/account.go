@@ -104,9 +104,9 @@ func (a *account) hasPrograms() bool {
 
 // relieve takes places away while claims exceed the memory. Only programs in a gap lose theirs, first the programs whose return is worth
 // the least per token: the chance of it times the cost of computing a token of their context again, which grows with its length.
-func (a *account) relieve(now time.Duration) (paused int) {
+func (a *account) relieve(now time.Duration) {
 	if a.capacity == 0 || a.whole+a.booked <= a.capacity {
-		return 0
+		return
 	}
 	for used := a.used(now); used > a.capacity; {
 		var victim *program
@@ -125,14 +125,13 @@ func (a *account) relieve(now time.Duration) (paused int) {
 			}
 		}
 		if victim == nil {
-			return paused
+			return
 		}
 		used -= chance * victim.own()
 		if victim.likelihood() >= likely {
-			paused++
+			victim.ledger.paused++
 			victim.history.paused = true
 		}
 		victim.leave()
 	}
-	return paused
 }
