@@ -38,6 +38,7 @@ type options struct {
 	kvpilot  string
 	agents   []int
 	duration time.Duration
+	warmup   time.Duration
 	replicas int
 	speed    float64
 	blocks   int
@@ -62,6 +63,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.kvpilot, "kvpilot", "bin/kvpilot", "the binary of router and replicas")
 	list := flags.String("agents", "16,32,48", "agents at once, with commas")
 	seconds := flags.Int("seconds", 60, "time of each measurement")
+	warmup := flags.Int("warmup", 0, "seconds before each measurement in which the agents call already")
 	flags.IntVar(&o.replicas, "replicas", 4, "simulated replicas")
 	flags.Float64Var(&o.speed, "speed", 4, "their speed")
 	flags.IntVar(&o.blocks, "blocks", 8000, "their KV blocks")
@@ -79,7 +81,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		o.agents = append(o.agents, n)
 	}
-	o.duration, o.set = time.Duration(*seconds)*time.Second, strings.Fields(*set)
+	o.duration, o.warmup, o.set = time.Duration(*seconds)*time.Second, time.Duration(*warmup)*time.Second, strings.Fields(*set)
 	known := o.routers()
 	names := strings.Split(*routers, ",")
 	for _, name := range names {
@@ -157,8 +159,8 @@ func (o *options) measure(ctx context.Context, by router, n int) (*result, error
 	if err := processes[len(processes)-1].Until(ctx, 60*time.Second, 100*time.Millisecond, func(ctx context.Context) error { return by.ready(ctx, via) }); err != nil {
 		return nil, err
 	}
-	r := &result{}
-	until, end := context.WithTimeout(ctx, o.duration)
+	r := &result{from: time.Now().Add(o.warmup)}
+	until, end := context.WithTimeout(ctx, o.warmup+o.duration)
 	defer end()
 	var all sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}

@@ -102,3 +102,15 @@ func TestTextForRoutersWithoutTokenIDs(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+func TestCallsBeforeTheMeasurementDoNotCount(t *testing.T) {
+	r := &result{from: time.Now().Add(time.Hour)}
+	r.add(usage{Prompt: 10}, time.Second)
+	r.finish()
+	r.from = time.Now().Add(-time.Second)
+	r.add(usage{Prompt: 10}, time.Second)
+	r.finish()
+	if got := r.row(1, time.Second); !strings.HasPrefix(got, "| 1 | 1.0 | 0.00 | 1 |") {
+		t.Error(got)
+	}
+}
