@@ -10,7 +10,7 @@ import (
 
 // result is the agents' results. It is safe for concurrent use.
 type result struct {
-	from time.Time // calls and programs that end before do not count
+	from           time.Time // calls and programs that end before do not count
 	mu             sync.Mutex
 	prompt, cached int             // tokens; guarded by mu
 	first          []time.Duration // to the first token of each call that ended; guarded by mu
