@@ -192,6 +192,10 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		if !p.known {
 			shared = r.Held
 		}
+		upTo := upTo
+		if p.known && r.Held > mostOf*p.tokens {
+			upTo = max(upTo, admitHeldUpTo)
+		}
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
 		r.Free = max(0, upTo*a.capacity-used)
 		if r.Full = !ok; ok && (best == nil || used < least) {

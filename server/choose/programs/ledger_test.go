@@ -188,6 +188,38 @@ func TestPressurePausesTheCheapestGap(t *testing.T) {
 	}
 }
 
+// A program that lost its place a moment ago returns to the rank that still holds its context, though a new one does not fit there: elsewhere
+// all of it would be computed again.
+func TestAPausedProgramReturnsWhereItsContextStillIs(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		held float64
+		want Verdict
+	}{
+		{"held", 29_000, Fits},
+		{"gone", 5_000, Waits},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBed(t, 1)
+			b.teach("", seconds(8, 2)...)
+			one, two := b.begin(call(1, 50_000)), b.begin(call(2, 30_000))
+			two.End(30_000, false, false, b.now)
+			one.End(50_000, false, false, b.now)
+			one = b.begin(call(1, 75_000)) // 105,000 of 100,000
+			if b.Stats(false, b.now).Paused != 1 {
+				t.Fatal("no program lost its place")
+			}
+			one.End(60_000, false, false, b.now) // it was cut off: there is room up to nine tenths
+			next := call(2, 31_000)
+			b.Arrive(next, b.now, horizon)
+			b.ranks[0].Held = tt.held
+			if got := b.Admit(next, false, b.ranks, b.now); got != tt.want {
+				t.Errorf("Admit = %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestTheRequestsInFlightCount(t *testing.T) {
 	b := newBed(t, 2)
 	b.teach("", seconds(8, 2)...)
