@@ -102,7 +102,18 @@ func (r *router) arrive(call int) {
 		Pool:    chooser.Pool{Replicas: r.replicas},
 		Caller:  chooser.Caller{Session: r.sim.trace.sessions[c.Session]},
 		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
-		Terms:   chooser.Terms{Splittable: r.job.setup.Roles != Roles{} && r.job.setup.Split != SplitNever},
+		Terms:   chooser.Terms{Splittable: r.job.setup.Roles != Roles{} && r.job.setup.Split.splits()},
+	}
+	if (r.job.setup.Roles != Roles{}) && r.job.setup.Split.pulls() {
+		req.Copy = func(p chooser.Prefix) {
+			splits{r.sim}.copy(call, int(p.From.Slot), int(p.To.Slot), &prefix{
+				blocks: p.Tokens / r.sim.trace.block, read: p.Sent,
+				ended: func() {
+					p.Ended(chooser.Copied)
+					r.plan()
+				},
+			})
+		}
 	}
 	if r.job.options.Nameless {
 		req.Session = ""

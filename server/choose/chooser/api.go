@@ -20,6 +20,8 @@ type (
 	Reply      = ask.Reply
 	Limits     = ask.Limits
 	Terms      = ask.Terms
+	Prefix     = ask.Prefix
+	CopyEnd    = ask.CopyEnd
 	Origin     = ask.Origin
 	Withdrawal = ask.Withdrawal
 	Result     = ask.Result
@@ -36,6 +38,11 @@ const (
 	Stalled  = ask.Stalled
 	Leaving  = ask.Leaving
 	NoReturn = ask.NoReturn
+
+	Copied       = ask.Copied
+	SourceFailed = ask.SourceFailed
+	TargetFailed = ask.TargetFailed
+	CopyGivenUp  = ask.CopyGivenUp
 )
 
 // The errors of package ask.

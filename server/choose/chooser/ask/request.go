@@ -176,7 +176,45 @@ type Terms struct {
 	NoQueue bool
 	// Splittable is set when the caller can have one replica compute the prompt and another one write the answer.
 	Splittable bool
+	// Copy, when set, can copy the beginning of the prompt from the cache of one rank to another's. It is called while the request waits, must not
+	// block, and must call Prefix.Ended once, at any time.
+	Copy func(Prefix)
 }
+
+// Prefix is a copy of the beginning of a prompt.
+type Prefix struct {
+	// From has the prefix, To gets it.
+	From, To Place
+	// Tokens is the length of the prefix in whole blocks; the prompt is longer. Moved are the tokens that To lacks.
+	Tokens, Moved int
+	// Predicted is the predicted time of the copy, the waits for both ranks included.
+	Predicted time.Duration
+	// Sent notes that the rank that gets the copy was asked to read it.
+	Sent func()
+	// Ended notes the end of the copy.
+	Ended func(CopyEnd)
+}
+
+// Place is a rank of a replica.
+type Place struct {
+	Replica *replica.Replica
+	Rank    int
+	Slot    replica.Slot
+}
+
+// CopyEnd is how a copy ended.
+type CopyEnd uint8
+
+// The ends of a copy.
+const (
+	// Copied: the rank has read it.
+	Copied CopyEnd = iota
+	// SourceFailed and TargetFailed: it failed because of that rank, which takes part in no copy for a while.
+	SourceFailed
+	TargetFailed
+	// CopyGivenUp: it failed, and neither rank is to blame.
+	CopyGivenUp
+)
 
 // Origin is the way by which the request came among the routers of a fleet.
 type Origin struct {

@@ -34,6 +34,7 @@ type Evaluator struct {
 	Comparison *compare.Comparison
 	Residence  *answers.Residence
 	Lanes      *transfer.Lanes
+	Copies     *transfer.Copies
 	SplitAbove *selector.Threshold // nil: by price
 	Dice       *Dice
 	// Bias multiplies the prefill times that were learned.

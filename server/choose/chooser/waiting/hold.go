@@ -52,6 +52,8 @@ func (h *holding) wait(s *evaluate.Evaluation, w *Waiter, deadline time.Time, ag
 func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *Waiter) (*booking.Choice, error) {
 	switch {
 	case s.Decision.Chosen < 0, !s.Held:
+	case s.Pulls:
+		return nil, booking.ErrNoRoom
 	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
 		return nil, booking.ErrNoRoom
 	}
@@ -141,7 +143,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	m.Known, s.Since = nil, w.arrived
 	s.Program.Resume(w.call, w.full)
 	w.renew(h.pools)
-	if now.Sub(w.matched) < matchLife {
+	if now.Sub(w.matched) < matchLife && h.clock.Since(w.matched) > b.Landed() {
 		m.Known = w.overlaps
 	}
 	stale, room := m.Known != nil, b.Room()
@@ -163,6 +165,13 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		}
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.Overlaps...), now
+		}
+		if s.Pulls && w.pulls.waits(s, now) && b.StartCopy(s, w.req, now) {
+			to := &s.Decision.Candidates[s.Pull.To]
+			w.ticket.Work, w.ticket.Cost = s.Pull.Prefill, cost(&s.Decision)
+			ln.planned[to.Slot] += s.Pull.Prefill * (1 + to.Slowdown)
+			m.Known = nil
+			return holdqueue.Keep
 		}
 		if !room.Has(s.Computes()) || !stale {
 			break

@@ -27,6 +27,8 @@ type Waiter struct {
 	memory *memoryWait
 	// yields is how it lets others pass.
 	yields yielding
+	// pulls is how it waits for copies of its prompt's beginning.
+	pulls pulling
 	// call is its session's in the ledger of programs, full the ranks without memory for it.
 	call programs.Call
 	full []replica.Slot

@@ -1,0 +1,109 @@
+package booking
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
+	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
+)
+
+// copying is a copy under way with its bookings.
+type copying struct {
+	*transfer.Copy
+	booker       *Booker
+	lane         *transfer.Lane
+	source, goal *load.Reservation // nil: not booked
+	moved        int
+	// rest is the predicted time in seconds from the end of the transfer until it is known. counts is set when the time of the read shows the
+	// transfer's.
+	rest   float64
+	counts bool
+	sent   atomic.Int64
+	over   sync.Once
+}
+
+// copySuffix distinguishes the reservations of a copy from the request's.
+const copySuffix = "+copy"
+
+// StartCopy begins the copy that s found, unless it is under way already. It reports whether the copy is under way.
+func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Time) bool {
+	p := &s.Pull
+	if p.From < 0 {
+		return true
+	}
+	d := &s.Decision
+	from, to := &d.Candidates[p.From], &d.Candidates[p.To]
+	hashes, size := req.HashesFor(from), int(from.BlockSize)
+	blocks := int(p.Held) / size
+	if blocks == 0 || blocks > len(hashes) {
+		return false
+	}
+	begun := b.Clock.Since(now)
+	c := &copying{
+		Copy: &transfer.Copy{
+			From: from.Slot, To: to.Slot, Last: hashes[blocks-1], Blocks: blocks, BlockSize: size, Begun: begun, Due: begun + int64(clock.Duration(p.Arrives)),
+		},
+		booker: b, lane: s.Pool.Pairs.Lane(p.From, p.To), moved: int(p.Moved), rest: to.StepTime + to.Overhead, counts: to.Backlog+to.Planned < p.Transfer/4,
+	}
+	if !b.Copies.Begin(c.Copy) {
+		return false
+	}
+	id := req.ID + copySuffix + strconv.FormatUint(b.copied.Add(1), 10)
+	c.source, _ = b.Book.Reserve(load.Request{ // not booked, it is only not counted
+		ID: id + "s", Tenant: req.Tenant, Slot: from.Slot, PromptTokens: c.Tokens() + 1, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime),
+		Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1,
+	})
+	c.goal, _ = b.Book.Reserve(load.Request{
+		ID: id + "t", Tenant: req.Tenant, Slot: to.Slot, PromptTokens: c.Tokens() + 1, Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true,
+	})
+	req.Copy(ask.Prefix{
+		From: ask.Place{Replica: s.Owner(p.From), Rank: int(from.Rank), Slot: from.Slot}, To: ask.Place{Replica: s.Owner(p.To), Rank: int(to.Rank), Slot: to.Slot},
+		Tokens: c.Tokens(), Moved: c.moved, Predicted: clock.Duration(p.Arrives), Sent: c.read, Ended: c.ended,
+	})
+	return true
+}
+
+// read notes that the source has answered, and that the target reads.
+func (c *copying) read() {
+	if c.source != nil {
+		c.source.PrefillDone()
+	}
+	c.sent.Store(c.booker.Clock.Since(c.booker.Clock.Now()))
+}
+
+// ended ends the copy. Only the first call counts.
+func (c *copying) ended(how ask.CopyEnd) {
+	c.over.Do(func() {
+		b := c.booker
+		for _, r := range []*load.Reservation{c.source, c.goal} {
+			if r != nil {
+				r.Release()
+			}
+		}
+		now := b.Clock.Since(b.Clock.Now())
+		switch sent := c.sent.Load(); how {
+		case ask.Copied:
+			if sent != 0 && c.counts {
+				took := time.Duration(now - sent).Seconds()
+				c.lane.Learn(c.moved, max(took-c.rest, took/4))
+			}
+		case ask.SourceFailed:
+			b.Copies.Rest(c.From, now)
+		case ask.TargetFailed:
+			b.Copies.Rest(c.To, now)
+		case ask.CopyGivenUp:
+		}
+		b.Copies.End(c.Copy)
+		b.landed.Store(now)
+		b.Waiters.Freed(c.To)
+	})
+}
+
+// Landed is when the last copy ended, on the chooser's scale.
+func (b *Booker) Landed() int64 { return b.landed.Load() }

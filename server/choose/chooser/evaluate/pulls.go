@@ -1,0 +1,57 @@
+package evaluate
+
+import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// copies prepares the evaluation for copies of the prompt's beginning between ranks.
+func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
+	c := &s.copying
+	s.Pulls, c.Traffic = false, c.Traffic[:0]
+	if c.Able = s.Held && req.Copy != nil && s.pairs(req); !c.Able {
+		return
+	}
+	list := all.All()
+	if len(list) == 0 && !all.AnyRests() {
+		return
+	}
+	c.Traffic = sized(c.Traffic, len(s.Decision.Candidates))
+	clear(c.Traffic)
+	for i := range c.Traffic {
+		if all.Rests(s.Decision.Candidates[i].Slot, now) {
+			c.Traffic[i].Closed, c.Traffic[i].Resting = true, true
+		}
+	}
+	for _, one := range list {
+		left, expected := one.Remaining(now)
+		if from := s.Pool.At(one.From); from >= 0 {
+			c.Traffic[from].Sends = max(c.Traffic[from].Sends, left)
+		}
+		to := s.Pool.At(one.To)
+		if to < 0 {
+			continue
+		}
+		t := &c.Traffic[to]
+		t.Closed = true
+		if expected && int(s.Decision.Candidates[to].BlockSize) == one.BlockSize && one.Begins(req.HashesFor(&s.Decision.Candidates[to])) {
+			t.Coming, t.Arrives = uint32(min(one.Tokens(), s.Decision.PromptTokens-1)), left
+		}
+	}
+}
+
+// pull looks for a cheaper way by a copy, after a pick was made.
+func (s *Evaluation) pull() {
+	s.Pulls = false
+	d := &s.Decision
+	if !s.copying.Able || d.Chosen < 0 || d.Policy != decision.PredictedTTFT {
+		return
+	}
+	below := d.Pick().Cost
+	if w := d.Split(); w != nil {
+		below = w.Cost
+	}
+	s.Pull, s.Pulls = s.copying.Cheapest(d, &s.pairing, below-selector.LeastGain(below))
+}
