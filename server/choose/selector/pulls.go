@@ -1,6 +1,10 @@
 package selector
 
-import "github.com/kvpilot/kvpilot/server/domain/decision"
+import (
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"os"
+	"strconv"
+)
 
 // Copying is the state of the copies between the candidates of a decision, in their order. The zero value has none.
 type Copying struct {
@@ -19,6 +23,8 @@ type Traffic struct {
 	Sends float64
 	// Closed is set for a candidate that may be no target, Resting for one that may be no source either.
 	Closed, Resting bool
+	// Asked is set while a copy that the candidate is the source of has not begun to move: the engine has to see the request for it.
+	Asked bool
 }
 
 // Pull is a way to serve a request on a rank that first gets a copy of the prompt's beginning from another one.
@@ -29,10 +35,14 @@ type Pull struct {
 	Held, Moved uint32
 	// Cost is the price, and Arrives in how many seconds the copy is there. Prefill is the time to compute the rest, in seconds.
 	Cost, Arrives, Transfer, Prefill float64
+	// Later is set when the source passes on another cache first: another rank may have the prefix before it could begin.
+	Later bool
 }
 
 // leastCopied is the least number of tokens that are copied: less is computed about as fast.
 const leastCopied = 256
+
+var laterWaits = func() float64 { f, _ := strconv.ParseFloat(os.Getenv("LATER"), 64); return f }()
 
 // copyLoss bounds the price of the cache that a copied token displaces, as a share of the time to compute it.
 const copyLoss = 0.05
@@ -75,6 +85,7 @@ func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (bes
 			one := Pull{From: from, To: i, Held: d.Candidates[from].GPU}
 			one.Moved = one.Held - cand.GPU
 			one.Transfer = lane.seconds(float64(one.Moved))
+			one.Later = c.traffic(from).Sends > ready(&d.Candidates[from])+lane.Start+laterWaits*one.Transfer
 			one.Arrives = lead - c.lacks(&d.Candidates[from], most) + one.Transfer
 			if one.price(d, cand); one.Cost < below {
 				best, below, ok = one, one.Cost, true
@@ -101,10 +112,13 @@ func (c *Copying) sources(d *decision.Decision, p *Pairing, most uint32) {
 		if t.Resting {
 			continue
 		}
-		lead := max(queue(cand)+cand.StepTime+cand.Overhead, t.Sends)
+		lead := max(ready(cand), t.Sends)
 		p.best[m.Class].offer(p.Members, i, lead+c.lacks(cand, most))
 	}
 }
+
+// ready is in how many seconds a source could begin to send. The requests that wait in the router for it come after that.
+func ready(c *decision.Candidate) float64 { return c.Backlog*(1+c.Slowdown) + c.StepTime + c.Overhead }
 
 func (c *Copying) lacks(cand *decision.Candidate, most uint32) float64 {
 	return float64(most-min(most, cand.GPU)) * cand.TokenTime

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Copy is a copy of a prompt's leading blocks from the cache of one rank to another's, which is under way. It is immutable.
+// Copy is a copy of a prompt's leading blocks from the cache of one rank to another's, which is under way.
 type Copy struct {
 	From, To replica.Slot
 	// Last is the key of the last block, Blocks their number and BlockSize the tokens of each.
@@ -18,7 +18,15 @@ type Copy struct {
 	Blocks, BlockSize int
 	// Begun is when the copy began, Due when it is predicted to end, in nanoseconds on the chooser's scale.
 	Begun, Due int64
+	// moves is set when the source has passed on the cache.
+	moves atomic.Bool
 }
+
+// Moved notes that the source has passed on the cache.
+func (c *Copy) Moved() { c.moves.Store(true) }
+
+// Moves reports whether the source has passed on the cache.
+func (c *Copy) Moves() bool { return c.moves.Load() }
 
 // Tokens is the length of the prefix.
 func (c *Copy) Tokens() int { return c.Blocks * c.BlockSize }

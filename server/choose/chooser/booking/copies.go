@@ -31,10 +31,10 @@ type copying struct {
 // copySuffix distinguishes the reservations of a copy from the request's.
 const copySuffix = "+copy"
 
-// StartCopy begins the copy that s found, unless it is under way already. It reports whether the copy is under way.
+// StartCopy begins the copy that s found, unless it is under way or its source is not free yet. It reports whether the request may wait for it.
 func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Time) bool {
 	p := &s.Pull
-	if p.From < 0 {
+	if p.From < 0 || p.Later {
 		return true
 	}
 	d := &s.Decision
@@ -74,6 +74,8 @@ func (c *copying) read() {
 	if c.source != nil {
 		c.source.PrefillDone()
 	}
+	c.Moved()
+	c.booker.Waiters.Freed(c.From)
 	c.sent.Store(c.booker.Clock.Since(c.booker.Clock.Now()))
 }
 
@@ -101,6 +103,10 @@ func (c *copying) ended(how ask.CopyEnd) {
 		}
 		b.Copies.End(c.Copy)
 		b.landed.Store(now)
+		if how == ask.Copied {
+			b.Waiters.Landed(c.To)
+			return
+		}
 		b.Waiters.Freed(c.To)
 	})
 }

@@ -1,6 +1,8 @@
 package evaluate
 
 import (
+	"os"
+
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
@@ -29,6 +31,7 @@ func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 		left, expected := one.Remaining(now)
 		if from := s.Pool.At(one.From); from >= 0 {
 			c.Traffic[from].Sends = max(c.Traffic[from].Sends, left)
+			c.Traffic[from].Asked = c.Traffic[from].Asked || !one.Moves() && expected
 		}
 		to := s.Pool.At(one.To)
 		if to < 0 {
@@ -40,6 +43,15 @@ func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 			t.Coming, t.Arrives = uint32(min(one.Tokens(), s.Decision.PromptTokens-1)), left
 		}
 	}
+}
+
+// Asked reports whether the rank that computes the prompt is to pass on a cache first: a request that is sent there now would lengthen the
+// step for which the copy waits.
+func (s *Evaluation) Asked() bool {
+	if !s.copying.Able || len(s.copying.Traffic) == 0 || os.Getenv("NOASK") != "" {
+		return false
+	}
+	return s.copying.Traffic[s.Pool.At(s.Computes().Slot)].Asked
 }
 
 // pull looks for a cheaper way by a copy, after a pick was made.

@@ -52,7 +52,7 @@ func (h *holding) wait(s *evaluate.Evaluation, w *Waiter, deadline time.Time, ag
 func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *Waiter) (*booking.Choice, error) {
 	switch {
 	case s.Decision.Chosen < 0, !s.Held:
-	case s.Pulls:
+	case s.Pulls, s.Asked():
 		return nil, booking.ErrNoRoom
 	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
 		return nil, booking.ErrNoRoom
@@ -68,6 +68,19 @@ func (h *holding) offerRoom(ln *line) {
 		h.visit(ln)
 		ln.visiting.Unlock()
 	}
+}
+
+// passOn visits the line while the rank at slot gets no request: copies from there begin at once, not after the step that the first
+// request would take.
+func (h *holding) passOn(ln *line, slot replica.Slot) {
+	if !ln.visiting.TryLock() {
+		ln.again.Store(true)
+		return
+	}
+	ln.spared = slot
+	h.visit(ln)
+	ln.spared = replica.NoSlot
+	ln.visiting.Unlock()
 }
 
 // freed offers room after the rank at slot has less to do than before: at once to the requests that wait for it, to others soon.
@@ -166,6 +179,13 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.Overlaps...), now
 		}
+		if Debug != nil && w.req.ID == "714" {
+			Debug("  714 at %v: pick %d cost %.3f ttft %.3f planned %.3f backlog %.3f gpu %d; pulls %v %+v", now.UnixNano()/1e6, s.Decision.Pick().Slot, s.Decision.Pick().Cost, s.Decision.Pick().TTFT, s.Decision.Pick().Planned, s.Decision.Pick().Backlog, s.Decision.Pick().GPU, s.Pulls, s.Pull)
+			for i := range s.Decision.Candidates {
+				c := &s.Decision.Candidates[i]
+				Debug("     %d cost %.2f gpu %d planned %.2f backlog %.2f returns %.2f saved %.2f busy %.3f", c.Slot, c.Cost, c.GPU, c.Planned, c.Backlog, c.Returns, c.Saved, c.Busy)
+			}
+		}
 		if s.Pulls && w.pulls.waits(s, now) && b.StartCopy(s, w.req, now) {
 			to := &s.Decision.Candidates[s.Pull.To]
 			w.ticket.Work, w.ticket.Cost = s.Pull.Prefill, cost(&s.Decision)
@@ -173,7 +193,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 			m.Known = nil
 			return holdqueue.Keep
 		}
-		if !room.Has(s.Computes()) || !stale {
+		if !room.Has(s.Computes()) || s.Asked() || s.Computes().Slot == ln.spared || !stale {
 			break
 		}
 		stale, m.Known = false, nil
@@ -181,7 +201,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	m.Known = nil
 	cand := s.Computes()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.Decision)
-	if !room.Has(cand) || room > 0 && !s.Whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
+	if !room.Has(cand) || s.Asked() || cand.Slot == ln.spared || room > 0 && !s.Whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}
@@ -192,6 +212,8 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	}
 	return holdqueue.Release
 }
+
+var Debug func(string, ...any)
 
 // cost is a tenant's charge for the pick, in seconds of its engine: the prefill, and of each step of the
 // answer its part among the sequences that share it.

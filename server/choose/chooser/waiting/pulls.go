@@ -5,32 +5,19 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-const (
-	// mostPulls is how many copies a request waits for.
-	mostPulls = 8
-	// pullSlack is how much longer than twice the predicted time it waits for one.
-	pullSlack = 250 * time.Millisecond
-)
+// pullSlack is how much longer than the predicted time to its first token without a copy a request waits for copies, at least.
+const pullSlack = 100 * time.Millisecond
 
-// pulling is how a request waits for copies of its prompt's beginning. A copy that does not come delays it by little more than the time that
-// was predicted. The zero value has waited for none.
-type pulling struct {
-	to    replica.Slot
-	until time.Time
-	count int
-}
+// pulling is how a request waits for copies of its prompt's beginning: no longer than it would have waited for its first token without them, as
+// predicted when the first copy was cheaper. The zero value has waited for none.
+type pulling struct{ until time.Time }
 
 // waits reports whether the request waits for the copy that s found.
 func (p *pulling) waits(s *evaluate.Evaluation, now time.Time) bool {
-	if to := s.Decision.Candidates[s.Pull.To].Slot; p.count == 0 || p.to != to {
-		if p.count >= mostPulls {
-			return false
-		}
-		p.count++
-		p.to, p.until = to, now.Add(2*clock.Duration(s.Pull.Arrives)+pullSlack)
+	if p.until.IsZero() {
+		p.until = now.Add(clock.Duration(s.Decision.PredictedTTFT()) + pullSlack)
 	}
 	return now.Before(p.until)
 }
