@@ -1,7 +1,7 @@
 package replay
 
 import (
-	"github.com/kvpilot/kvpilot/server/choose/chooser/waiting"
+	
 	"fmt"
 	"testing"
 
@@ -18,7 +18,7 @@ func TestZZ(t *testing.T) {
 		Runs:  Runs{Seeds: 1, NoSaturation: true},
 	}
 	debug = func(f string, a ...any) { fmt.Printf(f+"\n", a...) }
-	waiting.Debug = debug
+	
 	r := play(t, o)
 	_ = r
 }

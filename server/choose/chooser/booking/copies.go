@@ -75,7 +75,7 @@ func (c *copying) read() {
 		c.source.PrefillDone()
 	}
 	c.Moved()
-	c.booker.Waiters.Freed(c.From)
+	c.booker.Waiters.Landed(c.From)
 	c.sent.Store(c.booker.Clock.Since(c.booker.Clock.Now()))
 }
 

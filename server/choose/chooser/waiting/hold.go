@@ -179,13 +179,6 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.Overlaps...), now
 		}
-		if Debug != nil && w.req.ID == "714" {
-			Debug("  714 at %v: pick %d cost %.3f ttft %.3f planned %.3f backlog %.3f gpu %d; pulls %v %+v", now.UnixNano()/1e6, s.Decision.Pick().Slot, s.Decision.Pick().Cost, s.Decision.Pick().TTFT, s.Decision.Pick().Planned, s.Decision.Pick().Backlog, s.Decision.Pick().GPU, s.Pulls, s.Pull)
-			for i := range s.Decision.Candidates {
-				c := &s.Decision.Candidates[i]
-				Debug("     %d cost %.2f gpu %d planned %.2f backlog %.2f returns %.2f saved %.2f busy %.3f", c.Slot, c.Cost, c.GPU, c.Planned, c.Backlog, c.Returns, c.Saved, c.Busy)
-			}
-		}
 		if s.Pulls && w.pulls.waits(s, now) && b.StartCopy(s, w.req, now) {
 			to := &s.Decision.Candidates[s.Pull.To]
 			w.ticket.Work, w.ticket.Cost = s.Pull.Prefill, cost(&s.Decision)
@@ -212,8 +205,6 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	}
 	return holdqueue.Release
 }
-
-var Debug func(string, ...any)
 
 // cost is a tenant's charge for the pick, in seconds of its engine: the prefill, and of each step of the
 // answer its part among the sequences that share it.
