@@ -6,8 +6,6 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginemodel"
 )
 
-var debug func(string, ...any)
-
 // prefix is a copy of the beginning of a call's prompt from one engine to another.
 type prefix struct {
 	blocks int
@@ -20,12 +18,6 @@ type prefix struct {
 func (s splits) copy(call, from, to int, p *prefix) {
 	a := &attempt{call: call, engine: from, sent: s.now, scheduled: math.NaN(), prefix: p, lead: &lead{to: to, done: func(*attempt) { p.read() }}}
 	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call][:p.blocks], Prompt: p.blocks*s.trace.block + 1, Most: 1}
-	if debug != nil {
-		debug("%.3f copy %d: %d -> %d, %d blocks", s.now, call, from, to, p.blocks)
-		r, e := p.read, p.ended
-		p.read = func() { debug("%.3f read %d: %d -> %d", s.now, call, from, to); r() }
-		p.ended = func() { debug("%.3f ended %d: %d -> %d", s.now, call, from, to); e() }
-	}
 	a.submit(s.sim)
 }
 

@@ -228,9 +228,6 @@ func (s *sim) run(most float64) bool {
 func (s *sim) send(call, e int) *attempt {
 	c := &s.trace.Calls[call]
 	a := &attempt{call: call, engine: e, sent: s.now, scheduled: math.NaN()}
-	if debug != nil {
-		debug("%.3f send %d (arrived %.3f) -> %d", s.now, call, s.arrived[call], e)
-	}
 	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out}
 	if lie := s.engines[e].lie; lie.Instant > 0 {
 		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
@@ -370,9 +367,6 @@ func (s *sim) begun(a *attempt) {
 	a.begun = true
 	s.first[a.call] = s.now
 	s.waits.end(s.now, s.arrived[a.call])
-	if debug != nil {
-		debug("%.3f FIRST %d at %d after %.3f cached %d of %d", s.now, a.call, a.engine, s.now-s.arrived[a.call], a.seq.Cached(), a.seq.Prompt)
-	}
 	s.misses.begun(a.call, s.now-s.arrived[a.call])
 	if a.from != nil { // what the engine that answers has is not computed, whether it held it or read it
 		s.cached[a.call] += a.from.lead.cached

@@ -1,10 +1,6 @@
 package selector
 
-import (
-	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"os"
-	"strconv"
-)
+import "github.com/kvpilot/kvpilot/server/domain/decision"
 
 // Copying is the state of the copies between the candidates of a decision, in their order. The zero value has none.
 type Copying struct {
@@ -42,7 +38,8 @@ type Pull struct {
 // leastCopied is the least number of tokens that are copied: less is computed about as fast.
 const leastCopied = 256
 
-var laterWaits = func() float64 { f, _ := strconv.ParseFloat(os.Getenv("LATER"), 64); return f }()
+// laterWaits is how many transfers a source may have before one that begins there.
+const laterWaits = 1.5
 
 // copyLoss bounds the price of the cache that a copied token displaces, as a share of the time to compute it.
 const copyLoss = 0.05

@@ -1,7 +1,6 @@
 package evaluate
 
 import (
-	"os"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -48,7 +47,7 @@ func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 // Asked reports whether the rank that computes the prompt is to pass on a cache first: a request that is sent there now would lengthen the
 // step for which the copy waits.
 func (s *Evaluation) Asked() bool {
-	if !s.copying.Able || len(s.copying.Traffic) == 0 || os.Getenv("NOASK") != "" {
+	if !s.copying.Able || len(s.copying.Traffic) == 0 {
 		return false
 	}
 	return s.copying.Traffic[s.Pool.At(s.Computes().Slot)].Asked
