@@ -128,19 +128,41 @@ func (c *Copying) traffic(i int) Traffic {
 	return c.Traffic[i]
 }
 
+// Way is the copy in the record, without its source where it is under way.
+func (p *Pull) Way(d *decision.Decision) decision.Way {
+	to := &d.Candidates[p.To]
+	w := decision.Way{
+		Decode: to.RankID, Held: p.Held, Moved: p.Moved, Cost: p.Cost, TTFT: p.ttft(to), Queue: to.Backlog + to.Planned, Compute: p.Prefill * (1 + to.Slowdown),
+		Transfer: p.Arrives, Copy: true,
+	}
+	if p.From >= 0 {
+		w.Prefill = d.Candidates[p.From].RankID
+	}
+	return w
+}
+
+// late is how much longer the copy takes than the work that its target has, in seconds.
+func (p *Pull) late(c *decision.Candidate) float64 {
+	return max(0, p.Arrives+c.StepTime+c.Overhead-queue(c))
+}
+
+// ttft is the predicted time to the first token.
+func (p *Pull) ttft(c *decision.Candidate) float64 {
+	return c.Backlog + c.Planned + p.Prefill*(1+c.Slowdown) + p.late(c) + c.StepTime + c.Overhead
+}
+
 // price fills in the price on the target.
 func (p *Pull) price(d *decision.Decision, c *decision.Candidate) {
 	rest := max(1, float64(d.PromptTokens)-float64(p.Held))
 	p.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-rest, rest)
-	late := max(0, p.Arrives+c.StepTime+c.Overhead-queue(c))
 	with := paceOf(c)
 	with.prefill = p.Prefill
-	p.Cost = predicted(d, c, with) + late
+	p.Cost = predicted(d, c, with) + p.late(c)
 	if d.Objective == decision.ObjectiveSLO {
 		if c.Late > 0 {
 			p.Cost -= lateCost * (1 + c.Late)
 		}
-		p.Cost += lateness(d, c.Backlog+c.Planned+p.Prefill*(1+c.Slowdown)+late+c.StepTime+c.Overhead, c.TPOT)
+		p.Cost += lateness(d, p.ttft(c), c.TPOT)
 	}
 	p.Cost += float64(p.Moved) * c.TokenTime * min(copyLoss, c.Returns*c.Saved/max(c.Busy, leastBusy))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
-// Copy is a copy of a prompt's leading blocks from the cache of one rank to another's, which is under way.
+// Copy is a copy of a prompt's leading blocks from the cache of one rank to another's. Its exported fields do not change.
 type Copy struct {
 	From, To replica.Slot
 	// Last is the key of the last block, Blocks their number and BlockSize the tokens of each.
@@ -20,6 +20,7 @@ type Copy struct {
 	Begun, Due int64
 	// moves is set when the source has passed on the cache.
 	moves atomic.Bool
+	ended atomic.Int64
 }
 
 // Moved notes that the source has passed on the cache.
@@ -35,6 +36,9 @@ func (c *Copy) Tokens() int { return c.Blocks * c.BlockSize }
 func (c *Copy) Begins(keys []blockhash.Hash) bool {
 	return len(keys) >= c.Blocks && keys[c.Blocks-1] == c.Last
 }
+
+// Ended is when the copy ended, on the chooser's scale; 0 while it is under way.
+func (c *Copy) Ended() int64 { return c.ended.Load() }
 
 // Remaining is the predicted time in seconds until the copy ends. It is false for a copy that takes far longer than predicted: nothing can
 // be expected of it.
@@ -70,12 +74,22 @@ func (c *Copies) All() []*Copy {
 	return nil
 }
 
+// To returns the copy to a rank that is under way; nil for none.
+func (c *Copies) To(slot replica.Slot) *Copy {
+	for _, one := range c.All() {
+		if one.To == slot {
+			return one
+		}
+	}
+	return nil
+}
+
 // Begin adds a copy. It reports false when another one to the same rank is under way, or too many are.
 func (c *Copies) Begin(one *Copy) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	list := c.All()
-	if len(list) >= mostCopies || slices.ContainsFunc(list, func(o *Copy) bool { return o.To == one.To }) {
+	if len(list) >= mostCopies || c.To(one.To) != nil {
 		return false
 	}
 	list = append(slices.Clip(list), one)
@@ -83,8 +97,9 @@ func (c *Copies) Begin(one *Copy) bool {
 	return true
 }
 
-// End removes a copy. A second time does nothing.
-func (c *Copies) End(one *Copy) {
+// End removes a copy, at now. A second time does nothing.
+func (c *Copies) End(one *Copy, now int64) {
+	one.ended.CompareAndSwap(0, now)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(c.All()), func(o *Copy) bool { return o == one })

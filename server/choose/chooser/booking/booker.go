@@ -39,7 +39,7 @@ type Booker struct {
 	// Learning has the parts that the lessons work with.
 	Learning follow.Learning
 
-	copied atomic.Uint64 // copies so far
+	copies atomic.Uint64 // so far
 	landed atomic.Int64  // when the last one ended, on the chooser's scale
 }
 

@@ -31,18 +31,22 @@ type copying struct {
 // copySuffix distinguishes the reservations of a copy from the request's.
 const copySuffix = "+copy"
 
-// StartCopy begins the copy that s found, unless it is under way or its source is not free yet. It reports whether the request may wait for it.
-func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Time) bool {
+// StartCopy begins the copy that s found, unless it is under way or its source is not free yet. It reports whether the request may wait for it, and
+// returns the copy if it is under way.
+func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Time) (*transfer.Copy, bool) {
 	p := &s.Pull
-	if p.From < 0 || p.Later {
-		return true
+	switch {
+	case p.Later:
+		return nil, true
+	case p.From < 0:
+		return b.Copies.To(s.Decision.Candidates[p.To].Slot), true
 	}
 	d := &s.Decision
 	from, to := &d.Candidates[p.From], &d.Candidates[p.To]
 	hashes, size := req.HashesFor(from), int(from.BlockSize)
 	blocks := int(p.Held) / size
 	if blocks == 0 || blocks > len(hashes) {
-		return false
+		return nil, false
 	}
 	begun := b.Clock.Since(now)
 	c := &copying{
@@ -52,9 +56,9 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 		booker: b, lane: s.Pool.Pairs.Lane(p.From, p.To), moved: int(p.Moved), rest: to.StepTime + to.Overhead, counts: to.Backlog+to.Planned < p.Transfer/4,
 	}
 	if !b.Copies.Begin(c.Copy) {
-		return false
+		return nil, false
 	}
-	id := req.ID + copySuffix + strconv.FormatUint(b.copied.Add(1), 10)
+	id := req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10)
 	c.source, _ = b.Book.Reserve(load.Request{ // not booked, it is only not counted
 		ID: id + "s", Tenant: req.Tenant, Slot: from.Slot, PromptTokens: c.Tokens() + 1, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime),
 		Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1,
@@ -66,7 +70,7 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 		From: ask.Place{Replica: s.Owner(p.From), Rank: int(from.Rank), Slot: from.Slot}, To: ask.Place{Replica: s.Owner(p.To), Rank: int(to.Rank), Slot: to.Slot},
 		Tokens: c.Tokens(), Moved: c.moved, Predicted: clock.Duration(p.Arrives), Sent: c.read, Ended: c.ended,
 	})
-	return true
+	return c.Copy, true
 }
 
 // read notes that the source has answered, and that the target reads.
@@ -101,7 +105,7 @@ func (c *copying) ended(how ask.CopyEnd) {
 			b.Copies.Rest(c.To, now)
 		case ask.CopyGivenUp:
 		}
-		b.Copies.End(c.Copy)
+		b.Copies.End(c.Copy, now)
 		b.landed.Store(now)
 		if how == ask.Copied {
 			b.Waiters.Landed(c.To)
@@ -109,6 +113,19 @@ func (c *copying) ended(how ask.CopyEnd) {
 		}
 		b.Waiters.Freed(c.To)
 	})
+}
+
+// copied adds the copy for which a request has waited to the ways of its decision.
+func (b *Booker) copied(s *evaluate.Evaluation, w *Wait) {
+	if w.Copy == nil {
+		return
+	}
+	way := w.Way
+	way.Began = b.Clock.Time(w.Copy.Begun)
+	if ended := w.Copy.Ended(); ended != 0 {
+		way.Ended = b.Clock.Time(ended)
+	}
+	s.Decision.Ways = append(s.Decision.Ways, way)
 }
 
 // Landed is when the last copy ended, on the chooser's scale.

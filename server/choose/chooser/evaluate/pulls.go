@@ -1,7 +1,6 @@
 package evaluate
 
 import (
-
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
@@ -11,8 +10,8 @@ import (
 // copies prepares the evaluation for copies of the prompt's beginning between ranks.
 func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 	c := &s.copying
-	s.Pulls, c.Traffic = false, c.Traffic[:0]
-	if c.Able = s.Held && req.Copy != nil && s.pairs(req); !c.Able {
+	c.Traffic = c.Traffic[:0]
+	if c.Able = s.Held && s.pairs(req); !c.Able {
 		return
 	}
 	list := all.All()

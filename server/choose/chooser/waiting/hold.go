@@ -179,11 +179,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.Overlaps...), now
 		}
-		if s.Pulls && w.pulls.waits(s, now) && b.StartCopy(s, w.req, now) {
-			to := &s.Decision.Candidates[s.Pull.To]
-			w.ticket.Work, w.ticket.Cost = s.Pull.Prefill, cost(&s.Decision)
-			ln.planned[to.Slot] += s.Pull.Prefill * (1 + to.Slowdown)
-			m.Known = nil
+		if h.pull(s, w, now) {
 			return holdqueue.Keep
 		}
 		if !room.Has(s.Computes()) || s.Asked() || s.Computes().Slot == ln.spared || !stale {
@@ -204,6 +200,28 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		return holdqueue.Drop
 	}
 	return holdqueue.Release
+}
+
+// pull has a request wait for a copy of its prompt's beginning, where that costs least; false otherwise.
+func (h *holding) pull(s *evaluate.Evaluation, w *Waiter, now time.Time) bool {
+	if !s.Pulls || !w.pulls.waits(s, now) {
+		return false
+	}
+	copied, waits := h.booker.StartCopy(s, w.req, now)
+	if !waits {
+		return false
+	}
+	to := &s.Decision.Candidates[s.Pull.To]
+	if copied != nil {
+		w.pulls.copy, w.pulls.way = copied, s.Pull.Way(&s.Decision)
+		if at := s.Pool.At(copied.From); at >= 0 {
+			w.pulls.way.Prefill = s.Decision.Candidates[at].RankID
+		}
+	}
+	w.ticket.Work, w.ticket.Cost = s.Pull.Prefill, cost(&s.Decision)
+	w.line.planned[to.Slot] += s.Pull.Prefill * (1 + to.Slowdown)
+	s.Matching.Known = nil
+	return true
 }
 
 // cost is a tenant's charge for the pick, in seconds of its engine: the prefill, and of each step of the

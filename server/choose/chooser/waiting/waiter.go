@@ -66,7 +66,7 @@ func (w *Waiter) waited() booking.Wait {
 	case w.memory != nil:
 		return booking.Wait{Waited: true, Since: w.arrived, Memory: w.memory.wait()}
 	}
-	return booking.Wait{Waited: true, Since: w.arrived, Planned: w.line.planned}
+	return booking.Wait{Waited: true, Since: w.arrived, Planned: w.line.planned, Copy: w.pulls.copy, Way: w.pulls.way}
 }
 
 // left notes that it waits in the hold queue no longer.
