@@ -6,6 +6,8 @@ import "github.com/kvpilot/kvpilot/server/domain/decision"
 type Copying struct {
 	// Able is set when a part of the prompt may be copied from one rank to another.
 	Able bool
+	// Sharers is how many requests that wait begin with the prefix; they share the price of the cache that a copy displaces.
+	Sharers int
 	// Traffic has the copies that each candidate takes part in; empty when no copy is under way.
 	Traffic []Traffic
 }
@@ -35,11 +37,13 @@ type Pull struct {
 	Later bool
 }
 
-// leastCopied is the least number of tokens that are copied: less is computed about as fast.
-const leastCopied = 256
-
-// laterWaits is how many transfers a source may have before one that begins there.
-const laterWaits = 1.5
+const (
+	// leastCopied is the least number of tokens that are copied: less is computed about as fast.
+	leastCopied = 256
+	// leastSharers is how many requests that begin with a prefix must wait before it is copied. A copy for fewer displaces more than it
+	// spares: docs/adr/038-copies-of-prefixes.md.
+	leastSharers = 4
+)
 
 // copyLoss bounds the price of the cache that a copied token displaces, as a share of the time to compute it.
 const copyLoss = 0.05
@@ -47,6 +51,9 @@ const copyLoss = 0.05
 // Cheapest returns the cheapest way by a copy if it costs less than the price below; false for none. It needs the predictions of Choose
 // under predicted-ttft.
 func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (best Pull, ok bool) {
+	if c.Sharers < leastSharers {
+		return best, false
+	}
 	most := uint32(0)
 	for i := range d.Candidates {
 		if p.Members[i].Prefills {
@@ -65,7 +72,7 @@ func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (bes
 		t := c.traffic(i)
 		if t.Coming > cand.GPU {
 			one := Pull{From: -1, To: i, Held: t.Coming, Arrives: t.Arrives}
-			if one.price(d, cand); one.Cost < below {
+			if one.price(d, cand, c.Sharers); one.Cost < below {
 				best, below, ok = one, one.Cost, true
 			}
 			continue
@@ -84,7 +91,7 @@ func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (bes
 			one.Transfer = lane.seconds(float64(one.Moved))
 			one.Later = c.traffic(from).Sends > ready(&d.Candidates[from])+lane.Start+laterWaits*one.Transfer
 			one.Arrives = lead - c.lacks(&d.Candidates[from], most) + one.Transfer
-			if one.price(d, cand); one.Cost < below {
+			if one.price(d, cand, c.Sharers); one.Cost < below {
 				best, below, ok = one, one.Cost, true
 			}
 		}
@@ -152,7 +159,7 @@ func (p *Pull) ttft(c *decision.Candidate) float64 {
 }
 
 // price fills in the price on the target.
-func (p *Pull) price(d *decision.Decision, c *decision.Candidate) {
+func (p *Pull) price(d *decision.Decision, c *decision.Candidate, sharers int) {
 	rest := max(1, float64(d.PromptTokens)-float64(p.Held))
 	p.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-rest, rest)
 	with := paceOf(c)
@@ -164,5 +171,5 @@ func (p *Pull) price(d *decision.Decision, c *decision.Candidate) {
 		}
 		p.Cost += lateness(d, p.ttft(c), c.TPOT)
 	}
-	p.Cost += float64(p.Moved) * c.TokenTime * min(copyLoss, c.Returns*c.Saved/max(c.Busy, leastBusy))
+	p.Cost += float64(p.Moved) * c.TokenTime * min(copyLoss, c.Returns*c.Saved/max(c.Busy, leastBusy)) / float64(sharers)
 }

@@ -4,13 +4,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // copies prepares the evaluation for copies of the prompt's beginning between ranks.
 func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 	c := &s.copying
-	c.Traffic = c.Traffic[:0]
+	c.Traffic, c.Sharers = c.Traffic[:0], 1
 	if c.Able = s.Held && s.pairs(req); !c.Able {
 		return
 	}
@@ -42,6 +43,30 @@ func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 		}
 	}
 }
+
+// Prefix names the part of the prompt that the rank with the most of it holds; false where nothing may be copied.
+func (s *Evaluation) Prefix(req *ask.Request) (key blockhash.Hash, ok bool) {
+	if !s.copying.Able {
+		return key, false
+	}
+	var best *decision.Candidate
+	for i := range s.Decision.Candidates {
+		if c := &s.Decision.Candidates[i]; s.pairing.Members[i].Prefills && (best == nil || c.GPU > best.GPU) {
+			best = c
+		}
+	}
+	if best == nil || best.GPU < best.BlockSize {
+		return key, false
+	}
+	hashes, blocks := req.HashesFor(best), int(best.GPU/best.BlockSize)
+	if blocks > len(hashes) {
+		return key, false
+	}
+	return hashes[blocks-1], true
+}
+
+// SetSharers notes how many requests that wait begin with the prefix.
+func (s *Evaluation) SetSharers(n int) { s.copying.Sharers = n }
 
 // Asked reports whether the rank that computes the prompt is to pass on a cache first: a request that is sent there now would lengthen the
 // step for which the copy waits.

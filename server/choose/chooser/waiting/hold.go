@@ -117,6 +117,7 @@ func (h *holding) visit(ln *line) {
 		h.booker.GiveBack(s)
 	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
+	ln.sharers.begin()
 	soonest, room := maxWake.Seconds(), h.booker.Room()
 	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		verdict := h.offer(s, t.Owner.(*Waiter), now)
@@ -159,13 +160,17 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	if now.Sub(w.matched) < matchLife && h.clock.Since(w.matched) > b.Landed() {
 		m.Known = w.overlaps
 	}
-	stale, room := m.Known != nil, b.Room()
+	stale, room, shared := m.Known != nil, b.Room(), 0
 	for {
 		if err := b.Evaluate(s, w.req, ln.Model, now, ln.planned); err != nil {
 			w.end(nil, err)
 			return holdqueue.Drop
 		}
 		s.AvoidFull()
+		if key, ok := s.Prefix(w.req); ok && shared == 0 {
+			shared = ln.sharers.count(key)
+		}
+		s.SetSharers(shared)
 		s.Choose()
 		if s.Decision.Chosen < 0 {
 			choice, err := b.Commit(s, w.req, ln.Model, now, w.waited())

@@ -20,6 +20,7 @@ type line struct {
 	wakeAt   atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
 	planned  map[replica.Slot]float64 // of the visit under way; guarded by visiting
 	spared   replica.Slot             // the rank that the visit under way sends nothing to; guarded by visiting
+	sharers  sharers                  // guarded by visiting
 	// visited is when the last visit was, on the chooser's scale; wanted the ranks that the requests
 	// which remained wait for; that map is never written again.
 	visited atomic.Int64

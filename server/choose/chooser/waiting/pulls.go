@@ -6,6 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -27,4 +28,22 @@ func (p *pulling) waits(s *evaluate.Evaluation, now time.Time) bool {
 		p.until = now.Add(clock.Duration(s.Decision.PredictedTTFT()) + pullSlack)
 	}
 	return now.Before(p.until)
+}
+
+// sharers counts the requests of a line that begin with the same prefix, by the prefix. It is used under the line's visiting.
+type sharers struct{ last, now map[blockhash.Hash]int }
+
+// begin begins a visit.
+func (sh *sharers) begin() {
+	sh.last, sh.now = sh.now, sh.last
+	clear(sh.now)
+}
+
+// count counts a request of the visit, and returns how many there are: in this visit so far, or in the last one.
+func (sh *sharers) count(key blockhash.Hash) int {
+	if sh.now == nil {
+		sh.now = map[blockhash.Hash]int{}
+	}
+	sh.now[key]++
+	return max(sh.now[key], sh.last[key])
 }
