@@ -45,8 +45,13 @@ const (
 	leastSharers = 4
 )
 
-// copyLoss bounds the price of the cache that a copied token displaces, as a share of the time to compute it.
-const copyLoss = 0.05
+const (
+	// copyLoss bounds the price of the cache that a copied token displaces, as a share of the time to compute it.
+	copyLoss = 0.05
+	// laterWaits is for how many times its own transfer a copy may wait at its source. Otherwise another rank may have the prefix sooner, and
+	// pass it on itself.
+	laterWaits = 1
+)
 
 // Cheapest returns the cheapest way by a copy if it costs less than the price below; false for none. It needs the predictions of Choose
 // under predicted-ttft.
