@@ -105,7 +105,7 @@ func TestSplitRulesAreCompared(t *testing.T) {
 		Runs:  Runs{Seeds: 1, NoSaturation: true},
 	}
 	r := play(t, o)
-	if len(r.Policies) != 11 {
+	if len(r.Policies) != 15 {
 		t.Fatalf("%d setups were played: %v", len(r.Policies), r.order)
 	}
 	share := func(name string) float64 { return r.Policies[decision.Policy("predicted-ttft"+name)].Split }

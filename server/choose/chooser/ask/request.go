@@ -212,7 +212,7 @@ const (
 	// SourceFailed and TargetFailed: it failed because of that rank, which takes part in no copy for a while.
 	SourceFailed
 	TargetFailed
-	// CopyGivenUp: it failed, and neither rank is to blame.
+	// CopyGivenUp: it failed for another reason.
 	CopyGivenUp
 )
 

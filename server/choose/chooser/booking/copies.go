@@ -61,7 +61,7 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 	id := req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10)
 	c.source, _ = b.Book.Reserve(load.Request{ // not booked, it is only not counted
 		ID: id + "s", Tenant: req.Tenant, Slot: from.Slot, PromptTokens: c.Tokens() + 1, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime),
-		Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1,
+		Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true, // one that hangs is no evidence against the rank
 	})
 	c.goal, _ = b.Book.Reserve(load.Request{
 		ID: id + "t", Tenant: req.Tenant, Slot: to.Slot, PromptTokens: c.Tokens() + 1, Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true,
@@ -101,9 +101,8 @@ func (c *copying) ended(how ask.CopyEnd) {
 			}
 		case ask.SourceFailed:
 			b.Copies.Rest(c.From, now)
-		case ask.TargetFailed:
+		case ask.TargetFailed, ask.CopyGivenUp: // in no case may it begin again at once
 			b.Copies.Rest(c.To, now)
-		case ask.CopyGivenUp:
 		}
 		b.Copies.End(c.Copy, now)
 		b.landed.Store(now)

@@ -30,7 +30,7 @@ func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 		left, expected := one.Remaining(now)
 		if from := s.Pool.At(one.From); from >= 0 {
 			c.Traffic[from].Sends = max(c.Traffic[from].Sends, left)
-			c.Traffic[from].Asked = c.Traffic[from].Asked || !one.Moves() && expected
+			c.Traffic[from].Asked = c.Traffic[from].Asked || !one.Moves() && left > 0
 		}
 		to := s.Pool.At(one.To)
 		if to < 0 {
