@@ -1,6 +1,12 @@
 package router
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
 
 const (
 	HeaderChoice  = headerChoice
@@ -18,3 +24,11 @@ func NewID(origin string) string { return newID(origin) }
 func (r *Router) SetLegs(patience, lease time.Duration) {
 	r.answers.attempts.legs.legTiming = legTiming{patience, lease}
 }
+
+// CopyPrefix copies the beginning of a prompt as for a request that waits.
+func (r *Router) CopyPrefix(id, model, salt string, prompt []uint32, p chooser.Prefix) {
+	go r.copier.copy(prefixOf{id: id, made: new(atomic.Int64)}, openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}, &p)
+}
+
+// SetCopyPatience sets how long a copy may take in addition to its predicted time.
+func (r *Router) SetCopyPatience(patience time.Duration) { r.copier.patience = patience }
