@@ -173,7 +173,7 @@ func (s *sim) programs() *Programs {
 	if len(completions) == 0 || p.Makespan == 0 {
 		return p
 	}
-	if list := s.branches(); len(list) > 0 {
+	if list := branchesOf(s); len(list) > 0 {
 		q := quantilesOf(list)
 		p.Branches = &q
 	}
@@ -201,8 +201,8 @@ func (p *Programs) add(other *Programs, share float64) {
 	}
 }
 
-// branches are the times to the first token of the calls that start subagents, after the first tenth of the calls.
-func (s *sim) branches() (list []float64) {
+// branchesOf returns the times to the first token of the calls that start subagents, after the first tenth of the calls.
+func branchesOf(s *sim) (list []float64) {
 	for i := len(s.first) / 10; i < len(s.first); i++ {
 		c := &s.trace.Calls[i]
 		if c.Prev >= 0 && c.Session != s.trace.Calls[c.Prev].Session && !math.IsNaN(s.first[i]) {

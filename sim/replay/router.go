@@ -105,15 +105,7 @@ func (r *router) arrive(call int) {
 		Terms:   chooser.Terms{Splittable: r.job.setup.Roles != Roles{} && r.job.setup.Split.splits()},
 	}
 	if (r.job.setup.Roles != Roles{}) && r.job.setup.Split.pulls() {
-		req.Copy = func(p chooser.Prefix) {
-			splits{r.sim}.copy(call, int(p.From.Slot), int(p.To.Slot), &prefix{
-				blocks: p.Tokens / r.sim.trace.block, read: p.Sent,
-				ended: func() {
-					p.Ended(chooser.Copied)
-					r.plan()
-				},
-			})
-		}
+		req.Copier = prompts{r, call}
 	}
 	if r.job.options.Nameless {
 		req.Session = ""

@@ -21,6 +21,7 @@ type (
 	Limits     = ask.Limits
 	Terms      = ask.Terms
 	Prefix     = ask.Prefix
+	Copier     = ask.Copier
 	Place      = ask.Place
 	CopyEnd    = ask.CopyEnd
 	Origin     = ask.Origin

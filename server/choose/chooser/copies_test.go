@@ -17,7 +17,7 @@ import (
 type fork struct {
 	*fleet
 	mu     sync.Mutex
-	copies []chooser.Prefix // begun; guarded by mu
+	copies []*chooser.Prefix // begun; guarded by mu
 	served map[replica.ID]int
 	waited []time.Duration
 	first  []*decision.Decision
@@ -43,17 +43,17 @@ func newFork(t *testing.T, n int, change func(*chooser.Config, *chooser.Params))
 }
 
 // branch is a request with the prefix and a part of its own.
-func (f *fork) branch(i int, copies func(chooser.Prefix)) *chooser.Request {
+func (f *fork) branch(i int, copier chooser.Copier) *chooser.Request {
 	req := f.request(100+i, forkPrefix+forkOwn)
 	ids := append(tokens(1, forkPrefix), tokens(100+i, forkOwn)...)
 	hashes := blockhash.Chain(nil, ids, block, blockhash.Namespace{})
 	req.Hashes = func(int) []blockhash.Hash { return hashes }
-	req.Copy = copies
+	req.Copier = copier
 	return req
 }
 
 // start sends n branches. An engine has a branch's first token 0.17 s after the one before it, or 7 s where it lacks the prefix.
-func (f *fork) start(n int, copies func(chooser.Prefix)) {
+func (f *fork) start(n int, copier chooser.Copier) {
 	engines := make([]chan struct{}, len(f.replicas))
 	for i := range engines {
 		engines[i] = make(chan struct{}, 1)
@@ -61,7 +61,7 @@ func (f *fork) start(n int, copies func(chooser.Prefix)) {
 	for i := range n {
 		f.all.Go(func() {
 			began := time.Now()
-			c := f.choose(f.branch(i, copies))
+			c := f.choose(f.branch(i, copier))
 			took := 170 * time.Millisecond
 			if c.Decision.Pick().GPU < forkPrefix {
 				took = 7 * time.Second
@@ -84,17 +84,23 @@ func (f *fork) start(n int, copies func(chooser.Prefix)) {
 }
 
 // noted keeps the copies that begin, and has then do the rest.
-func (f *fork) noted(then func(chooser.Prefix)) func(chooser.Prefix) {
-	return func(p chooser.Prefix) {
-		f.mu.Lock()
-		f.copies = append(f.copies, p)
-		f.mu.Unlock()
-		go then(p)
-	}
+func (f *fork) noted(then func(*chooser.Prefix)) chooser.Copier { return copierFunc{f, then} }
+
+type copierFunc struct {
+	*fork
+	then func(*chooser.Prefix)
+}
+
+// Copy implements chooser.Copier.
+func (c copierFunc) Copy(p *chooser.Prefix) {
+	c.mu.Lock()
+	c.copies = append(c.copies, p)
+	c.mu.Unlock()
+	go c.then(p)
 }
 
 // works is a copy that takes 0.2 s.
-func (f *fork) works(p chooser.Prefix) {
+func (f *fork) works(p *chooser.Prefix) {
 	time.Sleep(20 * time.Millisecond)
 	p.Sent()
 	time.Sleep(180 * time.Millisecond)
@@ -163,18 +169,18 @@ func (f *fork) eventuallyEmpty() {
 func TestCopyThatFailsDelaysNoRequest(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		copy func(*fork, chooser.Prefix)
+		copy func(*fork, *chooser.Prefix)
 		most int // copies that begin
 	}{
-		{"the source fails", func(_ *fork, p chooser.Prefix) { time.Sleep(50 * time.Millisecond); p.Ended(chooser.SourceFailed) }, 3},
-		{"the target fails", func(_ *fork, p chooser.Prefix) {
+		{"the source fails", func(_ *fork, p *chooser.Prefix) { time.Sleep(50 * time.Millisecond); p.Ended(chooser.SourceFailed) }, 3},
+		{"the target fails", func(_ *fork, p *chooser.Prefix) {
 			p.Sent()
 			time.Sleep(50 * time.Millisecond)
 			p.Ended(chooser.TargetFailed)
 		}, 3},
-		{"it is given up at once", func(_ *fork, p chooser.Prefix) { p.Ended(chooser.CopyGivenUp) }, 3},
-		{"it hangs", func(_ *fork, p chooser.Prefix) { time.Sleep(time.Minute); p.Ended(chooser.TargetFailed) }, 3},
-		{"it ends and nothing is there", func(_ *fork, p chooser.Prefix) {
+		{"it is given up at once", func(_ *fork, p *chooser.Prefix) { p.Ended(chooser.CopyGivenUp) }, 3},
+		{"it hangs", func(_ *fork, p *chooser.Prefix) { time.Sleep(time.Minute); p.Ended(chooser.TargetFailed) }, 3},
+		{"it ends and nothing is there", func(_ *fork, p *chooser.Prefix) {
 			p.Sent()
 			time.Sleep(200 * time.Millisecond)
 			p.Ended(chooser.Copied)
@@ -192,7 +198,7 @@ func TestCopyThatFailsDelaysNoRequest(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f, stop := newFork(t, 4, nil)
 				defer stop()
-				f.start(20, f.noted(func(p chooser.Prefix) { tt.copy(f, p) }))
+				f.start(20, f.noted(func(p *chooser.Prefix) { tt.copy(f, p) }))
 				if got := f.slowest(); got > without+without/4+500*time.Millisecond {
 					t.Errorf("the slowest first token came after %v, %v without copies", got, without)
 				}

@@ -53,31 +53,36 @@ func newCopyResults(s *instruments.Set) instruments.Keyed[string] {
 		copyResults(), byResult)
 }
 
-// copies returns the function that copies the beginning of the request's prompt; nil where its ids are not known.
-func (c *copier) copies(rq *request) func(chooser.Prefix) {
+// of returns the copier of the request's prompt; nil where its ids are not known.
+func (c *copier) of(rq *request) chooser.Copier {
 	if !rq.pool.Pairs || rq.question != nil || rq.upload != nil || rq.enc == nil || !rq.enc.Exact || rq.enc.Partial || len(rq.enc.IDs) == 0 ||
 		len(rq.enc.Batch) > 0 || len(rq.enc.Media) > 0 || rq.parsed.N > 1 {
 		return nil
 	}
-	legs := openai.PrefixLegs{Model: rq.pool.Served, Salt: rq.parsed.Salt, IDs: rq.enc.IDs}
-	from := prefixOf{id: rq.id, made: new(atomic.Int64)}
-	return func(p chooser.Prefix) { go c.copy(from, legs, &p) }
+	return &promptCopier{copier: c, id: rq.id, legs: openai.PrefixLegs{Model: rq.pool.Served, Salt: rq.parsed.Salt, IDs: rq.enc.IDs}}
 }
 
-// prefixOf is the request whose prompt's beginning is copied. The copy may outlive it.
-type prefixOf struct {
-	id   string
-	made *atomic.Int64
+// promptCopier copies beginnings of one prompt. A copy may outlive the request.
+type promptCopier struct {
+	*copier
+	id   string // the request's
+	legs openai.PrefixLegs
+	made atomic.Int64
+}
+
+// Copy implements chooser.Copier.
+func (c *promptCopier) Copy(p *chooser.Prefix) {
+	go c.copy(p, c.id+"-c"+strconv.FormatInt(c.made.Add(1), 10))
 }
 
 // copy copies a prefix and ends the copy.
-func (c *copier) copy(of prefixOf, legs openai.PrefixLegs, p *chooser.Prefix) {
+func (c *promptCopier) copy(p *chooser.Prefix, id string) {
 	began := time.Now()
-	one := &copyLegs{copier: c, prefix: p, id: of.id + "-c" + strconv.FormatInt(of.made.Add(1), 10), legs: legs}
 	result, end := copySource, chooser.CopyGivenUp
 	// One token more than the blocks: an engine computes the last token anyway, and of whole blocks it would compute the last block.
-	if p.Tokens > 0 && p.Tokens < len(legs.IDs) {
-		one.legs.IDs = legs.IDs[:p.Tokens+1]
+	if p.Tokens > 0 && p.Tokens < len(c.legs.IDs) {
+		one := &copyLegs{copier: c.copier, prefix: p, id: id, legs: c.legs}
+		one.legs.IDs = c.legs.IDs[:p.Tokens+1]
 		result, end = one.run()
 	}
 	c.results.Add(result)

@@ -14,7 +14,6 @@ import (
 // copied has the beginning of a prompt copied from r0 to r1, and returns how the copy ended and whether the target was asked.
 func (p *pair) copied(tokens int, predicted time.Duration) (end chooser.CopyEnd, sent bool) {
 	p.t.Helper()
-	ends := make(chan chooser.CopyEnd, 2)
 	view := p.params.Registry.Snapshot()
 	place := func(id replica.ID) chooser.Place {
 		r, ok := view.Replica(id)
@@ -27,16 +26,26 @@ func (p *pair) copied(tokens int, predicted time.Duration) (end chooser.CopyEnd,
 	for i := range prompt {
 		prompt[i] = uint32(i + 7)
 	}
-	p.router.CopyPrefix("decision-1", "m", "salt", prompt, chooser.Prefix{
-		From: place("r0"), To: place("r1"), Tokens: tokens, Moved: tokens, Predicted: predicted, Sent: func() { sent = true }, Ended: func(e chooser.CopyEnd) { ends <- e },
+	notes := &copyNotes{ends: make(chan chooser.CopyEnd, 2)}
+	p.router.CopyPrefix("decision-1", "m", "salt", prompt, &chooser.Prefix{
+		From: place("r0"), To: place("r1"), Tokens: tokens, Moved: tokens, Predicted: predicted, CopyReports: notes,
 	})
 	select {
-	case end = <-ends:
+	case end = <-notes.ends:
 	case <-time.After(20 * time.Second):
 		p.t.Fatal("the copy does not end")
 	}
-	return end, sent
+	return end, notes.sent
 }
+
+// copyNotes keeps the reports of a copy.
+type copyNotes struct {
+	sent bool
+	ends chan chooser.CopyEnd
+}
+
+func (n *copyNotes) Sent()                     { n.sent = true }
+func (n *copyNotes) Ended(how chooser.CopyEnd) { n.ends <- how }
 
 func TestPrefixIsCopiedByTwoRequestsOfTheSameIDs(t *testing.T) {
 	for _, connector := range []string{"nixl", "nixl-push"} {

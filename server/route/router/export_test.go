@@ -1,7 +1,6 @@
 package router
 
 import (
-	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -26,8 +25,8 @@ func (r *Router) SetLegs(patience, lease time.Duration) {
 }
 
 // CopyPrefix copies the beginning of a prompt as for a request that waits.
-func (r *Router) CopyPrefix(id, model, salt string, prompt []uint32, p chooser.Prefix) {
-	go r.copier.copy(prefixOf{id: id, made: new(atomic.Int64)}, openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}, &p)
+func (r *Router) CopyPrefix(id, model, salt string, prompt []uint32, p *chooser.Prefix) {
+	(&promptCopier{copier: r.copier, id: id, legs: openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}}).Copy(p)
 }
 
 // SetCopyPatience sets how long a copy may take in addition to its predicted time.

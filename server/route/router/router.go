@@ -196,7 +196,7 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 // answer tries replicas until one has answered or the request must end.
 func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 	t := newTries(rq)
-	t.ask.Copy = r.copier.copies(rq)
+	t.ask.Copier = r.copier.of(rq)
 	if rq.has != nil {
 		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
 			return err

@@ -176,9 +176,22 @@ type Terms struct {
 	NoQueue bool
 	// Splittable is set when the caller can have one replica compute the prompt and another one write the answer.
 	Splittable bool
-	// Copy, when set, can copy the beginning of the prompt from the cache of one rank to another's. It is called while the request waits, must not
-	// block, and must call Prefix.Ended once, at any time.
-	Copy func(Prefix)
+	// Copier, when set, can copy the beginning of the prompt from the cache of one rank to another's.
+	Copier Copier
+}
+
+// Copier copies beginnings of one prompt.
+type Copier interface {
+	// Copy begins a copy. It is called while the request waits, must not block, and must end the copy with Prefix.Ended, at any time.
+	Copy(p *Prefix)
+}
+
+// CopyReports receives the progress of a copy. Its methods are safe for concurrent use.
+type CopyReports interface {
+	// Sent notes that the rank that gets the copy was asked to read it.
+	Sent()
+	// Ended notes the end of the copy. Only the first call counts.
+	Ended(how CopyEnd)
 }
 
 // Prefix is a copy of the beginning of a prompt.
@@ -189,10 +202,7 @@ type Prefix struct {
 	Tokens, Moved int
 	// Predicted is the predicted time of the copy, the waits for both ranks included.
 	Predicted time.Duration
-	// Sent notes that the rank that gets the copy was asked to read it.
-	Sent func()
-	// Ended notes the end of the copy.
-	Ended func(CopyEnd)
+	CopyReports
 }
 
 // Place is a rank of a replica.

@@ -15,7 +15,7 @@ import (
 
 // copying is a copy under way with its bookings.
 type copying struct {
-	*transfer.Copy
+	one          *transfer.Copy
 	booker       *Booker
 	lane         *transfer.Lane
 	source, goal *load.Reservation // nil: not booked
@@ -50,41 +50,41 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 	}
 	begun := b.Clock.Since(now)
 	c := &copying{
-		Copy: &transfer.Copy{
+		one: &transfer.Copy{
 			From: from.Slot, To: to.Slot, Last: hashes[blocks-1], Blocks: blocks, BlockSize: size, Begun: begun, Due: begun + int64(clock.Duration(p.Arrives)),
 		},
 		booker: b, lane: s.Pool.Pairs.Lane(p.From, p.To), moved: int(p.Moved), rest: to.StepTime + to.Overhead, counts: to.Backlog+to.Planned < p.Transfer/4,
 	}
-	if !b.Copies.Begin(c.Copy) {
+	if !b.Copies.Begin(c.one) {
 		return nil, false
 	}
 	id := req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10)
 	c.source, _ = b.Book.Reserve(load.Request{ // not booked, it is only not counted
-		ID: id + "s", Tenant: req.Tenant, Slot: from.Slot, PromptTokens: c.Tokens() + 1, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime),
+		ID: id + "s", Tenant: req.Tenant, Slot: from.Slot, PromptTokens: c.one.Tokens() + 1, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime),
 		Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true, // one that hangs is no evidence against the rank
 	})
 	c.goal, _ = b.Book.Reserve(load.Request{
-		ID: id + "t", Tenant: req.Tenant, Slot: to.Slot, PromptTokens: c.Tokens() + 1, Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true,
+		ID: id + "t", Tenant: req.Tenant, Slot: to.Slot, PromptTokens: c.one.Tokens() + 1, Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true,
 	})
-	req.Copy(ask.Prefix{
+	req.Copier.Copy(&ask.Prefix{
 		From: ask.Place{Replica: s.Owner(p.From), Rank: int(from.Rank), Slot: from.Slot}, To: ask.Place{Replica: s.Owner(p.To), Rank: int(to.Rank), Slot: to.Slot},
-		Tokens: c.Tokens(), Moved: c.moved, Predicted: clock.Duration(p.Arrives), Sent: c.read, Ended: c.ended,
+		Tokens: c.one.Tokens(), Moved: c.moved, Predicted: clock.Duration(p.Arrives), CopyReports: c,
 	})
-	return c.Copy, true
+	return c.one, true
 }
 
-// read notes that the source has answered, and that the target reads.
-func (c *copying) read() {
+// Sent implements ask.CopyReports: the source has answered, and the target reads.
+func (c *copying) Sent() {
 	if c.source != nil {
 		c.source.PrefillDone()
 	}
-	c.Moved()
-	c.booker.Waiters.Landed(c.From)
+	c.one.Moved()
+	c.booker.Waiters.Landed(c.one.From)
 	c.sent.Store(c.booker.Clock.Since(c.booker.Clock.Now()))
 }
 
-// ended ends the copy. Only the first call counts.
-func (c *copying) ended(how ask.CopyEnd) {
+// Ended implements ask.CopyReports.
+func (c *copying) Ended(how ask.CopyEnd) {
 	c.over.Do(func() {
 		b := c.booker
 		for _, r := range []*load.Reservation{c.source, c.goal} {
@@ -100,17 +100,17 @@ func (c *copying) ended(how ask.CopyEnd) {
 				c.lane.Learn(c.moved, max(took-c.rest, took/4))
 			}
 		case ask.SourceFailed:
-			b.Copies.Rest(c.From, now)
+			b.Copies.Rest(c.one.From, now)
 		case ask.TargetFailed, ask.CopyGivenUp: // in no case may it begin again at once
-			b.Copies.Rest(c.To, now)
+			b.Copies.Rest(c.one.To, now)
 		}
-		b.Copies.End(c.Copy, now)
+		b.Copies.End(c.one, now)
 		b.landed.Store(now)
 		if how == ask.Copied {
-			b.Waiters.Landed(c.To)
+			b.Waiters.Landed(c.one.To)
 			return
 		}
-		b.Waiters.Freed(c.To)
+		b.Waiters.Freed(c.one.To)
 	})
 }
 
