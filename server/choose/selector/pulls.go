@@ -104,7 +104,7 @@ func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (bes
 	return best, ok
 }
 
-// sources finds the best sources of each class: the ones that could send soonest, tokens that they lack counted as computed.
+// sources finds the best sources of each class: they could send soonest, and tokens that they lack count as computed.
 func (c *Copying) sources(d *decision.Decision, p *Pairing, most uint32) {
 	if len(p.best) < p.Classes {
 		p.best = make([]prefillers, p.Classes)

@@ -14,7 +14,7 @@ type Way struct {
 	// prompt, and the move of the cache.
 	Queue, Compute, Transfer float64
 	// Copy is set for a copy of the prompt's beginning, from Prefill to Decode, for which the request has waited: Began is when it began, Ended
-	// when it ended, zero if it had not yet. Cost and TTFT are those with the copy.
+	// when it ended, zero if it had not yet. Cost and TTFT include the copy.
 	Copy         bool
 	Began, Ended time.Time
 }
