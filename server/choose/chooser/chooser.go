@@ -108,7 +108,7 @@ func New(cfg settings.Config, params Params) *Chooser {
 	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: params.Log, Suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluate.Evaluator{
 		Clock: now, Settings: inForce, Ranks: c.ranks, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
-		Queue: queue, Memory: c.memory, Contexts: programs.NewRanks(), Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
+		Queue: queue, Memory: c.memory, Contexts: programs.NewRanks(), Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Copies: &transfer.Copies{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
 	}
 	c.booker = &booking.Booker{
 		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,

@@ -3,6 +3,7 @@ package booking
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -37,6 +38,9 @@ type Booker struct {
 	Withdrawn metric.Int64Counter
 	// Learning has the parts that the lessons work with.
 	Learning follow.Learning
+
+	copies atomic.Uint64 // so far
+	landed atomic.Int64  // when the last one ended, on the chooser's scale
 }
 
 // notBooked is the error for one of the load book.

@@ -38,6 +38,7 @@ type Evaluator struct {
 	Residence  *answers.Residence
 	Lanes      *transfer.Lanes
 	Adapters   *adapters.Fleet
+	Copies     *transfer.Copies
 	SplitAbove *selector.Threshold // nil: by price
 	Dice       *Dice
 	// Bias multiplies the prefill times that were learned.

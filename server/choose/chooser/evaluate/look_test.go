@@ -290,8 +290,9 @@ func (z zooReports) Report(slot replica.Slot, _ time.Time, _ int, to *reports.Re
 // nobody waits.
 type nobody struct{}
 
-func (nobody) Changed()           {}
-func (nobody) Freed(replica.Slot) {}
+func (nobody) Changed()            {}
+func (nobody) Freed(replica.Slot)  {}
+func (nobody) Landed(replica.Slot) {}
 
 // variable is a clock that a test sets.
 type variable time.Time
