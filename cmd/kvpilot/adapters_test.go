@@ -49,6 +49,31 @@ func TestAdaptersStayWhereTheyWereLoaded(t *testing.T) {
 	}
 }
 
+// An adapter that one replica lists is loaded on the others while it is asked for often.
+func TestAHotAdapterIsLoadedOnOtherReplicas(t *testing.T) {
+	f := startFleet(t, fleetOptions{replicas: 3, yaml: "adapters: {spread: true, interval: 100ms}\n", engine: func(i int, c *enginesim.Config) {
+		c.AdapterUpdates, c.Core.Timing.Speed = true, 50
+		if i == 0 {
+			c.Adapters = []string{"hot"}
+		}
+	}})
+	by := map[string]bool{}
+	f.eventually("each replica serves the adapter", func() bool {
+		a := f.post("/v1/chat/completions", `{"model":"hot","messages":[{"role":"user","content":"hello"}],"max_tokens":1}`)
+		if a.status != 200 {
+			t.Fatalf("%d %s", a.status, a.body)
+		}
+		return f.metric("kvpilot_adapters_changes_total", `action="load"`, `result="done"`) >= 2
+	})
+	f.eventually("requests reach it everywhere", func() bool {
+		for _, url := range f.urls {
+			pin := postTo(t, url+"/v1/completions", `{"model":"hot","prompt":"x","max_tokens":1}`)
+			by[url] = by[url] || pin.status == 200
+		}
+		return len(by) == 3 && by[f.urls[0]] && by[f.urls[1]] && by[f.urls[2]]
+	})
+}
+
 func TestExplainNamesTheAdaptersCost(t *testing.T) {
 	var out strings.Builder
 	d := &kvpilotv1.Decision{Adapter: "tuned", Candidates: []*kvpilotv1.Candidate{

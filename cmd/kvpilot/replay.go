@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/sim/enginemodel"
@@ -143,15 +144,20 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringSliceVar(&f.splits, "split", nil, fmt.Sprintf("rules by which requests are split under each of --roles, separated by commas, of %v; price is the router's own", replay.SplitRules()))
 	flags.Var(secondsFlag{&f.Transfers.Start}, "transfer-start", "time of a transfer of KV cache before its first token moves")
 	flags.Var(secondsFlag{&f.Transfers.PerToken}, "transfer-token-time", "and for each token")
+	f.addAdapters(flags)
+	f.plan.add(flags)
+	f.addScaling(flags)
+	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
+	return cmd
+}
+
+// addAdapters adds the flags of LoRA adapters.
+func (f *replayFlags) addAdapters(flags *pflag.FlagSet) {
 	flags.IntVar(&f.adapters.Slots, "max-loras", 4, "LoRA adapters that a replica's GPU memory holds and a step computes, for traces with adapters; 0: without limit, and loading them takes no time")
 	flags.IntVar(&f.adapters.Host, "max-cpu-loras", 0, "LoRA adapters that its host memory holds, at least --max-loras")
 	flags.DurationVar(&f.adapters.Load, "adapter-load-time", 200*time.Millisecond, "time to read a LoRA adapter into host memory, in which the engine computes nothing")
 	flags.DurationVar(&f.adapters.Activate, "adapter-copy-time", 20*time.Millisecond, "time to copy one from host to GPU memory")
 	flags.BoolVar(&f.NoAdapterNames, "no-adapter-names", false, "the router does not know the LoRA adapters of requests")
-	f.plan.add(flags)
-	f.addScaling(flags)
-	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
-	return cmd
 }
 
 func (f *replayFlags) run(out, errOut io.Writer) error {
