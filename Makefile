@@ -12,11 +12,13 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 
 # Long plays on one goroutine are shortened or left out with the race detector, and whole without it. What waits comes first, so that
 # the rest is compiled and linked meanwhile. go vet is a step of its own.
-ALONE := ./sim/replay ./server/fleet/kvindex ./server/route/resume ./server/route/splits
+ALONE := ./sim/replay ./server/fleet/kvindex ./server/peers/decide ./server/route/resume ./server/route/splits ./tools/words
 test: ## run all tests with the race detector, and those that it makes too long without it
 	$(GO) test -race -vet=off -p $$((2 * $$(getconf _NPROCESSORS_ONLN))) -timeout 600s ./test/... ./cmd/... ./...
-	$(GO) test -vet=off $(ALONE)
-	$(GO) test -vet=off -timeout 600s -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' test/hostile/ledger_test.go test/hostile/memory_test.go | paste -sd'|' -))$$" ./test/hostile
+	@echo 'the rest without the race detector: $(ALONE), and attackers in test/hostile'; \
+	$(GO) test -vet=off $(ALONE) & alone=$$!; \
+	$(GO) test -vet=off -timeout 600s -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' test/hostile/ledger_test.go test/hostile/memory_test.go | paste -sd'|' -))$$" ./test/hostile; attackers=$$?; \
+	wait $$alone && exit $$attackers
 
 # The contract. buf lives in a module of its own. The .proto files that ours import are copies in proto/third_party.
 BUF  := $(GO) tool -modfile=proto/tools/go.mod buf
@@ -141,7 +143,7 @@ chaos: build ## hang, stop, kill and cut off replicas and routers, with real sig
 attack: build ## run hostile clients, tenants, replicas and peers next to honest tenants (ten minutes, Linux; ATTACK="-only poison -memory 256" for less)
 	$(GO) run ./lab/attack -binary "$$PWD/bin/kvpilot" $(ATTACK)
 
-attack-fast: build ## run the short attacks, and judge failures and memory but no times (two minutes)
+attack-fast: build ## run the short attacks, and judge failures and memory but no times (a minute and a half)
 	$(GO) run ./lab/attack -binary "$$PWD/bin/kvpilot" -fast
 
 check: ## everything that must pass before a change lands

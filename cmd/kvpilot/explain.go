@@ -192,6 +192,10 @@ func ways(d *kvpilotv1.Decision) []string {
 		if i > 0 {
 			verb = "left: "
 		}
+		if w.GetKind() == "copy" {
+			facts = append(facts, fmt.Sprintf("waited for a copy of the prompt's first %d tokens from %s to %s (%s expected)", w.GetHeldTokens(), plain(w.GetPrefillReplicaId()), plain(w.GetDecodeReplicaId()), latency(w.GetTransfer().AsDuration())))
+			continue
+		}
 		text := "whole on " + plain(w.GetDecodeReplicaId())
 		if w.GetKind() == "split" {
 			text = fmt.Sprintf("split, prefill on %s, answer on %s, %d tokens moved in %s", plain(w.GetPrefillReplicaId()), plain(w.GetDecodeReplicaId()), w.GetMovedTokens(), latency(w.GetTransfer().AsDuration()))
@@ -297,7 +301,7 @@ func printConduct(out io.Writer, d *kvpilotv1.Decision) {
 	}
 }
 
-// printAdapters writes where the candidates have the request's LoRA adapter, and what it costs.
+// printAdapters writes where the candidates have the request's LoRA adapter, and its costs.
 func printAdapters(out io.Writer, d *kvpilotv1.Decision) {
 	var list []string
 	for _, c := range d.GetCandidates() {

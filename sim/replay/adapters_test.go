@@ -26,6 +26,7 @@ func adapterOptions(t *testing.T, rate float64, policies ...decision.Policy) Opt
 
 // The record of residents pays: the same policy without the adapters' names, and requests in flight alone, are much slower.
 func TestKnowingTheAdaptersPays(t *testing.T) {
+	plays(t)
 	played := func(o Options) map[decision.Policy]PolicyReport {
 		r, err := PlayLoads(o)
 		if err != nil {
@@ -75,7 +76,7 @@ func TestTheScoreOfAffinityIsTheOneOfTheRule(t *testing.T) {
 			t.Errorf("running %v, waiting %v: %v, want %v", tt.running, tt.waiting, got, tt.want)
 		}
 	}
-	if !slices.Contains(Rivals(), LLMDAdapters) {
-		t.Error("the rule is not among those of other routers")
+	if slices.Contains(Rivals(), LLMDAdapters) || !slices.Contains(otherRules(), LLMDAdapters) {
+		t.Error("the rule is for traces with adapters alone")
 	}
 }

@@ -23,6 +23,8 @@ type attempt struct {
 	// lead is set for one that computes a prompt for another engine, and from, the attempt that has done so, for one that reads it.
 	lead *lead
 	from *attempt
+	// prefix is set for the two legs of a copy of a prompt's beginning.
+	prefix *prefix
 	// reported is the number of tokens that the router knows of.
 	reported int
 }

@@ -22,7 +22,8 @@ type legs struct {
 	Transfers
 	links  []link // of each engine
 	splits int
-	moved  float64 // tokens
+	copies int
+	moved  float64 // tokens, of splits and copies
 	spent  float64 // seconds from a read's begin to its end
 }
 
@@ -61,15 +62,19 @@ func (s splits) split(call, p, d int, done func(*attempt)) {
 func (s splits) computed(a *attempt, at float64) {
 	l, e := a.lead, s.engines[a.engine]
 	a.started, a.prefilled = true, s.now
-	e.prefills.ended(a, s.trace.Calls[a.call].In)
-	full := s.trace.Calls[a.call].In / s.trace.block
+	e.prefills.ended(a, a.seq.Prompt)
+	full := a.seq.Prompt / s.trace.block
 	l.pinned, l.cached = e.machine.Pin(a.seq.Keys[:min(full, len(a.seq.Keys))]), a.seq.Cached()
 	s.after(at, func() {
 		l.done(a)
 		c := &s.trace.Calls[a.call]
 		b := &attempt{call: a.call, engine: l.to, sent: s.now, scheduled: math.NaN(), from: a}
-		b.seq = enginemodel.Sequence{Owner: b, Keys: s.trace.hashes[a.call], Prompt: c.In, Most: c.Out, Remote: true}
-		s.legs.splits++
+		if b.prefix = a.prefix; b.prefix != nil {
+			b.seq = enginemodel.Sequence{Owner: b, Keys: a.seq.Keys, Prompt: a.seq.Prompt, Most: 1, Remote: true}
+		} else {
+			b.seq = enginemodel.Sequence{Owner: b, Keys: s.trace.hashes[a.call], Prompt: c.In, Most: c.Out, Remote: true}
+			s.legs.splits++
+		}
 		b.submit(s.sim)
 	})
 }

@@ -94,6 +94,7 @@ func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
 // A replica whose decode steps take six times as long, with honest first tokens, had 12 to 17 % of the traffic, whatever that did to
 // its answers. Now it has so little that its answers take no more than twice as long, or no more than probes.
 func TestSlowDecodesLoseTraffic(t *testing.T) {
+	plays(t)
 	// Under completion a prefill on it delays few answers, which has its price, too.
 	for objective, probes := range map[decision.Objective]float64{decision.ObjectiveAnswer: 0.03, decision.ObjectiveCompletion: 0.08} {
 		for _, rate := range []float64{1, 3} {
@@ -111,6 +112,7 @@ func TestSlowDecodesLoseTraffic(t *testing.T) {
 
 // A replica that announces the blocks of its prompts and keeps none of them had the traffic of all who come back.
 func TestFalseBlocksAreDiscounted(t *testing.T) {
+	plays(t)
 	for _, rate := range []float64{1, 1.5} {
 		l := lie(t, "conv", 1000, 4, rate, 30, nil, Lie{FalseBlocks: true})
 		if l.ever[0] != conduct.Unproven || l.ever[1]|l.ever[2]|l.ever[3] != 0 || l.share[0] > 0.2 {

@@ -66,6 +66,8 @@ type Kept struct {
 	Split  float64 `json:"split_share,omitempty"`
 	Moved  float64 `json:"moved_tokens,omitempty"`
 	Moving float64 `json:"transfer_s,omitempty"`
+	// Copies is the number of copies of prompts' beginnings per request.
+	Copies float64 `json:"copies_per_request,omitempty"`
 	// Scaled is the outcome of the autoscaler; nil without one.
 	Scaled *Scaled `json:"autoscaler,omitempty"`
 	// late and slow are the requests that missed the goal's two targets, after the first tenth.
@@ -156,8 +158,9 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.Imbalance = s.imbalance()
 	n.Work = s.work()
 	n.Programs, n.Chats = s.programs(), s.chats()
-	if l := &s.legs; l.splits > 0 {
-		n.Split, n.Moved, n.Moving = float64(l.splits)/float64(len(ttft)), l.moved/float64(l.splits), l.spent/float64(l.splits)
+	if l := &s.legs; l.splits+l.copies > 0 {
+		reads := float64(l.splits + l.copies)
+		n.Split, n.Copies, n.Moved, n.Moving = float64(l.splits)/float64(len(ttft)), float64(l.copies)/float64(len(ttft)), l.moved/reads, l.spent/reads
 	}
 	for _, e := range s.engines {
 		n.Preemptions += float64(e.machine.Counts().Preemptions) / float64(len(s.first))
@@ -243,6 +246,7 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.Preemptions += share * other.Preemptions
 	n.DecidedAlone += share * other.DecidedAlone
 	n.Split += share * other.Split
+	n.Copies += share * other.Copies
 	n.Moved += share * other.Moved
 	n.Moving += share * other.Moving
 	if other.Programs != nil {

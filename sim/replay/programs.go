@@ -18,6 +18,9 @@ type Programs struct {
 	// Wait is the longest time that a program's first call waited for its first token, Waited the mean of these times.
 	Wait   float64 `json:"first_call_ttft_max_s"`
 	Waited float64 `json:"first_call_ttft_mean_s"`
+	// Branches are the times to the first tokens of the calls that start subagents, as far as they come after the first tenth of the calls; nil where there
+	// are none.
+	Branches *Quantiles `json:"branch_ttft_s,omitempty"`
 }
 
 // ramp is the time in seconds between the starts of the first programs of a load by programs at once.
@@ -170,6 +173,10 @@ func (s *sim) programs() *Programs {
 	if len(completions) == 0 || p.Makespan == 0 {
 		return p
 	}
+	if list := branchesOf(s); len(list) > 0 {
+		q := quantilesOf(list)
+		p.Branches = &q
+	}
 	slices.Sort(completions)
 	p.PerHour = 3600 * float64(len(completions)) / p.Makespan
 	p.Waited /= float64(len(runs))
@@ -186,4 +193,21 @@ func (p *Programs) add(other *Programs, share float64) {
 	p.P99 += share * other.P99
 	p.Wait += share * other.Wait
 	p.Waited += share * other.Waited
+	if b := other.Branches; b != nil {
+		if p.Branches == nil {
+			p.Branches = &Quantiles{}
+		}
+		p.Branches.P10, p.Branches.P50, p.Branches.P90 = p.Branches.P10+share*b.P10, p.Branches.P50+share*b.P50, p.Branches.P90+share*b.P90
+	}
+}
+
+// branchesOf returns the times to the first token of the calls that start subagents, after the first tenth of the calls.
+func branchesOf(s *sim) (list []float64) {
+	for i := len(s.first) / 10; i < len(s.first); i++ {
+		c := &s.trace.Calls[i]
+		if c.Prev >= 0 && c.Session != s.trace.Calls[c.Prev].Session && !math.IsNaN(s.first[i]) {
+			list = append(list, s.first[i]-s.arrived[i])
+		}
+	}
+	return list
 }

@@ -84,14 +84,18 @@ func (r *Report) programs(w io.Writer) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "programs\tper hour\tmakespan\tcompletion mean\tp50\tp99\tfirst call's TTFT mean\tmax\t")
+	fmt.Fprintln(t, "programs\tper hour\tmakespan\tcompletion mean\tp50\tp99\tfirst call's TTFT mean\tmax\tbranches' TTFT p50\tp90\t")
 	for _, name := range append(slices.Clone(r.order), "") {
 		p := r.Policies[name]
 		if name == "" {
 			p = r.Oracle
 		}
 		if q := p.Programs; q != nil && !p.Abandoned {
-			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t\n", label(name), q.PerHour, q.Makespan, q.Mean, q.P50, q.P99, q.Waited, q.Wait)
+			branches := "-\t-"
+			if b := q.Branches; b != nil {
+				branches = fmt.Sprintf("%.2f\t%.2f", b.P50, b.P90)
+			}
+			fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t%s\t\n", label(name), q.PerHour, q.Makespan, q.Mean, q.P50, q.P99, q.Waited, q.Wait, branches)
 		}
 	}
 	return t.Flush()

@@ -97,6 +97,9 @@ type SplitRule string
 const (
 	// SplitByPrice is the product's rule.
 	SplitByPrice SplitRule = "price"
+	// SplitOnly is the product's rule without copies of prompts' beginnings, PullOnly these copies alone.
+	SplitOnly SplitRule = "splits-only"
+	PullOnly  SplitRule = "pulls-only"
 	// SplitAlways splits every request that can be.
 	SplitAlways SplitRule = "always"
 	// SplitNever splits none.
@@ -109,8 +112,12 @@ const (
 
 // SplitRules lists them.
 func SplitRules() []SplitRule {
-	return []SplitRule{SplitByPrice, SplitAlways, SplitNever, SplitDynamo, SplitLLMD}
+	return []SplitRule{SplitByPrice, SplitOnly, PullOnly, SplitAlways, SplitNever, SplitDynamo, SplitLLMD}
 }
+
+// splits reports whether the rule splits requests, pulls whether it copies the beginnings of prompts.
+func (r SplitRule) splits() bool { return r != SplitNever && r != PullOnly }
+func (r SplitRule) pulls() bool  { return r == SplitByPrice || r == PullOnly || r == "" }
 
 // threshold is the rule's; nil for one without.
 func (r SplitRule) threshold() *selector.Threshold {
@@ -121,7 +128,7 @@ func (r SplitRule) threshold() *selector.Threshold {
 		return &selector.Threshold{Tokens: 2048, Share: 0.7}
 	case SplitLLMD:
 		return &selector.Threshold{Tokens: 16}
-	case SplitByPrice, SplitNever:
+	case SplitByPrice, SplitOnly, PullOnly, SplitNever:
 	}
 	return nil
 }

@@ -95,6 +95,7 @@ func TestTransfersOfOneLinkFollowEachOther(t *testing.T) {
 
 // Each rule of splits does what its name says, in one report.
 func TestSplitRulesAreCompared(t *testing.T) {
+	plays(t)
 	trace, err := Generate("decode", 200, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -105,7 +106,7 @@ func TestSplitRulesAreCompared(t *testing.T) {
 		Runs:  Runs{Seeds: 1, NoSaturation: true},
 	}
 	r := play(t, o)
-	if len(r.Policies) != 11 {
+	if len(r.Policies) != 15 {
 		t.Fatalf("%d setups were played: %v", len(r.Policies), r.order)
 	}
 	share := func(name string) float64 { return r.Policies[decision.Policy("predicted-ttft"+name)].Split }
@@ -124,5 +125,32 @@ func TestSplitRulesAreCompared(t *testing.T) {
 	o.Roles = []Roles{{Prefill: 3, Decode: 2}}
 	if _, err := Play(o); err == nil {
 		t.Error("roles of five replicas are taken for four")
+	}
+}
+
+// The branches of a fork begin several times as soon with copies of their context as without, and no engine keeps a block of it pinned.
+func TestForksBeginSoonerWithCopies(t *testing.T) {
+	trace, err := Generate("fork", 660, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		Traffic: Traffic{Trace: trace, Rates: []float64{1}}, Engines: Engines{Replicas: 8, Block: 512, Profile: Profiles()[0], Delays: LocalDelays(), Transfers: PublishedTransfers()},
+		Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}, Roles: []Roles{{}, {Both: 8}}, Splits: []SplitRule{SplitByPrice, SplitOnly}},
+		Runs:  Runs{Seeds: 1, NoSaturation: true},
+	}
+	r := play(t, o)
+	pool, with, without := r.Policies["predicted-ttft"], r.Policies["predicted-ttft both"], r.Policies["predicted-ttft both splits-only"]
+	if with.Copies < 0.1 || with.Copies > 0.2 || pool.Copies != 0 || without.Copies != 0 {
+		t.Errorf("copies per request: %v, %v in one pool, %v without", with.Copies, pool.Copies, without.Copies)
+	}
+	got := with.Programs.Branches.P90
+	for name, other := range map[string]PolicyReport{"one pool": pool, "splits alone": without} {
+		if p90 := other.Programs.Branches.P90; p90 < 3*got {
+			t.Errorf("p90 of the branches' first tokens: %.2f s with copies, %.2f s with %s", got, p90, name)
+		}
+	}
+	if with.HitRate < pool.HitRate {
+		t.Errorf("hit rate %v with copies, %v without", with.HitRate, pool.HitRate)
 	}
 }

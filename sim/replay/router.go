@@ -106,7 +106,10 @@ func (r *router) arrive(call int) {
 		Pool:    chooser.Pool{Replicas: r.replicas},
 		Caller:  chooser.Caller{Session: r.sim.trace.sessions[c.Session]},
 		Reply:   chooser.Reply{Unstreamed: r.job.options.Answers.Whole},
-		Terms:   chooser.Terms{Splittable: r.job.setup.Roles != Roles{} && r.job.setup.Split != SplitNever},
+		Terms:   chooser.Terms{Splittable: r.job.setup.Roles != Roles{} && r.job.setup.Split.splits()},
+	}
+	if (r.job.setup.Roles != Roles{}) && r.job.setup.Split.pulls() {
+		req.Copier = prompts{r, call}
 	}
 	if c.Adapter != "" && !r.job.options.NoAdapterNames {
 		req.Model, req.Adapter = c.Adapter, c.Adapter

@@ -324,6 +324,12 @@ func (s *sim) step(e *engine) {
 			ended = true
 			continue
 		}
+		if a.prefix != nil {
+			a.started, a.prefilled = true, s.now
+			splits{s}.copied(a, at)
+			ended = true
+			continue
+		}
 		if !a.started {
 			a.started, a.prefilled = true, s.now
 			a.firstAt = s.now + at

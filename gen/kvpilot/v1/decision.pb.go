@@ -1357,13 +1357,14 @@ func (x *MemoryWait) GetWaited() *durationpb.Duration {
 // Way is one way to serve a request. Times of zero are absent.
 type Way struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The way in one word: whole (one rank serves the request) or split (one rank computes the prompt, another one writes the answer).
+	// The way in one word: whole (one rank serves the request), split (one rank computes the prompt, another one writes the answer) or copy (the
+	// request has waited for a copy of the prompt's first held_tokens tokens, from the cache of one rank to another's).
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The replica that computes the prompt.
+	// The replica that computes the prompt, or the source of a copy.
 	PrefillReplicaId string `protobuf:"bytes,2,opt,name=prefill_replica_id,json=prefillReplicaId,proto3" json:"prefill_replica_id,omitempty"`
 	// Its data-parallel rank.
 	PrefillRank uint32 `protobuf:"varint,3,opt,name=prefill_rank,json=prefillRank,proto3" json:"prefill_rank,omitempty"`
-	// The replica that writes the answer; the same one where the request is served whole.
+	// The replica that writes the answer, the same one where the request is served whole; or the target of a copy.
 	DecodeReplicaId string `protobuf:"bytes,4,opt,name=decode_replica_id,json=decodeReplicaId,proto3" json:"decode_replica_id,omitempty"`
 	// Its data-parallel rank.
 	DecodeRank uint32 `protobuf:"varint,5,opt,name=decode_rank,json=decodeRank,proto3" json:"decode_rank,omitempty"`
@@ -1869,7 +1870,7 @@ func (x *Candidate) GetAdapter() *AdapterCost {
 	return nil
 }
 
-// AdapterCost is what a request's LoRA adapter costs on a rank. Times of zero are absent.
+// AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
 type AdapterCost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the rank has it.

@@ -20,6 +20,10 @@ type (
 	Reply      = ask.Reply
 	Limits     = ask.Limits
 	Terms      = ask.Terms
+	Prefix     = ask.Prefix
+	Copier     = ask.Copier
+	Place      = ask.Place
+	CopyEnd    = ask.CopyEnd
 	Origin     = ask.Origin
 	Withdrawal = ask.Withdrawal
 	Result     = ask.Result
@@ -36,6 +40,11 @@ const (
 	Stalled  = ask.Stalled
 	Leaving  = ask.Leaving
 	NoReturn = ask.NoReturn
+
+	Copied       = ask.Copied
+	SourceFailed = ask.SourceFailed
+	TargetFailed = ask.TargetFailed
+	CopyGivenUp  = ask.CopyGivenUp
 )
 
 // The errors of package ask.

@@ -79,6 +79,9 @@ const (
 	leastGainShare = 0.02
 )
 
+// LeastGain is the least gain in seconds over a price for which KV cache is moved.
+func LeastGain(cost float64) float64 { return max(leastGain, leastGainShare*math.Abs(cost)) }
+
 // Split compares serving the request whole on the pick with the cheapest way to prefill on one candidate and decode on another, and takes
 // that one when it costs less, or no more than Params.SplitBonus above it: the pick becomes the candidate that decodes. It fills Ways, into the memory of ways. It needs the pick of
 // Choose under predicted-ttft.
@@ -99,7 +102,7 @@ func Split(d *decision.Decision, p *Pairing, ways []decision.Way) {
 	}
 	split := p.way(d, from, to, cost)
 	gain := whole.Cost - cost + d.Params.SplitBonus
-	gains := gain >= max(leastGain, leastGainShare*math.Abs(whole.Cost))
+	gains := gain >= LeastGain(whole.Cost)
 	if p.Above != nil {
 		gains = p.Above.splits(d, pick.Uncached)
 	}

@@ -1,5 +1,7 @@
 package decision
 
+import "time"
+
 // Way is one way to serve a request, with its price.
 type Way struct {
 	// Prefill computes the prompt and Decode writes the answer: the same rank where the request is served whole.
@@ -11,17 +13,34 @@ type Way struct {
 	// Queue, Compute and Transfer are the parts of the time until the answer begins, in seconds: the wait for the rank that computes, the
 	// prompt, and the move of the cache.
 	Queue, Compute, Transfer float64
+	// Copy is set for a copy of the prompt's beginning, from Prefill to Decode, for which the request has waited: Began is when it began, Ended
+	// when it ended, zero if it had not yet. Cost and TTFT include the copy.
+	Copy         bool
+	Began, Ended time.Time
 }
 
 // IsSplit reports whether one rank computes the prompt and another one writes the answer.
-func (w *Way) IsSplit() bool { return w.Prefill.Slot != w.Decode.Slot }
+func (w *Way) IsSplit() bool { return !w.Copy && w.Prefill.Slot != w.Decode.Slot }
 
-// Kind names the way in metrics and records: whole or split.
+// Kind names the way in metrics and records: whole, split or copy.
 func (w *Way) Kind() string {
-	if w.IsSplit() {
+	switch {
+	case w.Copy:
+		return "copy"
+	case w.IsSplit():
 		return "split"
 	}
 	return "whole"
+}
+
+// Copied returns the copy of the prompt's beginning for which the request has waited last, nil for none.
+func (d *Decision) Copied() *Way {
+	for i := range d.Ways {
+		if w := &d.Ways[i]; w.Copy {
+			return w
+		}
+	}
+	return nil
 }
 
 // Split returns the way of a request that is split between two ranks, nil for any other.

@@ -96,7 +96,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, filed.GetCandidates()[1].GetSpeed(), "samples prediction_ratio") // not a decision's
 	complete(t, filed.GetCandidates()[1].GetConduct(), "token_time empty_share") // not a decision's
 	complete(t, filed.GetCandidates()[1].GetAdapter(), "")
-	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
+	complete(t, filed.GetOutcome(), "counted_output_tokens") // the engine gave its own
 	complete(t, filed.GetShadow(), "")
 	complete(t, filed.GetMemoryWait(), "")
 	complete(t, filed.GetSplit(), "")

@@ -1,6 +1,11 @@
 package router
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+)
 
 const (
 	HeaderChoice  = headerChoice
@@ -18,3 +23,11 @@ func NewID(origin string) string { return newID(origin) }
 func (r *Router) SetLegs(patience, lease time.Duration) {
 	r.answers.attempts.legs.legTiming = legTiming{patience, lease}
 }
+
+// CopyPrefix copies the beginning of a prompt as for a request that waits.
+func (r *Router) CopyPrefix(id, model, salt string, prompt []uint32, p *chooser.Prefix) {
+	(&promptCopier{copier: r.copier, id: id, legs: openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}}).Copy(p)
+}
+
+// SetCopyPatience sets how long a copy may take in addition to its predicted time.
+func (r *Router) SetCopyPatience(patience time.Duration) { r.copier.patience = patience }

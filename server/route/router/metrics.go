@@ -33,6 +33,7 @@ type metrics struct {
 	faults   faults
 	steering steering
 	legs     legMetrics
+	copies   instruments.Keyed[string]
 	genai    *genai.Metrics
 
 	routes [routeCount]metric.MeasurementOption
@@ -73,6 +74,7 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	m.aborted = s.Counter(metricNS+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
 	m.steering = newSteering(s)
 	m.legs = newLegMetrics(s)
+	m.copies = newCopyResults(s)
 	m.empties = instruments.NewKeyed(s, metricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
 	m.keyless.counter = s.CounterBy(metricNS+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil

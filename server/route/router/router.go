@@ -84,6 +84,7 @@ type Router struct {
 	blame    *blame
 	retries  *retrier
 	answers  *answers
+	copier   *copier
 	ends     *requestEnds
 	stored   *storedCalls
 	adapters *adapters
@@ -136,6 +137,7 @@ func New(c Config, p Params) (*Router, error) {
 		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, blanks: blanks{empties: &m.empties, limits: r.limits}, interrupted: &m.broken,
 		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, interrupted: &m.broken, log: p.Log},
 	}
+	r.copier = &copier{upstream: p.Upstream, registry: p.Registry, patience: copyPatience, results: &m.copies, log: p.Log}
 	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream, record: p.Chooser}
 	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
@@ -194,6 +196,7 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 // answer tries replicas until one has answered or the request must end.
 func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 	t := newTries(rq)
+	t.ask.Copier = r.copier.of(rq)
 	if rq.has != nil {
 		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
 			return err

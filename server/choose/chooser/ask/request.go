@@ -176,7 +176,55 @@ type Terms struct {
 	NoQueue bool
 	// Splittable is set when the caller can have one replica compute the prompt and another one write the answer.
 	Splittable bool
+	// Copier, when set, can copy the beginning of the prompt from the cache of one rank to another's.
+	Copier Copier
 }
+
+// Copier copies beginnings of one prompt.
+type Copier interface {
+	// Copy begins a copy. It is called while the request waits, must not block, and must end the copy with Prefix.Ended, at any time.
+	Copy(p *Prefix)
+}
+
+// CopyReports receives the progress of a copy. Its methods are safe for concurrent use.
+type CopyReports interface {
+	// Sent notes that the rank that gets the copy was asked to read it.
+	Sent()
+	// Ended notes the end of the copy. Only the first call counts.
+	Ended(how CopyEnd)
+}
+
+// Prefix is a copy of the beginning of a prompt.
+type Prefix struct {
+	// From has the prefix, To gets it.
+	From, To Place
+	// Tokens is the length of the prefix in whole blocks; the prompt is longer. Moved are the tokens that To lacks.
+	Tokens, Moved int
+	// Predicted is the predicted time of the copy, the waits for both ranks included.
+	Predicted time.Duration
+	CopyReports
+}
+
+// Place is a rank of a replica.
+type Place struct {
+	Replica *replica.Replica
+	Rank    int
+	Slot    replica.Slot
+}
+
+// CopyEnd is how a copy ended.
+type CopyEnd uint8
+
+// The ends of a copy.
+const (
+	// Copied: the rank has read it.
+	Copied CopyEnd = iota
+	// SourceFailed and TargetFailed: it failed because of that rank, which takes part in no copy for a while.
+	SourceFailed
+	TargetFailed
+	// CopyGivenUp: it failed for another reason.
+	CopyGivenUp
+)
 
 // Origin is the way by which the request came among the routers of a fleet.
 type Origin struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -27,6 +28,9 @@ type Wait struct {
 	Memory *decision.MemoryWait
 	// Planned is the predicted work of the requests that wait before it for each rank.
 	Planned map[replica.Slot]float64
+	// Copy is the last copy of the prompt's beginning that it waited for, and Way its entry in the record; nil for none.
+	Copy *transfer.Copy
+	Way  decision.Way
 }
 
 // Commit books the choice in s, and makes it again when another request was booked on the same
@@ -46,6 +50,7 @@ func (b *Booker) Commit(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 		} else {
 			d.Held = req.Age // it waited at another router
 		}
+		b.copied(s, &w)
 		cand := d.Pick()
 		if !req.Booking.Books() {
 			return b.unbooked(s, req, of, now), nil

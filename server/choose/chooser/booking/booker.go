@@ -3,6 +3,7 @@ package booking
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -37,6 +38,9 @@ type Booker struct {
 	Withdrawn metric.Int64Counter
 	// Learning has the parts that the lessons work with.
 	Learning follow.Learning
+
+	copies atomic.Uint64 // so far
+	landed atomic.Int64  // when the last one ended, on the chooser's scale
 }
 
 // notBooked is the error for one of the load book.
@@ -108,16 +112,15 @@ func (b *Booker) adapt(c *Choice, adapter string, cand *decision.Candidate) {
 	if adapter == "" {
 		return
 	}
-	d := c.Decision
-	b.Metrics.Adapters.Add(cand.Adapter)
-	c.adapter = &follow.Adapted{
-		Reporting: c.reporting, Booking: b.Adapters.Book(adapter, cand.Slot, time.Duration(b.Clock.Since(d.At))), Clock: b.Clock,
-		Adapting: cand.Adapting, At: d.At, Predicted: cand.TTFT,
-	}
+	d, adapting := c.Decision, cand.Adapting
+	b.Metrics.Adapters.Add(adapting.Adapter)
 	if d.Split() != nil {
-		c.adapter.Adapting = decision.Adapting{} // its first token comes after another rank's
+		adapting = decision.Adapting{} // its first token comes after another rank's
 	}
-	c.observers.add(c.adapter)
+	c.observers.add(&follow.Adapted{
+		Reporting: c.reporting, Booking: b.Adapters.Book(adapter, cand.Slot, time.Duration(b.Clock.Since(d.At))), Clock: b.Clock,
+		Adapting: adapting, At: d.At, Predicted: cand.TTFT,
+	})
 }
 
 // shadowed records the shadow policy's choice, and counts it.

@@ -42,13 +42,13 @@ type decisions struct {
 
 // ways counts the requests by the way in which they are served.
 type ways struct {
-	count        metric.Int64Counter
-	whole, split metric.MeasurementOption
+	count              metric.Int64Counter
+	whole, split, copy metric.MeasurementOption
 }
 
 func newWays(s *instruments.Set) ways {
-	m := ways{whole: instruments.Label("way", "whole"), split: instruments.Label("way", "split")}
-	m.count = s.CounterBy("kvpilot.chooser.ways", "{request}", "Requests that could be split, by the way that cost least: whole (one rank serves them) or split (one rank computes the prompt, another one writes the answer).", m.whole, m.split)
+	m := ways{whole: instruments.Label("way", "whole"), split: instruments.Label("way", "split"), copy: instruments.Label("way", "copy")}
+	m.count = s.CounterBy("kvpilot.chooser.ways", "{request}", "Requests that could be split, by the way that cost least: whole (one rank serves them), split (one rank computes the prompt, another one writes the answer) or copy (they waited for a copy of the prompt's beginning, and one rank served them).", m.whole, m.split, m.copy)
 	return m
 }
 
@@ -57,6 +57,8 @@ func (m *ways) add(d *decision.Decision) {
 	case len(d.Ways) == 0:
 	case d.Split() != nil:
 		m.count.Add(context.Background(), 1, m.split)
+	case d.Copied() != nil:
+		m.count.Add(context.Background(), 1, m.copy)
 	default:
 		m.count.Add(context.Background(), 1, m.whole)
 	}

@@ -35,6 +35,7 @@ func (s *Evaluation) Choose() {
 		return
 	}
 	s.split()
+	s.pull()
 }
 
 // pick picks a candidate to serve the request whole.

@@ -37,6 +37,9 @@ func (e *Evaluator) Evaluate(s *Evaluation, req *ask.Request, of *Model, now tim
 	s.Decision.Scored = e.Clock.Now().Sub(matching)
 	s.slots = e.Memory.Recall(d, s.Pool, req, &of.Trail, s.slots)
 	e.Loads(s, req, now, planned)
+	if s.Pulls, s.copying.Able = false, false; req.Copier != nil && e.Settings.Or(req.Settings).Config.CopyPrefixes {
+		s.copies(req, e.Copies, e.Clock.Since(now))
+	}
 	s.pairUp(req, e.SplitAbove)
 	return nil
 }

@@ -10,5 +10,9 @@ type splitting struct {
 	// able is set when the request may be split among the pool's ranks.
 	able    bool
 	pairing selector.Pairing
-	ways    [2]decision.Way
+	ways    [3]decision.Way
+	copying selector.Copying
+	// Pull is the way by a copy of the prompt's beginning, where that costs least; Pulls is set then.
+	Pull  selector.Pull
+	Pulls bool
 }

@@ -9,10 +9,9 @@ import (
 // pairUp prepares the evaluation for the pool's pairs.
 func (s *Evaluation) pairUp(req *ask.Request, above *selector.Threshold) {
 	p, sp := s.Pool.Pairs, &s.splitting
-	sp.able = p != nil && req.Splittable && req.Lease == 0 && !req.Unread && !req.IsPinned() && !s.Decision.TooLong && !s.Decision.Keyless && !s.Decision.Estimated &&
-		s.Decision.Policy == decision.PredictedTTFT && s.Decision.Params.Temperature == 0
+	sp.able = req.Splittable && s.pairs(req)
 	s.Decision.Splittable = sp.able
-	if !sp.able {
+	if !sp.able && !sp.copying.Able {
 		return
 	}
 	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = p.Members, p.Classes, above
@@ -25,6 +24,13 @@ func (s *Evaluation) pairUp(req *ask.Request, above *selector.Threshold) {
 		m := lane.Model()
 		sp.pairing.Lanes[i] = selector.Lane{Start: m.Start, PerToken: m.PerToken}
 	}
+}
+
+// pairs reports whether KV cache may move between ranks for the request.
+func (s *Evaluation) pairs(req *ask.Request) bool {
+	d := &s.Decision
+	return s.Pool.Pairs != nil && req.Lease == 0 && !req.Unread && !req.IsPinned() && !d.TooLong && !d.Keyless && !d.Estimated &&
+		d.Policy == decision.PredictedTTFT && d.Params.Temperature == 0
 }
 
 // spare keeps the ranks that prefill for others out of the choice, or, back, takes them in again.

@@ -11,6 +11,8 @@ import (
 type Waiters interface {
 	// Freed notes that the rank has less to do than before.
 	Freed(slot replica.Slot)
+	// Landed notes that a copy of a prompt's beginning has come to the rank.
+	Landed(slot replica.Slot)
 }
 
 // Freed notifies the requests that wait when the rank has less to do.

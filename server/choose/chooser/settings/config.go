@@ -38,6 +38,9 @@ type Config struct {
 	// (predicted-ttft only); one full step of the engine is enough where that takes less. A rank whose speed is not yet
 	// known gets more. Zero: no hold queue.
 	HoldAbove time.Duration `yaml:"hold_above"`
+	// CopyPrefixes has the beginning of a prompt copied from the cache of one rank to another's while requests wait that begin so, where
+	// that costs less (predicted-ttft with the hold queue, and replicas with a KV connector, only).
+	CopyPrefixes bool `yaml:"copy_prefixes"`
 	// SessionTTL is how long a session's rank is remembered after its last request, or after the moment at which that
 	// request says that the session returns. Zero: as long as there is room.
 	SessionTTL time.Duration `yaml:"session_ttl"`
@@ -87,7 +90,7 @@ func DefaultConfig() Config {
 	return Config{
 		Policy:    decision.PredictedTTFT,
 		Objective: decision.ObjectiveAnswer,
-		HoldAbove: 500 * time.Millisecond, SessionTTL: 30 * time.Minute, ProgramHorizon: 20 * time.Second,
+		HoldAbove: 500 * time.Millisecond, CopyPrefixes: true, SessionTTL: 30 * time.Minute, ProgramHorizon: 20 * time.Second,
 		Stall: StallConfig{After: 2 * time.Second, Unhealthy: 10 * time.Second, Stream: 30 * time.Second},
 		Queue: holdqueue.DefaultConfig(),
 		Ring:  selector.DefaultRingConfig(),

@@ -52,6 +52,8 @@ func (h *holding) wait(s *evaluate.Evaluation, w *Waiter, deadline time.Time, ag
 func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *Waiter) (*booking.Choice, error) {
 	switch {
 	case s.Decision.Chosen < 0, !s.Held:
+	case s.Asked():
+		return nil, booking.ErrNoRoom
 	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
 		return nil, booking.ErrNoRoom
 	}
@@ -66,6 +68,19 @@ func (h *holding) offerRoom(ln *line) {
 		h.visit(ln)
 		ln.visiting.Unlock()
 	}
+}
+
+// passOn visits the line while the rank at slot gets no request: copies from there begin at once, not after the step that the first
+// request would take.
+func (h *holding) passOn(ln *line, slot replica.Slot) {
+	if !ln.visiting.TryLock() {
+		ln.again.Store(true)
+		return
+	}
+	ln.spared = slot
+	h.visit(ln)
+	ln.spared = replica.NoSlot
+	ln.visiting.Unlock()
 }
 
 // freed offers room after the rank at slot has less to do than before: at once to the requests that wait for it, to others soon.
@@ -102,6 +117,7 @@ func (h *holding) visit(ln *line) {
 		h.booker.GiveBack(s)
 	}()
 	ln.planned = make(map[replica.Slot]float64, 16)
+	ln.sharers.begin()
 	soonest, room := maxWake.Seconds(), h.booker.Room()
 	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		verdict := h.offer(s, t.Owner.(*Waiter), now)
@@ -141,16 +157,20 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	m.Known, s.Since = nil, w.arrived
 	s.Program.Resume(w.call, w.full)
 	w.renew(h.pools)
-	if now.Sub(w.matched) < matchLife {
+	if now.Sub(w.matched) < matchLife && h.clock.Since(w.matched) > b.Landed() {
 		m.Known = w.overlaps
 	}
-	stale, room := m.Known != nil, b.Room()
+	stale, room, shared := m.Known != nil, b.Room(), 0
 	for {
 		if err := b.Evaluate(s, w.req, ln.Model, now, ln.planned); err != nil {
 			w.end(nil, err)
 			return holdqueue.Drop
 		}
 		s.AvoidFull()
+		if key, ok := s.Prefix(w.req); ok && shared == 0 {
+			shared = ln.sharers.count(key)
+		}
+		s.SetSharers(shared)
 		s.Choose()
 		if s.Decision.Chosen < 0 {
 			choice, err := b.Commit(s, w.req, ln.Model, now, w.waited())
@@ -164,7 +184,10 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		if !stale {
 			w.overlaps, w.matched = append(w.overlaps[:0], m.Overlaps...), now
 		}
-		if !room.Has(s.Computes()) || !stale {
+		if h.pull(s, w, now) {
+			return holdqueue.Keep
+		}
+		if !room.Has(s.Computes()) || s.Asked() || s.Computes().Slot == ln.spared || !stale {
 			break
 		}
 		stale, m.Known = false, nil
@@ -172,7 +195,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	m.Known = nil
 	cand := s.Computes()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.Decision)
-	if !room.Has(cand) || room > 0 && !s.Whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
+	if !room.Has(cand) || s.Asked() || cand.Slot == ln.spared || room > 0 && !s.Whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}
@@ -182,6 +205,28 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		return holdqueue.Drop
 	}
 	return holdqueue.Release
+}
+
+// pull has a request wait for a copy of its prompt's beginning, where that costs least; false otherwise.
+func (h *holding) pull(s *evaluate.Evaluation, w *Waiter, now time.Time) bool {
+	if !s.Pulls || !w.pulls.waits(s, now) {
+		return false
+	}
+	copied, waits := h.booker.StartCopy(s, w.req, now)
+	if !waits {
+		return false
+	}
+	to := &s.Decision.Candidates[s.Pull.To]
+	if copied != nil {
+		w.pulls.copy, w.pulls.way = copied, s.Pull.Way(&s.Decision)
+		if at := s.Pool.At(copied.From); at >= 0 {
+			w.pulls.way.Prefill = s.Decision.Candidates[at].RankID
+		}
+	}
+	w.ticket.Work, w.ticket.Cost = s.Pull.Prefill, cost(&s.Decision)
+	w.line.planned[to.Slot] += s.Pull.Prefill * (1 + to.Slowdown)
+	s.Matching.Known = nil
+	return true
 }
 
 // cost is a tenant's charge for the pick, in seconds of its engine: the prefill, and of each step of the

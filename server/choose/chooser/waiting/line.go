@@ -19,6 +19,8 @@ type line struct {
 	again    atomic.Bool              // another visit was requested during a visit
 	wakeAt   atomic.Int64             // when the next visit may find room, on the chooser's scale; 0: never
 	planned  map[replica.Slot]float64 // of the visit under way; guarded by visiting
+	spared   replica.Slot             // the rank that the visit under way sends nothing to; guarded by visiting
+	sharers  sharers                  // guarded by visiting
 	// visited is when the last visit was, on the chooser's scale; wanted the ranks that the requests
 	// which remained wait for; that map is never written again.
 	visited atomic.Int64
@@ -26,5 +28,5 @@ type line struct {
 }
 
 func newLine(queue *holdqueue.Queue, of *evaluate.Model) *line {
-	return &line{Model: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}}
+	return &line{Model: of, hold: queue.NewLine(), memory: newMemoryGate(queue), planned: map[replica.Slot]float64{}, spared: replica.NoSlot}
 }

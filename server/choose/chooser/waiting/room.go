@@ -130,6 +130,19 @@ func (r *Room) Freed(slot replica.Slot) {
 	}
 }
 
+// Landed implements follow.Waiters: the rank at slot has a prefix that it did not have. It may pass it on before it is given requests.
+func (r *Room) Landed(slot replica.Slot) {
+	if r.queue.Len() == 0 {
+		return
+	}
+	for _, ln := range r.lines.all() {
+		if ln.hold.Len() > 0 {
+			r.holding.passOn(ln, slot)
+		}
+	}
+	r.Freed(slot)
+}
+
 // Waiting is the number of requests that wait.
 func (r *Room) Waiting() int { return r.queue.Len() }
 

@@ -27,6 +27,8 @@ type Waiter struct {
 	memory *memoryWait
 	// yields is how it lets others pass.
 	yields yielding
+	// pulls is how it waits for copies of its prompt's beginning.
+	pulls pulling
 	// call is its session's in the ledger of programs, full the ranks without memory for it.
 	call programs.Call
 	full []replica.Slot
@@ -64,7 +66,7 @@ func (w *Waiter) waited() booking.Wait {
 	case w.memory != nil:
 		return booking.Wait{Waited: true, Since: w.arrived, Memory: w.memory.wait()}
 	}
-	return booking.Wait{Waited: true, Since: w.arrived, Planned: w.line.planned}
+	return booking.Wait{Waited: true, Since: w.arrived, Planned: w.line.planned, Copy: w.pulls.copy, Way: w.pulls.way}
 }
 
 // left notes that it waits in the hold queue no longer.

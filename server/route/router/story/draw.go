@@ -85,6 +85,7 @@ func (h *Hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 	}
 	if h.held > 0 {
 		h.drawHold(on, t, chosen.From)
+		h.drawCopy(on, t, chosen.From)
 	}
 	if h.decidedBy != "" { // another router looked: this one has only the time of the question
 		on.Draw(t, span.Part{Name: span.Ask, Kind: trace.SpanKindClient, From: chosen.To.Add(-h.took), To: chosen.To, Above: h.id}, span.DecidedBy.String(h.decidedBy))
@@ -114,6 +115,19 @@ func (h *Hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 		attrs = append(attrs, span.ErrorType.String(h.choice.fault))
 	}
 	on.Draw(t, chosen, attrs...)
+}
+
+// drawCopy draws the copy of the prompt's beginning for which the request has waited, as far as it was under way by the choice.
+func (h *Hop) drawCopy(on *span.Canvas, t *recorder.Tracer, from time.Time) {
+	w := h.copied
+	if w == nil {
+		return
+	}
+	move := span.Part{Name: span.Transfer, From: w.Began, To: w.Ended}
+	if move.To.IsZero() {
+		move.To = from.Add(h.held)
+	}
+	on.Draw(t, move, span.Replica.String(string(w.Prefill.Replica)), span.MovedTokens.Int(int(w.Moved)))
 }
 
 // drawHold draws the wait in the router. Of a program that waited for memory it says how much it needed.

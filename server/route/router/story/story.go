@@ -98,6 +98,8 @@ type choosing struct {
 	replica                     string
 	// memory is the wait of a program's call for memory; nil for none.
 	memory *decision.MemoryWait
+	// copied is the copy of the prompt's beginning for which it waited; nil for none.
+	copied *decision.Way
 }
 
 // sending is the attempt; proxy, its span's id, is not valid when there was none.
@@ -195,7 +197,7 @@ func (st *Story) Choice(id trace.SpanID, began, ended time.Time, made *chooser.C
 	}
 	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
 	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
-	h.decidedBy, h.alone, h.memory = d.DecidedBy, d.Alone, d.Memory
+	h.decidedBy, h.alone, h.memory, h.copied = d.DecidedBy, d.Alone, d.Memory, d.Copied()
 	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
 		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), d.Expected(), d.PredictedTTFT()

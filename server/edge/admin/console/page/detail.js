@@ -53,6 +53,10 @@ function facts(d, toTrace) {
     else if (o.cached_tokens !== undefined) list.push(['tokens cached', `${count(o.cached_tokens)}, predicted ${count(o.predicted_cached_tokens)}`]);
   }
   (d.ways ?? []).forEach((w, i) => {
+    if (w.kind === 'copy') {
+      list.push(['copy', `of the prompt's first ${count(w.held_tokens)} tokens from ${w.prefill_replica_id} to ${w.decode_replica_id}, expected after ${ms(milliseconds(w.transfer))}`]);
+      return;
+    }
     const how = w.kind === 'split' ? `prefill on ${w.prefill_replica_id}, answer on ${w.decode_replica_id}, ${w.moved_tokens} tokens moved in ${ms(milliseconds(w.transfer))}` : `whole on ${w.decode_replica_id}`;
     list.push([i === 0 ? 'way taken' : 'other way', `${how}: cost ${w.cost.toPrecision(4)}, first token ${ms(milliseconds(w.ttft))}`]);
   });

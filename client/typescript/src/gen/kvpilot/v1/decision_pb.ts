@@ -503,14 +503,15 @@ export const MemoryWaitSchema: GenMessage<MemoryWait> = /*@__PURE__*/
  */
 export type Way = Message<"kvpilot.v1.Way"> & {
   /**
-   * The way in one word: whole (one rank serves the request) or split (one rank computes the prompt, another one writes the answer).
+   * The way in one word: whole (one rank serves the request), split (one rank computes the prompt, another one writes the answer) or copy (the
+   * request has waited for a copy of the prompt's first held_tokens tokens, from the cache of one rank to another's).
    *
    * @generated from field: string kind = 1;
    */
   kind: string;
 
   /**
-   * The replica that computes the prompt.
+   * The replica that computes the prompt, or the source of a copy.
    *
    * @generated from field: string prefill_replica_id = 2;
    */
@@ -524,7 +525,7 @@ export type Way = Message<"kvpilot.v1.Way"> & {
   prefillRank: number;
 
   /**
-   * The replica that writes the answer; the same one where the request is served whole.
+   * The replica that writes the answer, the same one where the request is served whole; or the target of a copy.
    *
    * @generated from field: string decode_replica_id = 4;
    */
@@ -868,7 +869,7 @@ export const CandidateSchema: GenMessage<Candidate> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_decision, 5);
 
 /**
- * AdapterCost is what a request's LoRA adapter costs on a rank. Times of zero are absent.
+ * AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
  *
  * @generated from message kvpilot.v1.AdapterCost
  */

@@ -1,0 +1,92 @@
+package evaluate
+
+import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
+	"github.com/kvpilot/kvpilot/server/choose/selector"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
+)
+
+// copies prepares the evaluation for copies of the prompt's beginning between ranks.
+func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
+	c := &s.copying
+	c.Traffic, c.Sharers = c.Traffic[:0], 1
+	if c.Able = s.Held && s.pairs(req); !c.Able {
+		return
+	}
+	list := all.All()
+	if len(list) == 0 && !all.AnyRests() {
+		return
+	}
+	c.Traffic = sized(c.Traffic, len(s.Decision.Candidates))
+	clear(c.Traffic)
+	for i := range c.Traffic {
+		if all.Rests(s.Decision.Candidates[i].Slot, now) {
+			c.Traffic[i].Closed, c.Traffic[i].Resting = true, true
+		}
+	}
+	for _, one := range list {
+		left, expected := one.Remaining(now)
+		if from := s.Pool.At(one.From); from >= 0 {
+			c.Traffic[from].Sends = max(c.Traffic[from].Sends, left)
+			c.Traffic[from].Asked = c.Traffic[from].Asked || !one.Moves() && left > 0
+		}
+		to := s.Pool.At(one.To)
+		if to < 0 {
+			continue
+		}
+		t := &c.Traffic[to]
+		t.Closed = true
+		if expected && int(s.Decision.Candidates[to].BlockSize) == one.BlockSize && one.Begins(req.HashesFor(&s.Decision.Candidates[to])) {
+			t.Coming, t.Arrives = uint32(min(one.Tokens(), s.Decision.PromptTokens-1)), left
+		}
+	}
+}
+
+// Prefix names the part of the prompt that the rank with the most of it holds; false where nothing may be copied.
+func (s *Evaluation) Prefix(req *ask.Request) (key blockhash.Hash, ok bool) {
+	if !s.copying.Able {
+		return key, false
+	}
+	var best *decision.Candidate
+	for i := range s.Decision.Candidates {
+		if c := &s.Decision.Candidates[i]; s.pairing.Members[i].Prefills && (best == nil || c.GPU > best.GPU) {
+			best = c
+		}
+	}
+	if best == nil || best.GPU < best.BlockSize {
+		return key, false
+	}
+	hashes, blocks := req.HashesFor(best), int(best.GPU/best.BlockSize)
+	if blocks > len(hashes) {
+		return key, false
+	}
+	return hashes[blocks-1], true
+}
+
+// SetSharers notes how many requests that wait begin with the prefix.
+func (s *Evaluation) SetSharers(n int) { s.copying.Sharers = n }
+
+// Asked reports whether the rank that computes the prompt is to pass on a cache first: a request that is sent there now would lengthen the
+// step for which the copy waits.
+func (s *Evaluation) Asked() bool {
+	if !s.copying.Able || len(s.copying.Traffic) == 0 {
+		return false
+	}
+	return s.copying.Traffic[s.Pool.At(s.Computes().Slot)].Asked
+}
+
+// pull looks for a cheaper way by a copy, after a pick was made.
+func (s *Evaluation) pull() {
+	s.Pulls = false
+	d := &s.Decision
+	if !s.copying.Able || d.Chosen < 0 || d.Policy != decision.PredictedTTFT {
+		return
+	}
+	below := d.Pick().Cost
+	if w := d.Split(); w != nil {
+		below = w.Cost
+	}
+	s.Pull, s.Pulls = s.copying.Cheapest(d, &s.pairing, below-selector.LeastGain(below))
+}
