@@ -297,7 +297,7 @@ func printConduct(out io.Writer, d *kvpilotv1.Decision) {
 	}
 }
 
-// printAdapters writes where the candidates have the request's LoRA adapter, and what it costs.
+// printAdapters writes where the candidates have the request's LoRA adapter, and its costs.
 func printAdapters(out io.Writer, d *kvpilotv1.Decision) {
 	var list []string
 	for _, c := range d.GetCandidates() {

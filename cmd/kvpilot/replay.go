@@ -105,8 +105,8 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.IntSliceVar(&f.Programs, "programs", nil, "loads of closed loops by this many programs at once instead, separated by commas")
 	flags.Float64Var(&f.Chats, "chats", 0, "turns of chats per second, in the shape of conv, next to the programs of --memory or --programs; they are reported apart")
 	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
-	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v",
-		replay.Rivals(), replay.ProgramRules()))
+	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v; for adapters also %s",
+		replay.Rivals(), replay.ProgramRules(), replay.LLMDAdapters))
 	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft, completion or slo (with the targets of --slo-ttft and --slo-tpot)")
 	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.Seeds, "seeds", 3, "runs per policy")

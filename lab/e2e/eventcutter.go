@@ -48,7 +48,7 @@ func (c *eventCutter) serve(ctx context.Context, from net.Conn, port string) {
 		return
 	}
 	defer to.Close()
-	var limit atomic.Int64 // what the stream under way may still have; 0: all
+	var limit atomic.Int64 // the events left to the stream under way; 0: all
 	go func() {
 		defer to.Close() // ends the other half
 		var seen []byte

@@ -12,7 +12,7 @@ type Adapters struct {
 	Slots int
 	// Host is how many adapters host memory holds (max_cpu_loras); fewer than Slots are as many as Slots.
 	Host int
-	// Load is the time to read an adapter into host memory, Activate the time to copy it from there into a slot. The engine computes nothing meanwhile.
+	// Load is the time to read an adapter into host memory, Activate the time to copy it from there into a slot. The engine computes nothing in this time.
 	Load, Activate time.Duration
 }
 
@@ -23,7 +23,7 @@ func (a *Adapters) validate() error {
 	return nil
 }
 
-// residents are the adapters in an engine's memory, and those of the step that is being planned. The zero value has none.
+// residents are the adapters in an engine's memory, and in its planned step. The zero value has none.
 type residents struct {
 	slots, host []string // the least recently used first
 	step        []string // that the planned step computes
@@ -83,15 +83,14 @@ func push(list []string, adapter string, most int, step []string) []string {
 	return append(list, adapter)
 }
 
-// Loaded notes that an adapter is to be used soon: it is read and copied into a slot now, as vLLM does when an adapter is added at run
-// time. The time counts for the next step.
-func (m *Machine) Loaded(adapter string) {
+// LoadAdapter reads an adapter and copies it into a slot now, as vLLM does when one is added at run time. The time counts for the next step.
+func LoadAdapter(m *Machine, adapter string) {
 	m.adapters.step = append(m.adapters.step[:0], adapter)
 	m.loading += m.adapters.fetch(&m.cfg.Adapters)
 }
 
-// Unloaded forgets an adapter.
-func (m *Machine) Unloaded(adapter string) {
+// UnloadAdapter forgets an adapter.
+func UnloadAdapter(m *Machine, adapter string) {
 	gone := func(of string) bool { return of == adapter }
 	m.adapters.slots, m.adapters.host = slices.DeleteFunc(m.adapters.slots, gone), slices.DeleteFunc(m.adapters.host, gone)
 }

@@ -44,8 +44,8 @@ func TestAdaptersAreLoadedAndLeaveInTheOrderOfTheirUse(t *testing.T) {
 			t.Errorf("use %d, of %q, took %v ms, want %v", i, use.adapter, took, use.took)
 		}
 	}
-	m.Unloaded("b")
-	m.Loaded("a") // which leaves one place; d and a are in host memory still
+	UnloadAdapter(m, "b")
+	LoadAdapter(m, "a") // which leaves one place; d and a are in host memory still
 	if took := serve(m, "a"); math.Abs(took-15) > 1e-6 {
 		t.Errorf("the first step after a was loaded took %v ms, want 15", took)
 	}

@@ -72,7 +72,7 @@ func (m *Machine) Plan(limit int) *Step {
 	for at := 0; !preempted && budget > 0 && at < len(m.waiting) && len(m.running) < m.cfg.MaxSeqs; {
 		s := m.waiting[at]
 		if !m.adapters.fits(&m.cfg.Adapters, s.Adapter) {
-			at++ // those behind it go first, as in vLLM
+			at++ // others behind it go first, as in vLLM
 			continue
 		}
 		if s.Remote && s.remote == missing {

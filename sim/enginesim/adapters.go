@@ -17,7 +17,7 @@ type adapter struct {
 	id         int
 }
 
-// adapters are those that an engine serves. They are safe for concurrent use.
+// adapters are the LoRA adapters of an engine. They are safe for concurrent use.
 type adapters struct {
 	mu   sync.Mutex
 	list []adapter // guarded by mu
@@ -113,8 +113,8 @@ func (l adapterRoutes) load(c *call) {
 	case l.adapters.find(in.Name).id != 0:
 		l.refuse(c, http.StatusBadRequest, fmt.Sprintf("The lora adapter '%s' has already been loaded.", in.Name))
 	default:
-		for _, core := range l.cores {
-			core.Load(in.Name)
+		for _, one := range l.cores {
+			core.LoadAdapter(one, in.Name)
 		}
 		if !sleep(c.r.Context(), time.Duration(float64(l.cfg.Core.Adapters.Load+l.cfg.Core.Adapters.Activate)/l.cfg.Core.Timing.Speed)) {
 			return
@@ -131,8 +131,8 @@ func (l adapterRoutes) unload(c *call) {
 	case !l.adapters.remove(in.Name):
 		l.refuse(c, http.StatusNotFound, fmt.Sprintf("The lora adapter '%s' cannot be found.", in.Name))
 	default:
-		for _, core := range l.cores {
-			core.Unload(in.Name)
+		for _, one := range l.cores {
+			core.UnloadAdapter(one, in.Name)
 		}
 		c.send(http.StatusOK, "text/plain; charset=utf-8", fmt.Appendf(nil, "Success: LoRA adapter '%s' removed successfully.", in.Name))
 	}

@@ -76,7 +76,7 @@ func TestTheScoreOfAffinityIsTheOneOfTheRule(t *testing.T) {
 			t.Errorf("running %v, waiting %v: %v, want %v", tt.running, tt.waiting, got, tt.want)
 		}
 	}
-	if !slices.Contains(Rivals(), LLMDAdapters) {
-		t.Error("the rule is not among those of other routers")
+	if slices.Contains(Rivals(), LLMDAdapters) || !slices.Contains(otherRules(), LLMDAdapters) {
+		t.Error("the rule is for traces with adapters alone")
 	}
 }

@@ -71,7 +71,7 @@ func (e *engine) stats(s *sim) enginestats.Stats {
 	}
 }
 
-// adapters are those of the metrics page; nil without slots.
+// adapters is the part of the metrics page about adapters; nil without slots.
 func (e *engine) adapters() *enginestats.Adapters {
 	slots := e.machine.Config().Adapters.Slots
 	if slots == 0 {

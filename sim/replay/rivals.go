@@ -23,7 +23,7 @@ const (
 )
 
 // Rivals lists the rules of other routers.
-func Rivals() []decision.Policy { return []decision.Policy{LLMD, Dynamo, AIBrix, SGLang, LLMDAdapters} }
+func Rivals() []decision.Policy { return []decision.Policy{LLMD, Dynamo, AIBrix, SGLang} }
 
 // rule chooses among engines.
 type rule interface {

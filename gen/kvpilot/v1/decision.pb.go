@@ -1869,7 +1869,7 @@ func (x *Candidate) GetAdapter() *AdapterCost {
 	return nil
 }
 
-// AdapterCost is what a request's LoRA adapter costs on a rank. Times of zero are absent.
+// AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
 type AdapterCost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the rank has it.

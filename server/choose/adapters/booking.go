@@ -35,7 +35,7 @@ func (f *Fleet) Book(adapter string, slot replica.Slot, now time.Duration) Booki
 }
 
 // Learn takes in how long a load took: seconds is the time by which a first token came later than predicted for a rank that had the adapter.
-// Times far from what was expected count as less far: something else may have delayed the token.
+// Times far above the expected one count as less far: something else may have delayed the token.
 func (b *Booking) Learn(seconds float64) {
 	if b.fleet == nil {
 		return

@@ -12,7 +12,7 @@ import (
 const (
 	// usualLoad is how long in seconds an adapter is thought to load until the first load was seen.
 	usualLoad = 0.2
-	// leastLoad and mostLoad bound what is learned, in seconds.
+	// leastLoad and mostLoad bound the learned mean, in seconds.
 	leastLoad, mostLoad = 0.001, 60
 	// memory is the time over which uses of an adapter are counted.
 	memory = time.Minute
@@ -62,7 +62,7 @@ type entry struct {
 	count    decaying      // uses on this rank
 	used     time.Duration // the last moment at which a request was in flight
 	since    time.Duration // when the first of the requests in flight came
-	inFlight int           // requests of this router and of those that it decides for
+	inFlight int           // requests of this router, and of the routers for which it decides
 	seen     bool          // the engine's last report has it running
 }
 
@@ -89,7 +89,7 @@ func (f *Fleet) named(adapter string, now time.Duration) *use {
 	if f.names == nil {
 		f.names = map[string]*use{}
 	}
-	if now-f.swept > memory { // clients make up names, but only those that replicas serve come here
+	if now-f.swept > memory { // clients make up names, but only names that replicas serve come here
 		f.swept = now
 		for name, u := range f.names {
 			if u.count.get(now) < 0.01 && !f.kept(u) {
@@ -159,7 +159,7 @@ func (r *rank) oldest() int {
 	return found
 }
 
-// reset forgets what the engine had: a new process begins.
+// reset forgets the adapters of the engine: a new process begins.
 func (r *rank) reset(life uint64) {
 	r.life, r.read = life, nil
 	kept := r.entries[:0]
@@ -198,7 +198,7 @@ func (m *mean) or(usual float64) float64 {
 	return m.value
 }
 
-// add takes in a load. A time of more than twice what was expected counts as twice: something else may have delayed the token.
+// add takes in a load. A time of more than twice the mean counts as twice: something else may have delayed the token.
 func (m *mean) add(seconds, expected float64) {
 	before := m.or(expected)
 	m.value = min(max(before+(min(max(seconds, 0), 2*before)-before)/8, leastLoad), mostLoad)

@@ -75,13 +75,13 @@ func (l *Look) At(of Rank) decision.Adapting {
 	case e != nil && e.runs():
 		return decision.Adapting{Adapter: decision.AdapterRunning}
 	case e != nil, r.slots > 0 && of.Listed <= r.slots:
-		return decision.Adapting{Adapter: decision.AdapterResident, AdapterLoss: float32(l.residence * l.scarcity)} // an engine loads what it lists, and has room for all of it
+		return decision.Adapting{Adapter: decision.AdapterResident, AdapterLoss: float32(l.residence * l.scarcity)} // an engine loads the adapters that it lists, and has room for all of them
 	}
 	load := l.fleet.loading(r)
 	return decision.Adapting{Adapter: decision.AdapterAbsent, AdapterLoad: float32(load), AdapterLoss: float32(load*l.loss(r) + l.residence*l.scarcity)}
 }
 
-// before counts the other adapters that run on the rank, of those with requests in flight only the ones that came before this one, and says in how
+// before counts the other adapters that run on the rank, where this one runs only the adapters whose requests came before, and says in how
 // many seconds the first of them is likely to have ended: its requests are at moments of their lives that are spread evenly.
 func (l *Look) before(r *rank, own *entry) (count int, wait float64) {
 	fewest := 0
@@ -168,6 +168,21 @@ func (f *Fleet) Demands(now time.Duration) []Demand {
 		return -1
 	})
 	return list
+}
+
+// InFlight counts the requests of an adapter on a rank.
+func (f *Fleet) InFlight(slot replica.Slot, adapter string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if u := f.names[adapter]; u != nil {
+		if e := f.at(slot).find(u); e != nil {
+			if e.seen {
+				return max(1, e.inFlight)
+			}
+			return e.inFlight
+		}
+	}
+	return 0
 }
 
 // Held is a rank's part of the record.

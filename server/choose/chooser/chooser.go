@@ -25,6 +25,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/watch"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -107,7 +108,7 @@ func New(cfg settings.Config, params Params) *Chooser {
 	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: params.Log, Suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluate.Evaluator{
 		Clock: now, Settings: inForce, Ranks: c.ranks, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
-		Queue: queue, Memory: c.memory, Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
+		Queue: queue, Memory: c.memory, Contexts: programs.NewRanks(), Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
 	}
 	c.booker = &booking.Booker{
 		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
@@ -154,6 +155,7 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 	}
 	c.memory.Sessions.Forget(slot)
 	c.adapters.Remove(slot)
+	c.evaluator.Contexts.Remove(slot)
 	c.room.Changed()
 }
 
@@ -166,6 +168,14 @@ func (c *Chooser) AdapterLoaded(r *replica.Replica, adapter string, loaded bool)
 			c.adapters.Unloaded(slot, adapter)
 		}
 	}
+}
+
+// AdapterInFlight counts the requests with a LoRA adapter on a replica.
+func (c *Chooser) AdapterInFlight(r *replica.Replica, adapter string) (count int) {
+	for _, slot := range r.Slots {
+		count += c.adapters.InFlight(slot, adapter)
+	}
+	return count
 }
 
 // AdapterDemands lists the LoRA adapters of which requests have come, the most used first.

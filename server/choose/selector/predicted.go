@@ -124,7 +124,7 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 }
 
 // adapting is the price of the request's LoRA adapter: the time until the engine has it, which delays the answers of others as a prefill does
-// while it is loaded, and what it costs to bring back the one that leaves for it.
+// while it is loaded, and the cost of bringing back the adapter that leaves for it.
 func adapting(d *decision.Decision, c *decision.Candidate) float64 {
 	if d.Adapter == "" {
 		return 0

@@ -1,6 +1,6 @@
 package decision
 
-// Adapting is what a request's LoRA adapter costs on a rank. It is zero for a request without one. Times are in seconds.
+// Adapting is the cost of a request's LoRA adapter on a rank. It is zero for a request without one. Times are in seconds.
 type Adapting struct {
 	// AdapterWait is the predicted time until an adapter that runs there has ended, so that this one may run; AdapterLoad the predicted time to
 	// load it, in which the engine computes nothing; AdapterLoss the expected cost of bringing back the adapter that leaves for it.

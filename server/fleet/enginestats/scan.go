@@ -127,7 +127,7 @@ func (a *adapters) adapt(labels []byte, written float64) {
 	*a = adapters{written: written, slots: intLabel(labels, "max_lora"), running: string(running)}
 }
 
-// report is what a page says of the adapters of each of so many ranks; nil: nothing.
+// report is the page's word on the adapters of each of so many ranks; nil: it has none.
 func (a *adapters) report(ranks int) *Adapters {
 	if a.slots == 0 {
 		return nil

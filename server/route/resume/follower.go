@@ -129,7 +129,7 @@ func New(p Params) *Follower {
 		return f
 	}
 	if f.message != nil {
-		f.takeMessage(received)
+		takeMessage(f, received)
 		f.out, f.p.Received = nil, nil
 		return f
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"regexp"
 	"slices"
+
+	"github.com/kvpilot/kvpilot/server/tokens/messages"
 )
 
 // ErrNotTranslated is why the engine is asked for the message itself: its answer to the chat is not followed, or is that to another prompt. The client
@@ -23,7 +25,7 @@ func sayMessage(f *Follower, chat []byte, err error) ([]byte, error) {
 	}
 	write := f.message.Write
 	if f.p.Shown {
-		write = f.carry
+		write = func(chat []byte, promptTokens int) ([]byte, error) { return carry(f.message, chat, promptTokens) }
 	}
 	out, strange := write(chat, f.promptTokens)
 	if len(f.ahead) > 0 {
@@ -43,7 +45,7 @@ func sayMessage(f *Follower, chat []byte, err error) ([]byte, error) {
 const chunkComment = ": ids {"
 
 // carry writes events of a chat as events of the message, each behind its chunk.
-func (f *Follower) carry(chat []byte, promptTokens int) ([]byte, error) {
+func carry(as *messages.Stream, chat []byte, promptTokens int) ([]byte, error) {
 	var all []byte
 	for len(chat) > 0 {
 		n := bytes.Index(chat, []byte("\n\n")) + 2
@@ -53,7 +55,7 @@ func (f *Follower) carry(chat []byte, promptTokens int) ([]byte, error) {
 		if data, ok := bytes.CutPrefix(chat[:n], []byte("data: ")); ok {
 			all = append(append(all, ": ids "...), data...)
 		}
-		events, err := f.message.Write(chat[:n], promptTokens)
+		events, err := as.Write(chat[:n], promptTokens)
 		if all = append(all, events...); err != nil {
 			return all, err
 		}
@@ -62,8 +64,8 @@ func (f *Follower) carry(chat []byte, promptTokens int) ([]byte, error) {
 	return all, nil
 }
 
-// takeMessage takes a client's events of a message, with the chunks that they were made of. What the client lacks of the events is ahead of the rest.
-func (f *Follower) takeMessage(received []byte) {
+// takeMessage takes a client's events of a message, with the chunks that they were made of. Events that the client lacks are ahead of the rest.
+func takeMessage(f *Follower, received []byte) {
 	var made, has []byte
 	for len(received) > 0 {
 		n := bytes.Index(received, []byte("\n\n")) + 2
@@ -101,10 +103,10 @@ func (f *Follower) takeMessage(received []byte) {
 	f.ahead = bytes.Clone(rest)
 }
 
-// signature is the part of a message's events that is drawn anew each time.
+// signature is the part of a message's events that is another one each time.
 var signature = regexp.MustCompile(`"signature":"[0-9a-f]*"`)
 
-// behind returns what follows in made after as many events as has has. It is false where those are other events.
+// behind returns the events of made after as many as has has. It is false where those are other events.
 func behind(made, has []byte) ([]byte, bool) {
 	n := bytes.Count(has, []byte("\n\n"))
 	rest := made

@@ -45,10 +45,10 @@ func (s *Point) Tail() []uint32 {
 	return s.IDs[len(s.IDs)-n:]
 }
 
-// maxBack bounds the ids at the end of an answer that may be drawn again: more than those of a part of a character.
+// maxBack bounds the ids at the end of an answer that may be drawn again: more than a part of a character has.
 const maxBack = 3
 
-// Tails are lists of ids whose texts Settle takes: the Tail, and those that lack its last ids.
+// Tails are lists of ids whose texts Settle takes: the Tail, and the same without its last ids.
 func (s *Point) Tails() [][]uint32 {
 	tail := s.Tail()
 	lists := [][]uint32{tail}
@@ -134,7 +134,7 @@ func (f *Follower) Resumable() bool {
 // torn reports whether the client has log probabilities of ids without text: these cannot be drawn again.
 func (f *Follower) torn() bool { return f.p.Logprobs && len(f.ids) > f.safe }
 
-// Resume announces that what is fed from now on is a completion that continues from p, which Point returned last and which is Sure, Whole or settled.
+// Resume announces that a completion is fed from now on that continues from p, which Point returned last and which is Sure, Whole or settled.
 // The completion is asked for without the stop strings: the Follower looks for them, and asks texts, which may be nil, a few
 // times when a string ends in an event of several ids.
 func (f *Follower) Resume(p *Point, texts Texts) {

@@ -10,7 +10,7 @@ import (
 // ErrNotWhole is why no answer in one piece can be made of a stream: it is not one plain text, or the engine reported an error in it.
 var ErrNotWhole = errors.New("the engine's stream is not that of an answer which can be given in one piece")
 
-// Whole makes of a stream the answer that the engine would have given in one piece. It takes what a Follower returns, and holds the text.
+// Whole makes of a stream the answer that the engine would have given in one piece. It takes the events of a Follower, and holds the text.
 // It belongs to one goroutine.
 type Whole struct {
 	form   *openai.WholeForm

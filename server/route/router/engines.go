@@ -141,7 +141,7 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
 	if a.cache != nil {
-		rq.clear() // what is decoded elsewhere is sent as it is
+		rq.clear() // a request that is decoded elsewhere is sent unchanged
 	}
 	form := e.formFor(rq, a)
 	if a.point == nil && (form != nil || rq.streamed == nil) { // else the answer is repeated, and its follower has what the client has

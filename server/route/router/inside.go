@@ -57,7 +57,7 @@ func (f *forms) known(r *replica.Replica, api prompt.API) (form *openai.WholeFor
 	return e.form, ok && e.life == r.Life && e.version == r.Version
 }
 
-// learn notes a form. When there are many more entries than replicas in view, it drops those of other replicas.
+// learn notes a form. When there are many more entries than replicas in view, it drops entries of other replicas.
 func (f *forms) learn(r *replica.Replica, api prompt.API, form *openai.WholeForm, view *registry.Snapshot) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +112,7 @@ func (e *sender) isParserless(ctx context.Context, rq *request, on *replica.Repl
 // nothing, so where no replica continues it the request is sent again.
 type inside struct {
 	*resumed
-	// client is the delivery to the client; that of the stream is the resumed one's.
+	// client is the delivery to the client; the resumed one has a delivery for the stream.
 	client *delivery
 	tries  *tries
 	whole  *resume.Whole
@@ -168,7 +168,7 @@ func (s *inside) take(piece []byte) error {
 	return s.whole.Feed(piece)
 }
 
-// settle leaves the attempt under way, and what the attempts had in common, to the client's delivery.
+// settle leaves the attempt under way, and the shared state of the attempts, to the client's delivery.
 func (s *inside) settle() {
 	if s.client.attempt = s.d.attempt; s.client.attempt == nil { // no replica was chosen for the rest
 		s.client.attempt = s.reply.a

@@ -59,7 +59,7 @@ func (c *standIn) drop(p *part) {
 	p.follower, p.asChat, p.whole = nil, false, nil
 }
 
-// again reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was not the one to that.
+// again reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was to another request.
 // That attempt counts as none.
 func (c *standIn) again(t *tries, f *failure) bool {
 	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || c.chat == nil && c.streamed == nil {

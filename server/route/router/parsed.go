@@ -64,7 +64,7 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 		own = "" // another rank of it
 	}
 	for _, o := range view.Replicas { // also those that came after the request
-		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !slices.ContainsFunc(s.broke, func(r *replica.Replica) bool { return r.ID == o.ID }) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !s.broke.had(o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {
@@ -100,7 +100,7 @@ func (s *resumed) follow(ctx context.Context, f *resume.Follower, point *resume.
 	case point.Again:
 		f.Repeat()
 	case point.Replay == nil:
-		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, nil) })
 	default:
 		f.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, on))
 	}

@@ -300,7 +300,7 @@ func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 // otherModel is the label of requests for no served model: clients invent names.
 const otherModel = labels.Other
 
-// standIn is what engines are asked for in place of the client's request, so that another one can continue the answer. The zero value is a
+// standIn is a request to engines in place of the client's, so that another one can continue the answer. The zero value is a
 // request that is sent unchanged.
 type standIn struct {
 	// chat is a streamed message as the chat request that vLLM makes of it. Chunks of a chat have token ids; events of messages have none.

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
@@ -64,9 +66,8 @@ type resumed struct {
 	// first is the first break, or a move while there was none; resumes is how many breaks there were.
 	first   *failure
 	resumes int
-	// broke is where the stream broke before, the last place last.
-	broke  []*replica.Replica
-	others otherRoutes
+	broke   breaks
+	others  otherRoutes
 	// ahead is what the client gets next, of a stream that has moved.
 	ahead []byte
 	relocation
@@ -228,26 +229,39 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.choice.Replica })
 	s.tries.continueAt(s.rq, point)
 	s.prepare(a)
-	s.tries.ask.Exclude = s.unable(point, s.without(a)) // a replica that refused the request before may take its rest
+	if untouched {
+		s.tries.ask.Exclude = s.unable(point, slices.DeleteFunc(s.tries.ask.Exclude, func(id replica.ID) bool {
+			return id != a.choice.Replica.ID && s.broke.had(id)
+		}))
+		return s.reopen(ctx)
+	}
+	excluded, avoided := s.broke.add(a, s.attempts.engines.registry.Snapshot())
+	s.tries.ask.Exclude, s.tries.ask.Avoid = s.unable(point, excluded), avoided // a replica that refused the request before may take its rest
 	return s.reopen(ctx)
 }
 
-// without returns the replicas that must not get the rest of the stream, which broke at a: that one, unless it has restarted since. Those where it
+// breaks are the replicas where a stream broke, the last one last. The zero value has none.
+type breaks []*replica.Replica
+
+// had reports whether the stream broke at a replica.
+func (b breaks) had(id replica.ID) bool {
+	return slices.ContainsFunc(b, func(r *replica.Replica) bool { return r.ID == id })
+}
+
+// add notes a break at a, and returns the replicas that must not get the rest of the stream: that one, unless it has restarted since. Those where it
 // broke before are only avoided: two replicas whose connections break in turn would leave none.
-func (s *resumed) without(a *attempt) []replica.ID {
-	view := s.attempts.engines.registry.Snapshot()
-	s.tries.ask.Avoid = nil
-	for _, r := range s.broke {
+func (b *breaks) add(a *attempt, view *registry.Snapshot) (excluded, avoided []replica.ID) {
+	for _, r := range *b {
 		if now, there := view.Replica(r.ID); there && now.Life == r.Life {
-			s.tries.ask.Avoid = append(s.tries.ask.Avoid, r.ID)
+			avoided = append(avoided, r.ID)
 		}
 	}
 	own := a.choice.Replica
-	s.broke = append(s.broke, own)
+	*b = append(*b, own)
 	if now, there := view.Replica(own.ID); there && now.Life != own.Life && now.State == replica.StateReady {
-		return nil
+		return nil, avoided
 	}
-	return []replica.ID{own.ID}
+	return []replica.ID{own.ID}, avoided
 }
 
 // prepare prepares the attempt after a.
@@ -255,9 +269,6 @@ func (s *resumed) prepare(a *attempt) {
 	s.tries.before += a.held + time.Since(a.chosen)
 	s.tries.next(a, s.first)
 }
-
-// most is how many replicas are asked for the rest of the stream before one gives something of it.
-func (s *resumed) most() int { return max(s.rq.set.attempts, s.rq.set.ResumeStreams+1) }
 
 // reopen asks replicas for the rest of the stream until one sends it.
 func (s *resumed) reopen(ctx context.Context) *failure {
@@ -272,8 +283,8 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.most(), ctx.Err() != nil,
-			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // what is gone has no work from it
+		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.mostAsked(), ctx.Err() != nil,
+			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
 			return s.worst(f)
 		}
 		s.retries.note(ctx, f)
@@ -296,7 +307,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	switch {
 	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.refusals+1 >= s.most(), !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
+	case untouched && s.tries.refusals+1 >= s.rq.set.mostAsked(), !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		if point, ok = s.follower.Again(); !ok || moved {
@@ -318,7 +329,11 @@ func (s *resumed) own() replica.ID {
 
 // wholeText asks a replica whether the client has all text of the ids before the point, but what was held back.
 func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
-	texts, ok := s.texts(ctx, point.Tails(), s.own())
+	var own *attempt
+	if s.reply != nil {
+		own = s.reply.a
+	}
+	texts, ok := s.texts(ctx, point.Tails(), own)
 	return ok && point.Settle(texts)
 }
 
@@ -330,7 +345,7 @@ const (
 )
 
 // texts asks replicas that are not dead for the texts of lists of ids.
-func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) ([]string, bool) {
+func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([]string, bool) {
 	var texts []string
 	var err error
 	for try := range textTries {
@@ -338,7 +353,7 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 			break
 		}
 		within, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
-		texts, err = s.tokens.DetokenizeBatch(within, s.readers(dead), s.rq.pool.Served, lists)
+		texts, err = s.tokens.DetokenizeBatch(within, s.attempts.engines.readers(s.rq, dead), s.rq.pool.Served, lists)
 		cancel()
 		if err == nil {
 			break
@@ -350,11 +365,14 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) 
 	return texts, err == nil
 }
 
-// readers are the replicas that can be asked for a text now, without the one that is dead in its life.
-func (s *resumed) readers(dead replica.ID) []*replica.Replica {
+// readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
+func (e *sender) readers(rq *request, a *attempt) []*replica.Replica {
 	var list []*replica.Replica
-	for _, r := range s.attempts.engines.registry.Snapshot().Replicas {
-		if _, serves := r.Serves(s.rq.pool.Served); serves && (r.ID != dead || r.Life != s.reply.a.choice.Replica.Life) && (r.State == replica.StateReady || r.State == replica.StateDraining) {
+	for _, r := range e.registry.Snapshot().Replicas {
+		if _, serves := r.Serves(rq.pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
+			continue
+		}
+		if a == nil || r.ID != a.choice.Replica.ID || r.Life != a.choice.Replica.Life {
 			list = append(list, r)
 		}
 	}

@@ -45,11 +45,11 @@ type Whole struct {
 	ID, Created, Model []byte
 	Text               []byte
 	Finish, Stop       []byte
-	// Usage is that of the stream.
+	// Usage is the stream's.
 	Usage []byte
 }
 
-// Take adds an event of a stream. It returns false for one that is not part of one plain text, or has what no place is for.
+// Take adds an event of a stream. It returns false for one that is not part of one plain text, or has a member without a place.
 func (w *Whole) Take(c *Chunk) bool {
 	switch {
 	case c.Fault > 0 || c.Choices > 1:

@@ -108,18 +108,18 @@ func AbortAll(c *Core) {
 	}
 }
 
-// Load brings a LoRA adapter into memory.
-func (c *Core) Load(adapter string) {
+// LoadAdapter brings a LoRA adapter into memory.
+func LoadAdapter(c *Core, adapter string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.machine.Loaded(adapter)
+	enginemodel.LoadAdapter(c.machine, adapter)
 }
 
-// Unload forgets a LoRA adapter.
-func (c *Core) Unload(adapter string) {
+// UnloadAdapter forgets a LoRA adapter.
+func UnloadAdapter(c *Core, adapter string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.machine.Unloaded(adapter)
+	enginemodel.UnloadAdapter(c.machine, adapter)
 }
 
 // SetSpeed changes the speed-up of all later steps.

@@ -1043,7 +1043,7 @@ func (x *Chosen) GetAdapter() *AdapterCost {
 	return nil
 }
 
-// AdapterCost is what a request's LoRA adapter costs on a rank.
+// AdapterCost is the cost of a request's LoRA adapter on a rank.
 type AdapterCost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "running", "resident", "absent" or "full", as decision.AdapterState.

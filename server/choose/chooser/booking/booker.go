@@ -108,16 +108,15 @@ func (b *Booker) adapt(c *Choice, adapter string, cand *decision.Candidate) {
 	if adapter == "" {
 		return
 	}
-	d := c.Decision
-	b.Metrics.Adapters.Add(cand.Adapter)
-	c.adapter = &follow.Adapted{
-		Reporting: c.reporting, Booking: b.Adapters.Book(adapter, cand.Slot, time.Duration(b.Clock.Since(d.At))), Clock: b.Clock,
-		Adapting: cand.Adapting, At: d.At, Predicted: cand.TTFT,
-	}
+	d, adapting := c.Decision, cand.Adapting
+	b.Metrics.Adapters.Add(adapting.Adapter)
 	if d.Split() != nil {
-		c.adapter.Adapting = decision.Adapting{} // its first token comes after another rank's
+		adapting = decision.Adapting{} // its first token comes after another rank's
 	}
-	c.observers.add(c.adapter)
+	c.observers.add(&follow.Adapted{
+		Reporting: c.reporting, Booking: b.Adapters.Book(adapter, cand.Slot, time.Duration(b.Clock.Since(d.At))), Clock: b.Clock,
+		Adapting: adapting, At: d.At, Predicted: cand.TTFT,
+	})
 }
 
 // shadowed records the shadow policy's choice, and counts it.

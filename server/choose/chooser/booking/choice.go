@@ -40,8 +40,7 @@ type Choice struct {
 	program claims.Booked
 	outcome follow.Outcome
 	load    follow.Freed
-	adapter *follow.Adapted // nil for a request without a LoRA adapter
-	legs    *legs           // nil where the request is served whole
+	legs    *legs // nil where the request is served whole
 }
 
 // life is the request's progress so far.

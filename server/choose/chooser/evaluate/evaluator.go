@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -32,6 +33,7 @@ type Evaluator struct {
 	Gate       Gate
 	Queue      *holdqueue.Queue
 	Memory     *past.Memory
+	Contexts   *programs.Ranks
 	Comparison *compare.Comparison
 	Residence  *answers.Residence
 	Lanes      *transfer.Lanes

@@ -53,6 +53,19 @@ func (k *Cache) Size() int {
 	return 0
 }
 
+// Home names the pool: models of one pool, as an alias and an adapter are, have the same. It is the first rank; NoSlot before a request.
+func (k *Cache) Home() replica.Slot {
+	home := replica.NoSlot
+	if p := k.last.Load(); p != nil {
+		for i := range p.Ranks {
+			if slot := p.Ranks[i].Slot; home == replica.NoSlot || slot < home {
+				home = slot
+			}
+		}
+	}
+	return home
+}
+
 func newPool(replicas []*replica.Replica) *Pool {
 	p := &Pool{Replicas: replicas}
 	for i, r := range replicas {

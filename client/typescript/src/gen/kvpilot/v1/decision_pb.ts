@@ -868,7 +868,7 @@ export const CandidateSchema: GenMessage<Candidate> = /*@__PURE__*/
   messageDesc(file_kvpilot_v1_decision, 5);
 
 /**
- * AdapterCost is what a request's LoRA adapter costs on a rank. Times of zero are absent.
+ * AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
  *
  * @generated from message kvpilot.v1.AdapterCost
  */

@@ -515,8 +515,8 @@ export type DrainRequest = Message<"kvpilot.v1.DrainRequest"> & {
 
   /**
    * Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
-   * and a stream that can be resumed exactly is resumed. The others finish where they are. Those of a rank may move to another
-   * rank of the same replica.
+   * and a stream that can be resumed exactly is resumed. The others finish where they are. Requests of a rank may move to
+   * another rank of the same replica.
    *
    * @generated from field: bool move = 4;
    */
