@@ -20,9 +20,9 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
-// TestMain lets many tests run at once: they wait for sockets that say nothing.
+// TestMain lets more tests run at once than there are processors: they wait for sockets that say nothing.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "16")
+	_ = flag.Set("test.parallel", "4")
 	goleak.VerifyTestMain(m)
 }
 
