@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/adapters"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
@@ -36,6 +37,7 @@ type Evaluator struct {
 	Comparison *compare.Comparison
 	Residence  *answers.Residence
 	Lanes      *transfer.Lanes
+	Adapters   *adapters.Fleet
 	SplitAbove *selector.Threshold // nil: by price
 	Dice       *Dice
 	// Bias multiplies the prefill times that were learned.

@@ -215,7 +215,7 @@ func plainLoads(e *evaluate.Evaluator, d *decision.Decision, owners []*replica.R
 			}
 			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.Work.Get()
 		}
-		if req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer {
+		if d.Policy == decision.PredictedTTFT && (d.Objective == decision.ObjectiveCompletion || req.Unstreamed && d.Objective == decision.ObjectiveAnswer) {
 			cand.Backlog += e.Undisturbed(d, cand, &l, rk.Work.Get())
 		}
 		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, layout.DefaultBudget))

@@ -70,6 +70,12 @@ func newPool(replicas []*replica.Replica) *Pool {
 	p := &Pool{Replicas: replicas}
 	for i, r := range replicas {
 		p.Mute = p.Mute || r.Mute
+		listed := 0
+		for _, m := range r.Models {
+			if m.Parent != "" {
+				listed++
+			}
+		}
 		for index, slot := range r.Slots {
 			for int(slot) >= len(p.bySlot) {
 				p.bySlot = append(p.bySlot, -1)
@@ -77,7 +83,7 @@ func newPool(replicas []*replica.Replica) *Pool {
 			p.bySlot[slot] = int32(len(p.Ranks))
 			p.Names = append(p.Names, r.ID)
 			p.Ranks = append(p.Ranks, Rank{
-				Replica: r.ID, Slot: slot, Owner: int32(i), Index: uint16(index), Blocks: uint32(max(0, r.Blocks)), Budget: Budget(r),
+				Replica: r.ID, Slot: slot, Owner: int32(i), Index: uint16(index), Blocks: uint32(max(0, r.Blocks)), Budget: Budget(r), Listed: listed,
 			})
 		}
 	}
