@@ -41,7 +41,7 @@ var within = map[string][]string{
 	"tokens/tokenizer":    {"tokens/rawjson"},
 	"tokens/messages":     {"tokens/openai", "tokens/rawjson", "tokens/tokenizer"},
 	"choose/ranks":        {"choose/chooser", "choose/load", "choose/liveness"},
-	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs", "choose/transfer"},
+	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs", "choose/transfer", "choose/adapters"},
 	"peers/identity":      {"peers/refusals"},
 	"peers/members":       {"peers/identity", "peers/refusals"},
 	"peers/link":          {"peers/identity", "peers/members", "peers/refusals"},

@@ -21,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/fleet"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
+	"github.com/kvpilot/kvpilot/server/route/placement"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/splits"
@@ -54,6 +55,7 @@ type parts struct {
 	history   *history.History
 	splits    *splits.Splits
 	standby   *standby.Room
+	placement *placement.Rule
 	demand    *demand.Demand
 }
 
@@ -120,6 +122,11 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.standby = standby.New(c.Scaling, standby.Params{
 		Registry: p.ranks.Registry, Engines: p.ranks, Client: p.upstream, Demand: p.demand, Log: p.part("standby"), Meter: t.Meters(),
 	})
+	spread := placement.Params{Registry: p.ranks.Registry, Record: p.chooser, Client: p.upstream, Log: p.part("placement"), Meter: t.Meters()}
+	if p.peers != nil {
+		spread.Fleet = p.peers
+	}
+	p.placement = placement.New(c.Adapters, spread)
 	p.splits = splits.New(c.Splits, splits.Params{Fleet: p.peers.Announcer(), Log: p.part("splits"), Meter: t.Meters()})
 	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
@@ -198,7 +205,7 @@ func (p *parts) background() []component {
 		{"tokenizer", p.tokens},
 		{"upstream", p.upstream},
 		{"decisionlog", p.decisions},
-		{"standby", p.standby},
+		{"standby", p.standby}, {"placement", p.placement},
 	}
 	if p.peers != nil {
 		list = append(list, component{"fleet", p.peers})

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,12 +24,14 @@ const drainPoll = 250 * time.Millisecond
 func newDrainCommand(env []string, out io.Writer) *cobra.Command {
 	in := &kvpilotv1.DrainRequest{}
 	var wait bool
+	var ranks []uint
 	cmd := &cobra.Command{
 		Use:   "drain REPLICA",
 		Short: "Let a replica finish its requests and send it no new ones",
 		Long: "Let a replica finish its requests and send it no new ones, until it is undrained. All routers of a fleet follow.\n\n" +
 			"With --move requests under way go to other replicas where no client notices: one whose answer has not begun starts\n" +
 			"again, and a stream that can be resumed exactly is resumed. The others finish where they are.\n\n" +
+			"With --rank only data-parallel ranks of it drain, and the others take new requests.\n\n" +
 			"With --wait the command ends when no request is in flight there, or with an error when the drain was undone before.",
 		Example: "  kvpilot drain gpu-1 --move --wait --reason 'new driver'",
 		Args:    exactly("a replica's id, as `kvpilot replicas` lists it"),
@@ -37,9 +41,10 @@ func newDrainCommand(env []string, out io.Writer) *cobra.Command {
 	cmd.Flags().StringVar(&in.Reason, "reason", "", "why, for other operators")
 	cmd.Flags().BoolVar(&in.Force, "force", false, "drain it even if a model is left without a ready replica")
 	cmd.Flags().BoolVar(&in.Move, "move", false, "move requests under way to other replicas")
+	ranksFlag(cmd, &ranks, "drain only these data-parallel ranks, counted from 0")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until none of its requests is in flight")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		in.ReplicaId = args[0]
+		in.ReplicaId, in.Ranks = args[0], numbers(ranks)
 		return r.ask(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 			now, err := r.drain(ctx, c, in)
 			if err == nil && wait {
@@ -51,7 +56,7 @@ func newDrainCommand(env []string, out io.Writer) *cobra.Command {
 			case r.output == "json":
 				return r.json(&kvpilotv1.DrainResponse{Replica: now})
 			case wait:
-				_, err = fmt.Fprintf(out, "%s is drained\n", plain(args[0]))
+				_, err = fmt.Fprintf(out, "%s%s is drained\n", plain(args[0]), ranksText(now.GetDrain()))
 				return err
 			}
 			return showDrain(out, now)
@@ -63,15 +68,38 @@ func newDrainCommand(env []string, out io.Writer) *cobra.Command {
 
 // newUndrainCommand takes a drained replica back into use.
 func newUndrainCommand(env []string, out io.Writer) *cobra.Command {
+	var ranks []uint
 	cmd := &cobra.Command{Use: "undrain REPLICA", Short: "Send requests to a drained replica again", Args: exactly("a replica's id, as `kvpilot replicas` lists it")}
+	ranksFlag(cmd, &ranks, "only these data-parallel ranks, counted from 0")
 	r := query(cmd, env, out, func(ctx context.Context, r *remote, c *client.Client, args []string) (*kvpilotv1.UndrainResponse, error) {
 		ctx, cancel := context.WithTimeout(ctx, r.timeout)
 		defer cancel()
-		now, err := c.Replicas().Undrain(ctx, &kvpilotv1.UndrainRequest{ReplicaId: args[0]})
+		now, err := c.Replicas().Undrain(ctx, &kvpilotv1.UndrainRequest{ReplicaId: args[0], Ranks: numbers(ranks)})
 		return now, r.drainError(err)
 	}, func(a *kvpilotv1.UndrainResponse) error { return showDrain(out, a.GetReplica()) })
 	complete(cmd, "", replicaNames, r)
 	return cmd
+}
+
+// ranksFlag adds the flag that names ranks.
+func ranksFlag(cmd *cobra.Command, to *[]uint, usage string) {
+	cmd.Flags().UintSliceVar(to, "rank", nil, usage)
+}
+
+func numbers(ranks []uint) []uint32 {
+	var list []uint32
+	for _, n := range ranks {
+		list = append(list, uint32(min(n, math.MaxUint32)))
+	}
+	return list
+}
+
+// ranksText names the ranks of a drain; nothing where it is of the whole replica.
+func ranksText(d *kvpilotv1.ReplicaDrain) string {
+	if len(d.GetRanks()) == 0 {
+		return ""
+	}
+	return " rank " + strings.Trim(strings.ReplaceAll(fmt.Sprint(d.GetRanks()), " ", ", "), "[]")
 }
 
 // drain asks the router once.
@@ -131,6 +159,9 @@ func showDrain(out io.Writer, now *kvpilotv1.Replica) error {
 	text := ""
 	if d := now.GetDrain(); d != nil {
 		text = fmt.Sprintf(", %d in flight", d.GetInFlight())
+		if ranks := ranksText(d); ranks != "" {
+			text = "," + ranks + " drains" + text
+		}
 	}
 	_, err := fmt.Fprintf(out, "%s is %s%s\n", plain(now.GetReplicaId()), word(now.GetState(), "REPLICA_STATE_"), text)
 	return err
@@ -138,7 +169,7 @@ func showDrain(out io.Writer, now *kvpilotv1.Replica) error {
 
 // drainText says since when a replica drains, by whom, why, and how many requests are left.
 func drainText(d *kvpilotv1.ReplicaDrain) string {
-	text := "drains since " + d.GetSince().AsTime().Local().Format(time.DateTime)
+	text := strings.TrimPrefix(ranksText(d)+" drains since ", " ") + d.GetSince().AsTime().Local().Format(time.DateTime)
 	if d.GetBy() != "" {
 		text += " by " + d.GetBy()
 	}

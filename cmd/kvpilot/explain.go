@@ -266,6 +266,7 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 		return err
 	}
 	printConduct(out, d)
+	printAdapters(out, d)
 	if d.GetOthers()+d.GetVetoedOthers() == 0 {
 		return nil
 	}
@@ -297,6 +298,31 @@ func printConduct(out io.Writer, d *kvpilotv1.Decision) {
 			facts = append(facts, "which adds "+latency(drag)+" to its cost")
 		}
 		fmt.Fprintf(out, "\n%s/%d is avoided: %s\n", plain(c.GetReplicaId()), c.GetRank(), strings.Join(facts, ", "))
+	}
+}
+
+// printAdapters writes where the candidates have the request's LoRA adapter, and its costs.
+func printAdapters(out io.Writer, d *kvpilotv1.Decision) {
+	var list []string
+	for _, c := range d.GetCandidates() {
+		a := c.GetAdapter()
+		if a == nil {
+			continue
+		}
+		text := fmt.Sprintf("%s/%d %s", plain(c.GetReplicaId()), c.GetRank(), word(a.GetState(), "ADAPTER_STATE_"))
+		for _, cost := range []struct {
+			of time.Duration
+			as string
+		}{{a.GetWait().AsDuration(), "waits"}, {a.GetLoad().AsDuration(), "loads in"}, {a.GetLoss().AsDuration(), "costs others"}} {
+			if cost.of > 0 {
+				text += fmt.Sprintf(" (%s %s)", cost.as, latency(cost.of))
+			}
+		}
+		list = append(list, text)
+	}
+	if len(list) > 0 {
+		wide, _ := terminal(out)
+		fmt.Fprintf(out, "\nadapter %s: %s\n", plain(d.GetAdapter()), wrapped(list, wide))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -24,12 +25,14 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-// TestMain runs the tests; some start this binary again as a process of its own.
+// TestMain runs the tests; some start this binary again as a process of its own. More of them run at once than there are
+// processors: they wait more than they compute.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "sim") {
 		main()
 		os.Exit(0)
 	}
+	_ = flag.Set("test.parallel", "4")
 	goleak.VerifyTestMain(m)
 }
 
@@ -189,7 +192,7 @@ func (f *fleet) addresses(served chan error) (string, string, string) {
 // eventually waits for something that real sockets bring about.
 func (f *fleet) eventually(what string, done func() bool) {
 	f.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if done() {
 			return
 		}

@@ -322,6 +322,9 @@ func get(t *testing.T, url string) []byte {
 // Kubernetes mounts a ConfigMap as links to links and swaps the middle one.
 func TestTheWatchFollowsKubernetes(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for eight looks at the files, two seconds each")
+	}
 	dir := t.TempDir()
 	mount := func(version, settings, keys string) {
 		t.Helper()

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/sim/enginemodel"
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
@@ -28,6 +29,7 @@ type replayFlags struct {
 	wave                     string
 	to                       reportFlags
 	plan                     planFlags
+	adapters                 enginemodel.Adapters
 }
 
 // traceFlags say where the requests come from.
@@ -103,9 +105,9 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.IntSliceVar(&f.Programs, "programs", nil, "loads of closed loops by this many programs at once instead, separated by commas")
 	flags.Float64Var(&f.Chats, "chats", 0, "turns of chats per second, in the shape of conv, next to the programs of --memory or --programs; they are reported apart")
 	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
-	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v",
-		replay.Rivals(), replay.ProgramRules()))
-	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft or slo (with the targets of --slo-ttft and --slo-tpot)")
+	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v; for adapters also %s",
+		replay.Rivals(), replay.ProgramRules(), replay.LLMDAdapters))
+	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft, completion or slo (with the targets of --slo-ttft and --slo-tpot)")
 	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.Seeds, "seeds", 3, "runs per policy")
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
@@ -141,6 +143,11 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringSliceVar(&f.splits, "split", nil, fmt.Sprintf("rules by which requests are split under each of --roles, separated by commas, of %v; price is the router's own", replay.SplitRules()))
 	flags.Var(secondsFlag{&f.Transfers.Start}, "transfer-start", "time of a transfer of KV cache before its first token moves")
 	flags.Var(secondsFlag{&f.Transfers.PerToken}, "transfer-token-time", "and for each token")
+	flags.IntVar(&f.adapters.Slots, "max-loras", 4, "LoRA adapters that a replica's GPU memory holds and a step computes, for traces with adapters; 0: without limit, and loading them takes no time")
+	flags.IntVar(&f.adapters.Host, "max-cpu-loras", 0, "LoRA adapters that its host memory holds, at least --max-loras")
+	flags.DurationVar(&f.adapters.Load, "adapter-load-time", 200*time.Millisecond, "time to read a LoRA adapter into host memory, in which the engine computes nothing")
+	flags.DurationVar(&f.adapters.Activate, "adapter-copy-time", 20*time.Millisecond, "time to copy one from host to GPU memory")
+	flags.BoolVar(&f.NoAdapterNames, "no-adapter-names", false, "the router does not know the LoRA adapters of requests")
 	f.plan.add(flags)
 	f.addScaling(flags)
 	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
@@ -232,6 +239,7 @@ func (f *replayFlags) complete() ([]float64, error) {
 			f.Profile = p
 		}
 	}
+	f.Profile.Adapters = f.adapters
 	if f.Profile.Name == "" {
 		return nil, fmt.Errorf("unknown profile %q; known are %v", f.profile, names)
 	}

@@ -12,7 +12,7 @@ import (
 func TestReplayPlan(t *testing.T) {
 	picture := filepath.Join(t.TempDir(), "plan.svg")
 	var out strings.Builder
-	args := "replay --plan --generate decode --requests 120 --replicas 2 --rate 1.5 --share 0.9 --step 0.5 --curve 0 --slo-tpot 30ms --quiet -o json --svg " + picture
+	args := "replay --plan --generate decode --requests 40 --replicas 2 --rate 1.5 --share 0.9 --step 0.5 --curve 0 --slo-tpot 30ms --quiet -o json --svg " + picture
 	if err := run(t.Context(), strings.Fields(args), nil, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,8 @@ local report_timeout = 5000
 local passed = {
   "x-request-id", "x-vllm-priority", "traceparent",
   "x-kvpilot-policy", "x-kvpilot-weights", "x-kvpilot-allow", "x-kvpilot-deny", "x-kvpilot-pin",
-  -- Targets.
+  -- Targets and the objective.
+  "x-kvpilot-objective",
   "x-kvpilot-ttft-ms", "x-kvpilot-tpot-ms", "x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-slo-ttft-ms", "x-slo-tpot-ms",
   -- Sessions: router.session_header and router.session_headers.
   "x-session-id", "x-claude-code-session-id", "x-claude-code-agent-id", "thread-id", "session-id", "session_id", "conversation-id", "conversation_id",

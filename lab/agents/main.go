@@ -2,6 +2,7 @@
 // events and block caches, and a router, all on loopback.
 //
 //	go run ./lab/agents -kvpilot bin/kvpilot -agents 16,32,48 -seconds 60
+//	go run ./lab/agents -routers vllm-router:programs,vllm-router:kv_aware,sglang-router:cache_aware -agents 32,48
 //
 // An agent calls with a prompt of 2,000 tokens, and 2,000 more with each further call, in 20 calls; then its place is taken by a new one. Its
 // gaps are a quarter of a second.
@@ -16,17 +17,20 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/lab/install"
 )
 
 // options are the command's arguments.
@@ -34,11 +38,13 @@ type options struct {
 	kvpilot  string
 	agents   []int
 	duration time.Duration
+	warmup   time.Duration
 	replicas int
 	speed    float64
 	blocks   int
 	answer   int
 	set      []string
+	cache    string
 }
 
 func main() {
@@ -57,11 +63,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.kvpilot, "kvpilot", "bin/kvpilot", "the binary of router and replicas")
 	list := flags.String("agents", "16,32,48", "agents at once, with commas")
 	seconds := flags.Int("seconds", 60, "time of each measurement")
+	warmup := flags.Int("warmup", 0, "seconds before each measurement in which the agents call already")
 	flags.IntVar(&o.replicas, "replicas", 4, "simulated replicas")
 	flags.Float64Var(&o.speed, "speed", 4, "their speed")
 	flags.IntVar(&o.blocks, "blocks", 8000, "their KV blocks")
 	flags.IntVar(&o.answer, "answer", 100, "tokens of an answer")
-	set := flags.String("set", "", "settings of the router, with spaces")
+	routers := flags.String("routers", "kvpilot", "routers, with commas: kvpilot, vllm-router:programs, vllm-router:kv_aware, vllm-router:cache_aware, sglang-router:cache_aware; the others are installed from PyPI")
+	flags.StringVar(&o.cache, "cache", ".cache/routers", "folder for the others")
+	set := flags.String("set", "", "settings of kvpilot, with spaces")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -72,20 +81,38 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		o.agents = append(o.agents, n)
 	}
-	o.duration, o.set = time.Duration(*seconds)*time.Second, strings.Fields(*set)
-	fmt.Fprintln(out, "| agents at once | calls/s | cached share | programs finished | first token p50, mean, p99 (s) | failed |\n|---|---|---|---|---|---|")
-	for _, n := range o.agents {
-		r, err := o.measure(ctx, n)
+	o.duration, o.warmup, o.set = time.Duration(*seconds)*time.Second, time.Duration(*warmup)*time.Second, strings.Fields(*set)
+	known := o.routers()
+	names := strings.Split(*routers, ",")
+	for _, name := range names {
+		if known[name] == nil {
+			return fmt.Errorf("-routers %q: known are %v", name, slices.Sorted(maps.Keys(known)))
+		}
+	}
+	fmt.Fprintln(out, "| router | agents at once | calls/s | cached share | programs finished | first token p50, mean, p99 (s) | failed |\n|---|---|---|---|---|---|---|")
+	for _, name := range names {
+		version, err := known[name].install(ctx)
+		if errors.Is(err, install.ErrAbsent) {
+			fmt.Fprintf(os.Stderr, "agents: %s: %v\n", name, err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		fmt.Fprintln(out, r.row(n, o.duration))
+		fmt.Fprintf(os.Stderr, "agents: %s is %s\n", name, version)
+		for _, n := range o.agents {
+			r, err := o.measure(ctx, known[name], n)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "| %s %s\n", name, r.row(n, o.duration))
+		}
 	}
 	return ctx.Err()
 }
 
-// measure starts replicas and a router, and has n agents call.
-func (o *options) measure(ctx context.Context, n int) (*result, error) {
+// measure starts replicas and a router before them, and has n agents call.
+func (o *options) measure(ctx context.Context, by router, n int) (*result, error) {
 	dir, err := os.MkdirTemp("", "kvpilot-agents-")
 	if err != nil {
 		return nil, err
@@ -95,7 +122,7 @@ func (o *options) measure(ctx context.Context, n int) (*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	url := fmt.Sprintf("http://127.0.0.1:%d", ports[0])
+	via := &setting{http: ports[0], grpc: ports[1], admin: ports[2], dir: dir}
 	var processes []*proc.Process
 	defer func() {
 		for _, p := range processes {
@@ -103,45 +130,44 @@ func (o *options) measure(ctx context.Context, n int) (*result, error) {
 		}
 	}()
 	start := func(name string, args ...string) error {
-		p, err := proc.StartLogged(name, filepath.Join(dir, name+".log"), proc.Bound(ctx, append([]string{o.kvpilot}, args...)...))
+		p, err := proc.StartLogged(name, filepath.Join(dir, name+".log"), proc.Bound(ctx, args...))
 		if err == nil {
 			processes = append(processes, p)
 		}
 		return err
 	}
-	var registry strings.Builder
 	for i := range o.replicas {
 		at := ports[3+3*i:]
-		fmt.Fprintf(&registry, "  - {id: replica-%d, url: \"http://127.0.0.1:%d\", events: {endpoint: \"tcp://127.0.0.1:%d\", replay: \"tcp://127.0.0.1:%d\"}}\n", i, at[0], at[1], at[2])
-		if err := start(fmt.Sprint("sim-", i), "sim", "--port", strconv.Itoa(at[0]), "--events-port", strconv.Itoa(at[1]), "--replay-port", strconv.Itoa(at[2]),
+		one := replica{fmt.Sprintf("http://127.0.0.1:%d", at[0]), fmt.Sprintf("tcp://127.0.0.1:%d", at[1]), fmt.Sprintf("tcp://127.0.0.1:%d", at[2])}
+		via.replicas = append(via.replicas, one)
+		if err := start(fmt.Sprint("sim-", i), o.kvpilot, "sim", "--port", strconv.Itoa(at[0]), "--events-port", strconv.Itoa(at[1]), "--replay-port", strconv.Itoa(at[2]),
 			"--speed", strconv.FormatFloat(o.speed, 'g', -1, 64), "--blocks", strconv.Itoa(o.blocks), "--max-model-len", strconv.Itoa(callsOfAgent*growth+o.answer+1000)); err != nil {
 			return nil, err
 		}
+		up := func(ctx context.Context) error { _, err := ask(ctx, http.MethodGet, one.url+"/health", ""); return err }
+		if err := processes[i].Until(ctx, 30*time.Second, 100*time.Millisecond, up); err != nil {
+			return nil, err
+		}
 	}
-	settings := fmt.Sprintf("listen: {http: \"127.0.0.1:%d\", grpc: \"127.0.0.1:%d\", admin: \"127.0.0.1:%d\"}\nregistry:\n  replicas:\n%s", ports[0], ports[1], ports[2], registry.String())
-	file := filepath.Join(dir, "kvpilot.yaml")
-	if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
+	args, err := by.command(via)
+	if err != nil {
 		return nil, err
-	}
-	args := []string{"serve", "--config", file}
-	for _, s := range o.set {
-		args = append(args, "--set", s)
 	}
 	if err := start("router", args...); err != nil {
 		return nil, err
 	}
-	if err := processes[len(processes)-1].Until(ctx, 30*time.Second, 100*time.Millisecond, func(ctx context.Context) error { return o.ready(ctx, url) }); err != nil {
+	if err := processes[len(processes)-1].Until(ctx, 60*time.Second, 100*time.Millisecond, func(ctx context.Context) error { return by.ready(ctx, via) }); err != nil {
 		return nil, err
 	}
-	r := &result{}
-	until, end := context.WithTimeout(ctx, o.duration)
+	r := &result{from: time.Now().Add(o.warmup)}
+	until, end := context.WithTimeout(ctx, o.warmup+o.duration)
 	defer end()
 	var all sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: n}}
 	defer client.CloseIdleConnections()
 	for i := range n {
 		all.Go(func() {
-			a := &agent{client: client, url: url, answer: o.answer, dice: rand.New(rand.NewPCG(uint64(i), 1)), into: r}
+			a := &agent{client: client, by: by, url: fmt.Sprintf("http://127.0.0.1:%d", via.http), answer: o.answer, dice: rand.New(rand.NewPCG(uint64(i), 1)), into: r}
 			for session := 0; until.Err() == nil; session++ {
 				a.program(until, fmt.Sprintf("agent-%d-%d", i, session))
 			}
@@ -149,27 +175,6 @@ func (o *options) measure(ctx context.Context, n int) (*result, error) {
 	}
 	all.Wait()
 	return r, ctx.Err()
-}
-
-// ready reports whether all replicas serve.
-func (o *options) ready(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/kvpilot/v1/replicas", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return err
-	}
-	if ready := strings.Count(string(text), "REPLICA_STATE_READY"); ready < o.replicas {
-		return fmt.Errorf("%d of %d replicas are ready", ready, o.replicas)
-	}
-	return nil
 }
 
 const (
@@ -182,6 +187,7 @@ const (
 // agent is one of the agents at once.
 type agent struct {
 	client *http.Client
+	by     router
 	url    string
 	answer int
 	dice   *rand.Rand
@@ -236,9 +242,11 @@ type usage struct {
 
 // call sends one request and reads its stream to the end.
 func (a *agent) call(ctx context.Context, session string, prompt []int, last bool) error {
-	body, err := json.Marshal(map[string]any{
-		"model": "sim", "prompt": prompt, "max_tokens": a.answer, "ignore_eos": true, "stream": true, "stream_options": map[string]any{"include_usage": true},
-	})
+	said := map[string]any{
+		"model": model, "prompt": prompt, "max_tokens": a.answer, "ignore_eos": true, "stream": true, "stream_options": map[string]any{"include_usage": true},
+	}
+	a.by.mark(said, session)
+	body, err := json.Marshal(said)
 	if err != nil {
 		return err
 	}

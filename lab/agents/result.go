@@ -10,6 +10,7 @@ import (
 
 // result is the agents' results. It is safe for concurrent use.
 type result struct {
+	from           time.Time // calls and programs that end before do not count
 	mu             sync.Mutex
 	prompt, cached int             // tokens; guarded by mu
 	first          []time.Duration // to the first token of each call that ended; guarded by mu
@@ -20,6 +21,9 @@ type result struct {
 func (r *result) add(u usage, first time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if time.Now().Before(r.from) {
+		return
+	}
 	r.prompt += u.Prompt
 	r.cached += u.Details.Cached
 	r.first = append(r.first, first)
@@ -28,7 +32,9 @@ func (r *result) add(u usage, first time.Duration) {
 func (r *result) finish() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.programs++
+	if !time.Now().Before(r.from) {
+		r.programs++
+	}
 }
 
 // fail counts a failure. The first ones are written.

@@ -24,6 +24,7 @@ type serving struct {
 	seqs     int    // sequences that a replica runs at once
 	comments string // the interval in seconds of the replicas' comments in streams; empty for none
 	tests    string // vLLM's own, to run instead of the checks; empty for none
+	plain    bool   // without parsers
 	// connector is the replicas' KV connector, by the name of kvpilot's label; empty for none.
 	connector string
 }
@@ -131,9 +132,11 @@ func (e *engine) start(ctx context.Context) error {
 		"--host", "127.0.0.1", "--port", strconv.Itoa(e.http),
 		"--dtype", "float32", "--enforce-eager", "--max-model-len", strconv.Itoa(contextLength), "--max-num-seqs", strconv.Itoa(e.seqs),
 		"--block-size", strconv.Itoa(blockSize),
-		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 		"--otlp-traces-endpoint", e.spans,
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, e.events, e.replay),
+	}
+	if !e.plain {
+		args = append(args, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 	}
 	if e.tests == "" {
 		args = append(args, "--enable-prompt-tokens-details")

@@ -55,6 +55,7 @@ func main() {
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")
 	flag.StringVar(&r.comments, "sse-keep-alive", "", "seconds after which a replica sends a comment into a silent stream (vLLM 0.32 and later)")
 	flag.StringVar(&r.tests, "tests", "", "instead of the checks, run vLLM's own entry-point tests from this folder (tests of its sdist), direct and routed, before one replica without adapters")
+	flag.BoolVar(&r.plain, "plain", false, "start the replicas without a tool parser, for checks of answers that no parser takes apart")
 	flag.StringVar(&r.connector, "connector", "", "instead of the checks, run those of requests that two replicas share, with this KV connector: nixl or nixl-push")
 	flag.Parse()
 	switch {

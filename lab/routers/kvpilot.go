@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // kvpilot is the product under test.
@@ -39,6 +41,17 @@ func (*kvpilot) follows(*subject) bool { return true }
 // fleetKey joins the processes of one fleet on this machine.
 const fleetKey = "routers of one run on loopback"
 
+// choice is the setting of kvpilot that a subject's policy stands for: that policy, or an objective of the usual one; empty: none.
+func choice(policy string) string {
+	switch {
+	case policy == "":
+		return ""
+	case decision.Objective(policy).Known():
+		return "chooser.objective=" + policy
+	}
+	return "chooser.policy=" + policy
+}
+
 // command starts one router; several processes of a subject are one fleet.
 func (k *kvpilot) command(s *subject, f *fleet, at port, dir string) ([]string, error) {
 	var b strings.Builder
@@ -57,8 +70,8 @@ func (k *kvpilot) command(s *subject, f *fleet, at port, dir string) ([]string, 
 		return nil, err
 	}
 	args := []string{s.binary, "serve", "--config", file}
-	if s.policy != "" {
-		args = append(args, "--set", "chooser.policy="+s.policy)
+	if set := choice(s.policy); set != "" {
+		args = append(args, "--set", set)
 	}
 	for _, set := range k.settings {
 		args = append(args, "--set", set)

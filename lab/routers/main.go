@@ -120,7 +120,7 @@ func readOptions(args []string) (*options, error) {
 	var loads, speeds string
 	f.StringVar(&o.cache, "cache", ".cache/routers", "folder for other routers, logs and results")
 	f.StringVar(&o.out, "out", "", "folder of this run's logs and results; empty makes one below -cache")
-	f.Var(list{&o.routers}, "routers", "routers with commas, NAME[:POLICY][@PROCESSES]; default: "+strings.Join(defaultRouters, ","))
+	f.Var(list{&o.routers}, "routers", "routers with commas, NAME[:POLICY][@PROCESSES], of kvpilot NAME:OBJECTIVE, of SMG and sglang-router NAME:tuned, too; default: "+strings.Join(defaultRouters, ","))
 	f.Var(list{&o.traces}, "traces", "traces with commas: conversation, hotdoc, chat, agents, synth, or files; default: "+strings.Join(defaultTraces, ","))
 	f.StringVar(&loads, "loads", "0.6,0.9", "arrival rates as shares of what the fleet can do with one pooled cache")
 	f.Float64Var(&o.atRate, "rate", 0, "arrival rate in requests per second instead of -loads")

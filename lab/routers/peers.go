@@ -46,10 +46,19 @@ func (p *python) command(s *subject, f *fleet, at port, _ string) ([]string, err
 	return p.args(filepath.Join(p.venv.Dir, "bin"), s, f, at), nil
 }
 
+// tuned is the cache-aware policy with thresholds for a small fleet: by default the busiest replica must have 64 requests more than
+// the least busy one, which never happens with four, before load counts.
+const tuned = "tuned"
+
 // common are the arguments that the Rust gateways share.
 func common(s *subject, f *fleet, at port) []string {
-	args := []string{"--host", "127.0.0.1", "--port", strconv.Itoa(at.http), "--policy", s.policy,
-		"--prometheus-host", "127.0.0.1", "--prometheus-port", strconv.Itoa(at.admin), "--log-level"}
+	policy := []string{s.policy}
+	if s.policy == tuned {
+		policy = []string{"cache_aware", "--balance-abs-threshold", "4", "--balance-rel-threshold", "1.2"}
+	}
+	args := append([]string{"--policy"}, policy...)
+	args = append(args, "--host", "127.0.0.1", "--port", strconv.Itoa(at.http),
+		"--prometheus-host", "127.0.0.1", "--prometheus-port", strconv.Itoa(at.admin), "--log-level")
 	if s.kind == "smg" || s.kind == "sglang-router" {
 		args = append(args, "warn")
 	} else {

@@ -30,9 +30,24 @@ func TestRoutersByName(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", name, *s, want)
 		}
 	}
+	for policy, want := range map[string]string{"": "", "least-tokens": "chooser.policy=least-tokens", "completion": "chooser.objective=completion"} {
+		if got := choice(policy); got != want {
+			t.Errorf("%q sets %q, want %q", policy, got, want)
+		}
+	}
 	for _, name := range []string{"unheard-of", "kvpilot@0", "kvpilot@x"} {
 		if s, err := o.parse(name, "now"); err == nil {
 			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+func TestTunedPeersHaveThresholdsOfASmallFleet(t *testing.T) {
+	for policy, want := range map[string]string{"cache_aware": "--policy cache_aware --host", tuned: "--policy cache_aware --balance-abs-threshold 4 --balance-rel-threshold 1.2 --host"} {
+		for _, kind := range []string{"smg", "sglang-router"} {
+			if got := strings.Join(common(&subject{kind: kind, policy: policy}, &fleet{urls: []string{"http://a"}}, port{}), " "); !strings.HasPrefix(got, want) || !strings.HasSuffix(got, "--worker-urls http://a") {
+				t.Errorf("%s:%s starts with %s", kind, policy, got)
+			}
 		}
 	}
 }

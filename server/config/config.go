@@ -19,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/members"
+	"github.com/kvpilot/kvpilot/server/route/placement"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/splits"
@@ -39,6 +40,8 @@ type Config struct {
 	Splits splits.Config `yaml:"splits"`
 	// Models that an autoscaler scales, also from zero.
 	Scaling standby.Config `yaml:"scaling"`
+	// LoRA adapters that are loaded on more replicas by demand.
+	Adapters placement.Config `yaml:"adapters"`
 	// How a replica is chosen, and how requests wait.
 	Chooser chooser.Config `yaml:"chooser"`
 	// How prompts become token ids.
@@ -90,6 +93,7 @@ func Default() Config {
 		Router:      router.DefaultConfig(),
 		Splits:      splits.DefaultConfig(),
 		Scaling:     standby.DefaultConfig(),
+		Adapters:    placement.DefaultConfig(),
 		Chooser:     chooser.DefaultConfig(),
 		Tokenizer:   tokenizer.DefaultConfig(),
 		KVIndex:     kvindex.DefaultConfig(),
@@ -114,6 +118,7 @@ func (c Config) Validate() error {
 		check.Within("router", c.Router.Validate()),
 		check.Within("splits", c.Splits.Validate()),
 		check.Within("scaling", c.Scaling.Validate()),
+		check.Within("adapters", c.Adapters.Validate()),
 		check.Within("chooser", c.Chooser.Validate()),
 		check.Within("tokenizer", c.Tokenizer.Validate()),
 		check.Within("kvindex", c.KVIndex.Validate()),

@@ -37,7 +37,7 @@ func LivePaths() []string {
 		"registry.probe.down", "registry.probe.models_interval",
 		"registry.registration.lease", "registry.registration.max_lease", "registry.registration.max", "registry.registration.max_ranks",
 		"registry.registration.networks",
-		"router.session_header", "router.session_headers", "router.tokenize_timeout", "router.max_messages", "router.max_members", "router.resume_streams", "router.resume_messages", "router.headers",
+		"router.session_header", "router.session_headers", "router.tokenize_timeout", "router.max_messages", "router.max_members", "router.resume_streams", "router.resume_messages", "router.resume_unstreamed", "router.headers",
 		"router.realtime_idle", "router.show_overlap", "router.unsalted_routes", "router.unowned_responses",
 		"chooser.policy", "chooser.objective", "chooser.slo", "chooser.weights", "chooser.shadow", "chooser.models", "chooser.hold_above", "chooser.session_ttl",
 		"chooser.max_requests_per_rank", "chooser.stall", "chooser.queue",

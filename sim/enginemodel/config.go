@@ -20,6 +20,7 @@ type Config struct {
 	// NoCaching forgets the blocks of ended sequences.
 	NoCaching bool
 	Timing    Timing
+	Adapters  Adapters
 }
 
 // Timing is the model of a step's duration: Base, plus PerSequence for each decoding sequence,
@@ -52,7 +53,7 @@ func (c Config) Validate() error {
 	positive("prefill rate", c.Timing.PrefillRate)
 	positive("half context", c.Timing.HalfContext)
 	positive("speed", c.Timing.Speed)
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.Adapters.validate())...)
 }
 
 // Prefill is the time in seconds, before Speed, of computing n prompt tokens after c tokens of context.

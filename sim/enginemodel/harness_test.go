@@ -18,6 +18,7 @@ type arrival struct {
 	prompt, most int
 	noHits       bool
 	abortAfter   float64 // 0: never
+	adapter      string
 }
 
 // schedule is a random engine with random work.
@@ -69,6 +70,12 @@ func randomSchedule(dice *rand.Rand, aborts bool) schedule {
 		}
 		s.arrivals = append(s.arrivals, a)
 	}
+	if dice.IntN(2) == 0 {
+		s.cfg.Adapters = Adapters{Slots: 1 + dice.IntN(3), Host: dice.IntN(6), Load: 30 * time.Millisecond, Activate: 3 * time.Millisecond}
+		for i := range s.arrivals {
+			s.arrivals[i].adapter = []string{"", "a", "b", "c", "d", "e"}[dice.IntN(6)]
+		}
+	}
 	return s
 }
 
@@ -116,7 +123,7 @@ func (s *schedule) drive(t testing.TB, limit int, check func(*Machine, *book)) (
 		if a.abortAfter > 0 {
 			due = append(due, moment{at: a.at + a.abortAfter, n: i, abort: true})
 		}
-		seqs[i] = &Sequence{Owner: i, Keys: a.keys, Prompt: a.prompt, Most: a.most, NoHits: a.noHits}
+		seqs[i] = &Sequence{Owner: i, Keys: a.keys, Prompt: a.prompt, Most: a.most, NoHits: a.noHits, Adapter: a.adapter}
 	}
 	slices.SortStableFunc(due, func(a, b moment) int {
 		if a.at < b.at {

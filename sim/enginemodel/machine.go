@@ -2,6 +2,7 @@ package enginemodel
 
 import (
 	"slices"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 )
@@ -30,6 +31,9 @@ type Machine struct {
 	waiting []*Sequence
 	running []*Sequence
 	counts  Counts
+
+	adapters residents
+	loading  time.Duration // of adapters since the last step
 
 	step     Step
 	batch    []*Sequence // of the planned step

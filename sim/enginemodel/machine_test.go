@@ -92,6 +92,7 @@ func TestAdmissionIsFirstComeFirstServed(t *testing.T) {
 	for seed := range uint64(50) {
 		s := randomSchedule(rand.New(rand.NewPCG(seed, 3)), false)
 		next := 0
+		s.cfg.Adapters = Adapters{}
 		s.drive(t, 1, func(m *Machine, _ *book) {
 			for _, list := range [][]*Sequence{m.running, m.waiting} {
 				for _, q := range list {

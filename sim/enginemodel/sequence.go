@@ -13,6 +13,8 @@ type Sequence struct {
 	// Prompt is the number of prompt tokens, Most the number of the answer's, after which the sequence ends.
 	// With Most 0 the prompt is only computed.
 	Prompt, Most int
+	// Adapter is its LoRA adapter; empty for the base model.
+	Adapter string
 	// NoHits makes the sequence compute its whole prompt.
 	NoHits bool
 	// Remote has the prompt's cache come from another engine: Plan gives the sequence memory for all of it and names it in Step.Reads, and

@@ -13,15 +13,15 @@ type Step struct {
 	PromptTokens int
 	// Reads are the Remote sequences whose transfer begins now.
 	Reads []*Sequence
-	// first is the time of the first step, growth what each later one takes longer than the one
+	// once is the time before the first step in which adapters are loaded, first is the time of the first step, growth what each later one takes longer than the one
 	// before, both in seconds.
-	first, growth float64
+	once, first, growth float64
 }
 
 // Seconds is the time of the first n steps.
 func (s *Step) Seconds(n int) float64 {
 	f := float64(n)
-	return f*s.first + s.growth*f*(f-1)/2
+	return s.once + f*s.first + s.growth*f*(f-1)/2
 }
 
 // Ended is how many steps have ended at elapsed seconds.
@@ -36,7 +36,7 @@ func (s *Step) Ended(elapsed float64) int {
 // and no block is missing. Sequences that are submitted then wait until the run is completed; the
 // driver completes fewer steps of it for them.
 func (m *Machine) Plan(limit int) *Step {
-	m.batch, m.step = m.batch[:0], Step{Reads: m.step.Reads[:0]}
+	m.batch, m.step, m.adapters.step = m.batch[:0], Step{Reads: m.step.Reads[:0]}, m.adapters.step[:0]
 	t := &m.cfg.Timing
 	budget := m.cfg.MaxBatchedTokens
 	decoding, context, prefill := 0, 0, 0.0
@@ -49,6 +49,7 @@ func (m *Machine) Plan(limit int) *Step {
 			m.step.PromptTokens += n
 		}
 		s.planned = n
+		m.adapters.join(s.Adapter)
 		m.name(s, s.computed+n)
 		m.batch = append(m.batch, s)
 		budget -= n
@@ -68,8 +69,12 @@ func (m *Machine) Plan(limit int) *Step {
 			add(s, n)
 		}
 	}
-	for !preempted && budget > 0 && len(m.waiting) > 0 && len(m.running) < m.cfg.MaxSeqs {
-		s := m.waiting[0]
+	for at := 0; !preempted && budget > 0 && at < len(m.waiting) && len(m.running) < m.cfg.MaxSeqs; {
+		s := m.waiting[at]
+		if !m.adapters.fits(&m.cfg.Adapters, s.Adapter) {
+			at++ // others behind it go first, as in vLLM
+			continue
+		}
 		if s.Remote && s.remote == missing {
 			if !fetch(m, s) {
 				break
@@ -80,7 +85,7 @@ func (m *Machine) Plan(limit int) *Step {
 		if !ok {
 			break
 		}
-		m.waiting = slices.Delete(m.waiting, 0, 1)
+		m.waiting = slices.Delete(m.waiting, at, at+1)
 		m.running = append(m.running, s)
 		add(s, n)
 	}
@@ -88,6 +93,8 @@ func (m *Machine) Plan(limit int) *Step {
 		return &m.step
 	}
 	m.step.Steps = 1
+	m.step.once = (m.loading + m.adapters.fetch(&m.cfg.Adapters)).Seconds() / t.Speed
+	m.loading = 0
 	m.step.first = (t.Base.Seconds() + t.PerSequence.Seconds()*float64(decoding) + t.PerContextToken.Seconds()*float64(context) + prefill) / t.Speed
 	if limit > 1 && !preempted && len(m.batch) == decoding && len(m.batch) == len(m.running) {
 		m.extend(limit)

@@ -60,7 +60,7 @@ func fetch(m *Machine, s *Sequence) bool {
 	if m.cfg.blocksFor(s.length())-hits > m.pool.available()-idle {
 		return false
 	}
-	m.waiting = slices.Delete(m.waiting, 0, 1)
+	m.waiting = remove(m.waiting, s)
 	hold(m, s, hits)
 	m.grow(s, s.length())
 	s.state, s.remote = reading, fetched

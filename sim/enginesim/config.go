@@ -13,12 +13,16 @@ import (
 type Config struct {
 	// Models are the served names; the first one is the primary name.
 	Models []string
-	// Adapters are LoRA adapters, listed as models of their own.
-	Adapters []string
+	// Adapters are LoRA adapters, listed as models of their own. AdapterUpdates serves the calls that load and unload others
+	// (VLLM_ALLOW_RUNTIME_LORA_UPDATING).
+	Adapters       []string
+	AdapterUpdates bool
 	// Version is the vLLM version to imitate, for example "0.32.0".
 	Version string
 	// Rust imitates the Rust front end.
 	Rust bool
+	// NoParser imitates an engine without a tool parser and a reasoning parser: its chats are one text.
+	NoParser bool
 	// Ranks is the number of data-parallel ranks behind the one HTTP address.
 	Ranks int
 	// Core is the hardware and model of each rank.
@@ -107,8 +111,9 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs, c.Core.Validate(), c.Transfer.validate())...)
 }
 
-// dialect is how a version and a front end read requests and word answers. It has no state.
+// dialect is how a version and a front end read requests and word answers. Its only state is the adapters that are served.
 type dialect struct {
 	cfg      Config
 	features features
+	adapters *adapters
 }

@@ -60,7 +60,7 @@ func New(cfg Config, p Params) (*Engine, error) {
 		return nil, fmt.Errorf("simulated replica: %d replay listeners for %d event listeners", n, len(p.Events))
 	}
 	e := &Engine{
-		dialect: dialect{cfg: cfg, features: featuresOf(v, cfg.Version)}, log: p.Log,
+		dialect: dialect{cfg: cfg, features: featuresOf(v, cfg.Version), adapters: &adapters{}}, log: p.Log,
 		http: newRelay(p.HTTP), restarts: make(chan time.Duration, 1), salt: rand.Uint64(),
 	}
 	if e.cfg.Vocabulary == nil {

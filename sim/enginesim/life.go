@@ -34,12 +34,13 @@ type life struct {
 }
 
 func newLife(e *Engine, n uint64) *life {
-	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, e.cfg.Rust, e.cfg.SleepMode)}
+	l := &life{Engine: e, started: time.Now(), surface: surfaceOf(&e.features, &e.cfg)}
 	l.trouble, l.layout, l.pins = &e.faults, e.features.layout, e.features.has(rankHeader)
 	if e.cfg.BytesHashes {
 		l.layout |= feed.Bytes
 	}
 	l.engineID = e.newID()
+	e.adapters.reset(e.cfg.Adapters)
 	cfg := e.cfg.Core
 	cfg.EarlyEvents = !e.features.has(lateEvents)
 	cfg.Seed += n * 0x9e3779b97f4a7c15

@@ -37,6 +37,11 @@ func (req *chatRequest) thinks() bool {
 	return strings.Contains(req.lastUser(), "think first") && string(req.TemplateKwargs["enable_thinking"]) != "false"
 }
 
+// thinks reports whether the answer to the request begins with a thought that the engine's parser takes apart.
+func thinks(d *dialect, req *chatRequest) bool {
+	return d.features.has(derender) && !d.cfg.NoParser && req.thinks()
+}
+
 // forced is the text that the model is made to write for the request; empty: words of its own.
 func (d *dialect) forced(req *chatRequest) (string, *toolCall) {
 	tool := d.toolCall(req)
@@ -44,7 +49,7 @@ func (d *dialect) forced(req *chatRequest) (string, *toolCall) {
 	if tool != nil {
 		said = vocab.CallText(tool.name, tool.arguments)
 	}
-	if d.features.has(derender) && req.thinks() {
+	if thinks(d, req) {
 		if said == "" {
 			said = afterThought
 		}
@@ -167,7 +172,7 @@ func (p *parser) called(ch *choice) bool { return p.tool != nil && ch.finish == 
 func parserFor(d *dialect, chat *chatRequest, p *promptIDs) *parser {
 	said, tool := d.forced(chat)
 	p.forced = said
-	return &parser{tool: tool, thinks: chat.thinks() && d.features.has(derender)}
+	return &parser{tool: tool, thinks: thinks(d, chat)}
 }
 
 // conversation is the part of a chat that decides what the model is made to write, as the prompt shows it.

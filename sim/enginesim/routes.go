@@ -46,8 +46,8 @@ func (s surface) add(has bool, method string, h handler, paths ...string) {
 }
 
 // surfaceOf is the set of routes of an engine with these features.
-func surfaceOf(f *features, rust, sleeps bool) surface {
-	s, python := surface{}, !rust
+func surfaceOf(f *features, cfg *Config) surface {
+	s, python, sleeps := surface{}, !cfg.Rust, cfg.SleepMode
 	pooled := func(serve func(*pooler, *call)) handler {
 		return func(l *life, c *call) { serve(&pooler{&l.dialect, l}, c) }
 	}
@@ -63,6 +63,8 @@ func surfaceOf(f *features, rust, sleeps bool) surface {
 	s.add(true, "GET", (*life).serverLoad, "/load")
 	s.add(true, "GET", (*life).models, "/v1/models")
 	s.add(true, "POST", (*life).resetPrefixCache, "/reset_prefix_cache")
+	s.add(cfg.AdapterUpdates, "POST", func(l *life, c *call) { adapterRoutes{l}.load(c) }, "/v1/load_lora_adapter")
+	s.add(cfg.AdapterUpdates, "POST", func(l *life, c *call) { adapterRoutes{l}.unload(c) }, "/v1/unload_lora_adapter")
 	s.add(python && sleeps, "POST", sleeping(sleepRoutes.fallAsleep), "/sleep")
 	s.add(python && sleeps, "POST", sleeping(sleepRoutes.wakeUp), "/wake_up")
 	s.add(python && sleeps, "GET", sleeping(sleepRoutes.isSleeping), "/is_sleeping")

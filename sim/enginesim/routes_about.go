@@ -110,9 +110,9 @@ func (l *life) models(c *call) {
 		m.Root, m.MaxModelLen = l.cfg.Models[0], &l.cfg.Core.MaxModelLen
 		list = append(list, m)
 	}
-	for _, name := range l.cfg.Adapters {
-		m := card(name)
-		m.Parent = &l.cfg.Models[0]
+	for _, of := range l.adapters.all() {
+		m := card(of.name)
+		m.Root, m.Parent = of.path, &l.cfg.Models[0]
 		list = append(list, m)
 	}
 	c.replyNulls(struct {

@@ -173,7 +173,7 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 // delta writes the inside of a chunk's delta; skip: there is nothing to say.
 func (a *chatAnswer) delta(ch *choice, d delta) (inner text, skip bool) {
 	switch {
-	case a.req.thinks() && a.g.l.features.has(derender):
+	case thinks(&a.g.l.dialect, a.req):
 		p := a.parsers[ch.index]
 		if p == nil {
 			if a.parsers == nil {

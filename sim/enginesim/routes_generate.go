@@ -96,8 +96,9 @@ func (l tokenRoutes) begun(ids []uint32) (forced string, said int) {
 
 // derenderRequest is one portion of a stream, with all that came before it.
 type derenderRequest struct {
-	Model string `json:"model"`
-	Chunk struct {
+	Stream bool   `json:"stream"`
+	Model  string `json:"model"`
+	Chunk  struct {
 		RequestID string `json:"request_id"`
 		Choices   []struct {
 			IDs    []uint32       `json:"token_ids"`
@@ -118,6 +119,10 @@ type derenderRequest struct {
 func (l tokenRoutes) derender(c *call) {
 	var req derenderRequest
 	if !l.renderAllowed(c) || !l.read(c, &req) {
+		return
+	}
+	if !req.Stream {
+		l.derenderWhole(c, &req)
 		return
 	}
 	total := 0
@@ -144,10 +149,24 @@ func (l tokenRoutes) derender(c *call) {
 	c.send(http.StatusOK, "application/json", l.derendered(&req))
 }
 
+// derenderWhole makes a chat of token ids without their request; its text is left out here. An engine with a parser rejects that.
+func (l tokenRoutes) derenderWhole(c *call, req *derenderRequest) {
+	bad := l.known(&req.Model)
+	if bad == nil && !l.cfg.NoParser {
+		bad = reject("chat_request is required when a tool or reasoning parser is configured because plain detokenization would leak raw parser markup into content.", "")
+	}
+	if bad != nil {
+		l.fail(c, *bad)
+		return
+	}
+	c.send(http.StatusOK, "application/json", text(`{"id":"kvpilot","object":"chat.completion","created":1,"model":`).str(req.Model).raw(
+		`,"choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}}`))
+}
+
 func (l tokenRoutes) derendered(req *derenderRequest) text {
 	_, tool := l.forced(&req.Chat)
 	ch := &choice{bare: true, callID: l.newID()}
-	p := &parser{tool: tool, thinks: l.features.has(derender) && req.Chat.thinks()}
+	p := &parser{tool: tool, thinks: thinks(&l.dialect, &req.Chat)}
 	feed := func(ids []uint32, done bool) text {
 		if done && len(ids) > 0 && ids[len(ids)-1] == vocab.TurnEnd {
 			ids = ids[:len(ids)-1]

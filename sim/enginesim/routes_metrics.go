@@ -140,6 +140,9 @@ func (l *life) metrics(c *call) {
 			x.sample("request_success_total", rank, fmt.Sprintf("finished_reason=%q,", f), float64(s.Finished[f]))
 		}
 	}
+	if slots := l.cfg.Core.Adapters.Slots; slots > 0 {
+		x.adapterInfo(slots, stats)
+	}
 	if l.cfg.SleepMode && !l.cfg.Rust {
 		l.sleep.series(x, stats)
 	}

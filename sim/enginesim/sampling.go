@@ -148,8 +148,8 @@ func (d *dialect) fit(s *sampling, p *promptIDs) (maxTokens int, e *apiError) {
 // space separates the blocks of this request from equal ones.
 func (d *dialect) space(model, salt string, items []core.Item) core.Space {
 	sp := core.Space{Salt: salt, Items: items}
-	if i := slices.Index(d.cfg.Adapters, model); i >= 0 {
-		sp.Adapter, sp.AdapterID = model, i+1
+	if of := d.adapters.find(model); of.id != 0 {
+		sp.Adapter, sp.AdapterID = model, of.id
 	}
 	return sp
 }
@@ -160,7 +160,7 @@ func (d *dialect) known(model *string) *apiError {
 		*model = d.cfg.Models[0]
 		return nil
 	}
-	if slices.Contains(d.cfg.Models, *model) || slices.Contains(d.cfg.Adapters, *model) {
+	if slices.Contains(d.cfg.Models, *model) || d.adapters.find(*model).id != 0 {
 		return nil
 	}
 	text := fmt.Sprintf("The model `%s` does not exist.", *model)

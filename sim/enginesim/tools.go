@@ -41,7 +41,7 @@ type toolDefinition struct {
 
 func (d *dialect) toolCall(req *chatRequest) *toolCall {
 	name := wantedTool(req)
-	if name == "" {
+	if name == "" || d.cfg.NoParser {
 		return nil
 	}
 	for _, raw := range req.Tools {

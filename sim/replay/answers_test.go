@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"math"
 	"testing"
 
@@ -22,6 +23,7 @@ func session(t *testing.T, trace *Trace, rate float64, o Options) (*sim, *servic
 	s.turn(o.Turns, &o.Profile)
 	cfg := chooser.DefaultConfig()
 	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 0, math.MaxInt32
+	cfg.Objective = cmp.Or(o.Objective, cfg.Objective)
 	v, err := newService(s, cfg, j)
 	if err != nil {
 		t.Fatal(err)

@@ -95,7 +95,7 @@ type Scaling struct {
 
 // DefaultScaling has Kubernetes' and deploy/autoscaling's defaults, and replicas that start in 90 s.
 func DefaultScaling() Scaling {
-	return Scaling{Start: 90, Least: 1, Sync: 15, Stabilize: 300, Down: 60, Tolerance: 0.1, Utilization: 0.7}
+	return Scaling{Start: 90, Least: 1, Sync: 15, Stabilize: 300, Down: 60, Tolerance: 0.1, Utilization: 0.5}
 }
 
 func (c *Scaling) check(o *Options) error {

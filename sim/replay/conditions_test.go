@@ -141,6 +141,7 @@ func TestRatesReplaceLoads(t *testing.T) {
 }
 
 func TestPlotsOverLoadAreDrawn(t *testing.T) {
+	plays(t)
 	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 300)}, Engines: Engines{Replicas: 4, Block: 512, Profile: Profiles()[0]}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens}}, Runs: Runs{Seeds: 1, NoSaturation: true}}
 	reports, err := PlayLoads(o, 0.5, 0.7, 0.9)
 	if err != nil {
@@ -247,6 +248,7 @@ func TestFrontendsKnowWhatTheySaw(t *testing.T) {
 
 // Chats at random routers of a fleet find what one router finds, unless their routers choose by older turns.
 func TestOlderTurnsHideBlocksOfAFleet(t *testing.T) {
+	plays(t)
 	hits := map[string]float64{}
 	for name, o := range map[string]Options{
 		"one":   {Routing: Routing{Frontends: FrontendsSeen}},

@@ -66,12 +66,13 @@ func newEngines(p *Profile, speeds []float64, n, block int, lies ...Lie) []*engi
 	return list
 }
 
-// newPooled returns engines that share one cache of the same total size.
+// newPooled returns engines that share one cache of the same total size and have room for all adapters.
 func newPooled(p *Profile, speeds []float64, n, block int) []*engine {
-	pool := enginemodel.NewPool(p.CacheTokens / block * n)
+	pool, plain := enginemodel.NewPool(p.CacheTokens/block*n), *p
+	plain.Adapters = enginemodel.Adapters{}
 	list := make([]*engine, n)
 	for i := range list {
-		list[i] = newEngine(i, p, speedOf(speeds, i), block, pool, Lie{})
+		list[i] = newEngine(i, &plain, speedOf(speeds, i), block, pool, Lie{})
 	}
 	return list
 }
@@ -126,7 +127,8 @@ func (e *engine) ended(now float64) int {
 
 // add queues a sequence. It reports whether the engine's next event has changed. The engine is caught up.
 func (e *engine) add(s *enginemodel.Sequence, now float64) bool {
-	blocked := len(e.machine.Waiting()) > 0
+	// A sequence that waits for memory holds up all behind it, one that waits for a slot of its adapter does not.
+	blocked := len(e.machine.Waiting()) > 0 && e.machine.Config().Adapters.Slots == 0
 	e.machine.Submit(s)
 	switch {
 	case e.steps == 0:

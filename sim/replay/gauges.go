@@ -8,6 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/reports"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
+	"github.com/kvpilot/kvpilot/sim/enginemodel"
 )
 
 // gauges are what a router reads from the engines' metrics: the only place where the requests of other routers show.
@@ -66,8 +67,17 @@ func (e *engine) stats(s *sim) enginestats.Stats {
 	return enginestats.Stats{
 		Running: len(e.machine.Running()), Waiting: len(e.machine.Waiting()), KVUsage: 1 - float64(pool.Free())/float64(pool.Size()),
 		QueryTokens: counts.Queries, HitTokens: counts.Hits, PromptTokens: counts.PromptTokens, OutputTokens: counts.GenerationTokens,
-		Preemptions: counts.Preemptions, PrefillSeconds: e.prefills.seconds, ComputedTokens: e.prefills.computed,
+		Preemptions: counts.Preemptions, PrefillSeconds: e.prefills.seconds, ComputedTokens: e.prefills.computed, Adapters: e.adapters(),
 	}
+}
+
+// adapters is the part of the metrics page about adapters; nil without slots.
+func (e *engine) adapters() *enginestats.Adapters {
+	slots := e.machine.Config().Adapters.Slots
+	if slots == 0 {
+		return nil
+	}
+	return &enginestats.Adapters{Slots: slots, Running: append([]string{}, enginemodel.AdaptersOf(e.machine.Running())...)}
 }
 
 // Now is the moment of virtual time.

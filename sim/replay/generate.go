@@ -9,7 +9,7 @@ import (
 
 // Generators lists the names that Generate knows.
 func Generators() []string {
-	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "synth", "rag", "mixed", "bursts", "decode", "fork"}
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "synth", "rag", "mixed", "bursts", "decode", "fork", "adapters"}
 }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
@@ -17,7 +17,7 @@ func Generators() []string {
 // agent, closed-loop sessions that grow to more than 100k tokens; agentx, coding agents with subagents and forks, in the shape of AgentX; synth, short prompts on a few
 // shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
 // chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts; decode, fresh prompts of 3k tokens with answers of 800;
-// fork, agents that start 43 subagents at once, each with the whole context of its agent.
+// adapters, chats of 64 LoRA adapters with a Zipf law; fork, agents that start 43 subagents at once, each with the whole context of its agent.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
 	g := &generator{dice: rand.New(rand.NewPCG(seed, 7)), trace: &Trace{Name: name, Chunk: chunkTokens}}
 	switch name {
@@ -44,6 +44,8 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		g.decode(n)
 	case "fork":
 		g.fork(n)
+	case "adapters":
+		g.adapters(n)
 	default:
 		return nil, fmt.Errorf("no generator %q; there are %v", name, Generators())
 	}

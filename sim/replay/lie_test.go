@@ -1,10 +1,12 @@
 package replay
 
 import (
+	"cmp"
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
 // lying is a run of a trace over replicas of which the first ones lie.
@@ -35,6 +37,7 @@ func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, ch
 	s.delays = o.Delays
 	cfg := chooser.DefaultConfig()
 	cfg.Queue.MaxWait = 0
+	cfg.Objective = cmp.Or(o.Objective, cfg.Objective)
 	v, err := newService(s, cfg, j)
 	if err != nil {
 		t.Fatal(err)
@@ -75,13 +78,15 @@ func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, ch
 // A replica that gives the first token at once and then one per second took all of the traffic within seconds.
 func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
 	plays(t)
-	for _, rate := range []float64{1, 3, 6} {
-		l := lie(t, "synth", 400, 4, rate, 10, nil, Lie{Instant: 1})
-		if l.share[0] > 0.1 || l.ever[0]&conduct.Slow == 0 {
-			t.Errorf("%v calls/s: the liar gets %.3f of the calls after ten seconds and is held to be %v", rate, l.share[0], l.ever[0].Names())
-		}
-		if l.ever[1]|l.ever[2]|l.ever[3] != 0 {
-			t.Errorf("%v calls/s: honest replicas are held to be %v", rate, l.ever)
+	for _, objective := range []decision.Objective{decision.ObjectiveAnswer, decision.ObjectiveCompletion} {
+		for _, rate := range []float64{1, 3, 6} {
+			l := lie(t, "synth", 400, 4, rate, 10, func(o *Options) { o.Objective = objective }, Lie{Instant: 1})
+			if l.share[0] > 0.1 || l.ever[0]&conduct.Slow == 0 {
+				t.Errorf("%s, %v calls/s: the liar gets %.3f of the calls after ten seconds and is held to be %v", objective, rate, l.share[0], l.ever[0].Names())
+			}
+			if l.ever[1]|l.ever[2]|l.ever[3] != 0 {
+				t.Errorf("%s, %v calls/s: honest replicas are held to be %v", objective, rate, l.ever)
+			}
 		}
 	}
 }
@@ -89,20 +94,25 @@ func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
 // A replica whose decode steps take six times as long, with honest first tokens, had 12 to 17 % of the traffic, whatever that did to
 // its answers. Now it has so little that its answers take no more than twice as long, or no more than probes.
 func TestSlowDecodesLoseTraffic(t *testing.T) {
-	for _, rate := range []float64{1, 3} {
-		l := lie(t, "synth", 400, 4, rate, 20, nil, Lie{SlowDecode: 6})
-		others := (l.whole[1] + l.whole[2] + l.whole[3]) / 3
-		if l.share[0] > 0.03 && l.whole[0] > 2*others {
-			t.Errorf("%v calls/s: it gets %.3f of the calls, its answers take %.1f s, those of the others %.1f s", rate, l.share[0], l.whole[0], others)
-		}
-		if l.ever[0]&conduct.Slow == 0 || l.ever[1]|l.ever[2]|l.ever[3] != 0 {
-			t.Errorf("%v calls/s: held against them are %v", rate, l.ever)
+	plays(t)
+	// Under completion a prefill on it delays few answers, which has its price, too.
+	for objective, probes := range map[decision.Objective]float64{decision.ObjectiveAnswer: 0.03, decision.ObjectiveCompletion: 0.08} {
+		for _, rate := range []float64{1, 3} {
+			l := lie(t, "synth", 400, 4, rate, 20, func(o *Options) { o.Objective = objective }, Lie{SlowDecode: 6})
+			others := (l.whole[1] + l.whole[2] + l.whole[3]) / 3
+			if l.share[0] > probes && l.whole[0] > 2*others {
+				t.Errorf("%s, %v calls/s: it gets %.3f of the calls, its answers take %.1f s, those of the others %.1f s", objective, rate, l.share[0], l.whole[0], others)
+			}
+			if l.ever[0]&conduct.Slow == 0 || l.ever[1]|l.ever[2]|l.ever[3] != 0 {
+				t.Errorf("%s, %v calls/s: held against them are %v", objective, rate, l.ever)
+			}
 		}
 	}
 }
 
 // A replica that announces the blocks of its prompts and keeps none of them had the traffic of all who come back.
 func TestFalseBlocksAreDiscounted(t *testing.T) {
+	plays(t)
 	for _, rate := range []float64{1, 1.5} {
 		l := lie(t, "conv", 1000, 4, rate, 30, nil, Lie{FalseBlocks: true})
 		if l.ever[0] != conduct.Unproven || l.ever[1]|l.ever[2]|l.ever[3] != 0 || l.share[0] > 0.2 {

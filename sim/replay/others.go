@@ -19,7 +19,7 @@ const (
 func ProgramRules() []decision.Policy { return []decision.Policy{ThunderAgent, ProgressTTL} }
 
 // otherRules are all rules of other routers.
-func otherRules() []decision.Policy { return append(Rivals(), ProgramRules()...) }
+func otherRules() []decision.Policy { return append(append(Rivals(), ProgramRules()...), LLMDAdapters) }
 
 // other returns the dispatcher of a rule.
 func (j *job) other(s *sim) dispatcher {

@@ -75,7 +75,7 @@ func TestNearDivisions(t *testing.T) {
 // planOf is a small question: long answers on three replicas.
 func planOf(t *testing.T) (Options, Question) {
 	t.Helper()
-	trace, err := Generate("decode", 240, 1)
+	trace, err := Generate("decode", short(240), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +213,7 @@ func TestPlanRefusesBadQuestions(t *testing.T) {
 
 // A run that is ended by its misses has exactly one more than allowed; one with fewer has the share that its report says.
 func TestMissesAreThoseOfTheReport(t *testing.T) {
+	plays(t)
 	o, _ := planOf(t)
 	p, err := newPlayer(o)
 	if err != nil {

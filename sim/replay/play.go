@@ -13,10 +13,10 @@ import (
 // newWorkload makes a trace ready for engines with blocks of block tokens.
 func newWorkload(t *Trace, block int) *workload {
 	w := &workload{Trace: t, block: block, hashes: make([][]blockhash.Hash, len(t.Calls)), before: turnsBefore(t), sessions: t.sessionNames()}
-	seed := blockhash.Namespace{}.Seed()
 	var tokens []uint32
 	for i := range t.Calls {
 		c := &t.Calls[i]
+		seed := blockhash.Namespace{Adapter: c.Adapter}.Seed()
 		list := make([]blockhash.Hash, (c.In+c.Out)/block)
 		var parent blockhash.Hash
 		for j := range list {

@@ -16,6 +16,8 @@ type Profile struct {
 	MaxBatchedTokens, MaxSeqs int
 	// CacheTokens is the KV capacity in tokens.
 	CacheTokens int
+	// Adapters is how LoRA adapters are kept; without slots they take no time.
+	Adapters enginemodel.Adapters
 }
 
 // Profiles lists the built-in replicas; the first is the default.
@@ -42,7 +44,7 @@ func Profiles() []Profile {
 func (p *Profile) model(block int, speed float64) enginemodel.Config {
 	c := enginemodel.Config{
 		BlockSize: block, Blocks: p.CacheTokens / block, MaxBatchedTokens: p.MaxBatchedTokens, MaxSeqs: p.MaxSeqs,
-		WholePrompts: true, Timing: p.Timing,
+		WholePrompts: true, Timing: p.Timing, Adapters: p.Adapters,
 	}
 	c.Timing.Speed *= speed
 	return c

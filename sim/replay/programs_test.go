@@ -134,6 +134,7 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 
 // Chats arrive next to programs at their own rate, as long as programs run, and do not wait for the programs' memory.
 func TestChatsNextToPrograms(t *testing.T) {
+	plays(t)
 	trace := generated(t, "agent", 900)
 	o := Options{
 		Traffic: Traffic{Trace: trace, Memory: []float64{1.5}, Chats: 0.1}, Engines: Engines{Replicas: 1, Profile: Profiles()[0], Block: 512, Delays: LocalDelays()},

@@ -10,3 +10,6 @@ func plays(t *testing.T) {
 	t.Helper()
 	t.Skip("played without the race detector")
 }
+
+// short is the length of a trace whose runs at once are what the detector is to see.
+func short(n int) int { return n / 4 }

@@ -157,7 +157,7 @@ func TestHopelessRunsAreGivenUp(t *testing.T) {
 
 // Several loads at once are the same as one after the other.
 func TestLoadsMayBePlayedTogether(t *testing.T) {
-	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 500), Load: 0.9}, Engines: Engines{Replicas: 4, Block: 512, Profile: Profiles()[0]}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens}}, Runs: Runs{Seeds: 2}}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", short(500)), Load: 0.9}, Engines: Engines{Replicas: 4, Block: 512, Profile: Profiles()[0]}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT, decision.LeastTokens}}, Runs: Runs{Seeds: 2}}
 	one, err := Play(o)
 	if err != nil {
 		t.Fatal(err)

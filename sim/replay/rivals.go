@@ -39,6 +39,7 @@ type rememberer interface {
 // rivalRequest is a request in blocks.
 type rivalRequest struct {
 	keys          []blockhash.Hash
+	adapter       string
 	tokens, block int
 	blocks        int   // whole ones of the prompt
 	held          []int // per engine, of them
@@ -83,6 +84,8 @@ func newRival(s *sim, j *job) *rival {
 		r.rule = stickyUntilSaturated{rate: float64(chunk) * cfg.Timing.Speed / (cfg.Timing.Base.Seconds() + cfg.Timing.Prefill(chunk, 0))}
 	case Dynamo:
 		r.rule = backlogLessOverlap{}
+	case LLMDAdapters:
+		r.rule = loraAffinity{s}
 	case SGLang:
 		r.rule = newRoutedOrLeast(len(s.engines))
 	default:
@@ -102,7 +105,7 @@ func (r *rival) arrive(call int) {
 func (r *rival) submit(call int) {
 	r.sim.look()
 	c := &r.sim.trace.Calls[call]
-	in := &rivalRequest{tokens: c.In, block: r.sim.trace.block, held: make([]int, len(r.engines)), active: make([]int, len(r.engines))}
+	in := &rivalRequest{adapter: c.Adapter, tokens: c.In, block: r.sim.trace.block, held: make([]int, len(r.engines)), active: make([]int, len(r.engines))}
 	keys := r.sim.trace.hashes[call]
 	keys = keys[:min(len(keys), c.In/in.block)]
 	in.keys, in.blocks = keys, len(keys)

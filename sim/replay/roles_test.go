@@ -95,6 +95,7 @@ func TestTransfersOfOneLinkFollowEachOther(t *testing.T) {
 
 // Each rule of splits does what its name says, in one report.
 func TestSplitRulesAreCompared(t *testing.T) {
+	plays(t)
 	trace, err := Generate("decode", 200, 1)
 	if err != nil {
 		t.Fatal(err)

@@ -73,10 +73,14 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 		Index: r.index, Book: r.book, Reports: r, Record: r, Seed: 1 + j.seed<<20 + uint64(number)<<40,
 		Pools: r, PaceBias: j.options.PaceBias, Shares: j.shares, SplitAbove: j.setup.Split.threshold(),
 	})
+	models := []replica.Model{{ID: "m"}}
+	for _, name := range s.trace.adapterNames() {
+		models = append(models, replica.Model{ID: name, Parent: "m"})
+	}
 	for i, e := range s.engines {
 		rep := &replica.Replica{
 			ID: replica.ID("r" + strconv.Itoa(i)), State: replica.StateReady, Slots: []replica.Slot{replica.Slot(i)},
-			Models: []replica.Model{{ID: "m"}}, BlockSize: s.trace.block, Blocks: e.machine.Pool().Size(), MaxBatchedTokens: e.machine.Config().MaxBatchedTokens,
+			Models: models, BlockSize: s.trace.block, Blocks: e.machine.Pool().Size(), MaxBatchedTokens: e.machine.Config().MaxBatchedTokens,
 			Labels: j.setup.Roles.labels(i),
 		}
 		r.replicas = append(r.replicas, rep)
@@ -106,6 +110,9 @@ func (r *router) arrive(call int) {
 	}
 	if (r.job.setup.Roles != Roles{}) && r.job.setup.Split.pulls() {
 		req.Copier = prompts{r, call}
+	}
+	if c.Adapter != "" && !r.job.options.NoAdapterNames {
+		req.Model, req.Adapter = c.Adapter, c.Adapter
 	}
 	if r.job.options.Nameless {
 		req.Session = ""
@@ -275,7 +282,7 @@ func (r *router) apply(e int, events []kvEvent) {
 
 func (r *router) stored(e, call, from, to int) {
 	keys := r.sim.trace.hashes[call]
-	ev := kvblock.Stored{BlockSize: r.sim.trace.block, HasParent: from > 0}
+	ev := kvblock.Stored{BlockSize: r.sim.trace.block, Adapter: r.sim.trace.Calls[call].Adapter, HasParent: from > 0}
 	if from > 0 {
 		ev.Parent = kvblock.EngineHash(keys[from-1])
 	}

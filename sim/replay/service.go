@@ -44,7 +44,7 @@ func newService(s *sim, cfg chooser.Config, j *job) (*service, error) {
 		}
 		v.routers = append(v.routers, r)
 	}
-	if len(v.routers) > 1 || j.options.Answers.Whole {
+	if len(v.routers) > 1 || j.options.Answers.Whole || j.options.Profile.Adapters.Slots > 0 && !j.options.NoAdapterNames {
 		for _, r := range v.routers {
 			r.watch()
 		}

@@ -11,6 +11,7 @@ import (
 
 // Each call is served by the router that it came to, and all books are empty afterwards.
 func TestSeveralRoutersServeTheCallsThatComeToThem(t *testing.T) {
+	plays(t)
 	for _, fleet := range Fleets() {
 		t.Run(string(fleet), func(t *testing.T) { testSeveralRouters(t, fleet) })
 	}

@@ -228,7 +228,7 @@ func (s *sim) run(most float64) bool {
 func (s *sim) send(call, e int) *attempt {
 	c := &s.trace.Calls[call]
 	a := &attempt{call: call, engine: e, sent: s.now, scheduled: math.NaN()}
-	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out}
+	a.seq = enginemodel.Sequence{Owner: a, Keys: s.trace.hashes[call], Prompt: c.In, Most: c.Out, Adapter: c.Adapter}
 	if lie := s.engines[e].lie; lie.Instant > 0 {
 		s.after(s.delays.Send+s.delays.Receive, func() { s.lied(a, lie.Instant) })
 		return a

@@ -34,6 +34,8 @@ type Call struct {
 	Joins   []int
 	// Tenant sends it; tenants share the hold queue.
 	Tenant string
+	// Adapter is its LoRA adapter; empty for the base model.
+	Adapter string
 }
 
 // Trace is a list of calls in order of arrival.

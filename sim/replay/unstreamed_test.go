@@ -11,6 +11,7 @@ import (
 // Engines of which no first token is seen were learned from what they count of requests that shared their steps: as three to seven
 // times slower than they are.
 func TestEnginesAreLearnedFromWholeAnswers(t *testing.T) {
+	plays(t)
 	rates := map[string]float64{"conv": 1.4, "hotdoc": 1.8, "synth": 2.6}
 	for name, rate := range rates {
 		for _, speed := range []float64{0.25, 1, 4} {
@@ -60,6 +61,7 @@ func (w *witness) finished(a *attempt) {
 
 // A replica that became five times as slow kept its rate for more than a minute: its first tokens were predicted four to seven times too early.
 func TestAReplicaThatTurnsSlowIsPredictedAfter15Seconds(t *testing.T) {
+	plays(t)
 	ratios := turned(t, 15, 200)
 	right := 0
 	for _, r := range ratios {

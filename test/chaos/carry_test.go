@@ -31,6 +31,7 @@ var carriedKinds = []struct{ path, body string }{
 	{"/v1/chat/completions", `"temperature":0,"max_tokens":200,"messages":[{"role":"user","content":"About %d: think first, then use get_weather"}],"tools":[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]`},
 	{"/v1/chat/completions", `"temperature":0,"max_tokens":120,"presence_penalty":0.5,"messages":[{"role":"user","content":"Tell me about %d"}]`},
 	{"/v1/messages", `"temperature":0,"max_tokens":120,"messages":[{"role":"user","content":"About %d: think first"}]`},
+	{"/v1/messages", `"temperature":0.7,"max_tokens":120,"messages":[{"role":"user","content":"Tell me about %d"}]`},
 	{"/v1/responses", `"temperature":0,"max_output_tokens":120,"input":"Tell me about %d"`},
 }
 

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"flag"
 	"io"
 	"net/http"
 	"os"
@@ -21,6 +22,12 @@ import (
 
 	"github.com/kvpilot/kvpilot/test/stack"
 )
+
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8")
+	os.Exit(m.Run())
+}
 
 // cache is where the SDKs are, or go.
 func cache(t *testing.T) string {
@@ -55,6 +62,7 @@ func install(t *testing.T, have string, commands ...[]string) {
 }
 
 func TestNodeSDKsSeeNoDifference(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(cache(t), "node")
 	modules := filepath.Join(dir, "node_modules")
 	install(t, filepath.Join(modules, "@anthropic-ai"), []string{"npm", "install", "--no-audit", "--no-fund", "--prefix", dir, "openai", "@anthropic-ai/sdk"})
@@ -63,6 +71,7 @@ func TestNodeSDKsSeeNoDifference(t *testing.T) {
 }
 
 func TestPythonSDKsSeeNoDifference(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(cache(t), "python")
 	python := filepath.Join(dir, "bin", "python")
 	install(t, filepath.Join(dir, "installed"), []string{"python3", "-m", "venv", dir}, []string{python, "-m", "pip", "install", "-q", "openai", "anthropic"},

@@ -116,32 +116,48 @@ func exchanges() []exchange {
 
 // TestEveryRouteAnswersAsTheReplicaDoes: status, body and headers through kvpilot are those of the replica itself.
 func TestEveryRouteAnswersAsTheReplicaDoes(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("sends two thousand requests; not with -short")
 	}
 	for _, scaleOut := range []bool{true, false} { // with render routes, and with /tokenize alone
-		t.Run(fmt.Sprintf("render routes %v", scaleOut), func(t *testing.T) {
-			s := stack.Start(t, stack.Options{Replicas: 1, Engine: func(c *enginesim.Config) {
-				c.ScaleOut = scaleOut
-				c.Core.Timing.Speed = 2
-			}})
-			for _, x := range exchanges() {
-				var direct, through answer
-				for range 8 { // pieces of a stream may be joined when the machine is busy
-					direct, through = ask(t, s.Replicas[0], s.Replicas[0], x), ask(t, s.Replicas[0], "http://"+s.HTTP, x)
-					if same(direct, through) {
-						break
-					}
-				}
-				want, differs := differences()[x.method+" "+x.path]
-				switch {
-				case differs && (same(direct, through) || through.Status != want.status):
-					t.Errorf("%s %s does not differ as is said (%s): %s", x.method, x.path, want.because, show(through))
-				case !differs && !same(direct, through) && !ownWords(x, direct, through):
-					t.Errorf("%s %s\n direct:  %s\n through: %s", x.method, x.name, show(direct), show(through))
-				}
+		for part := range parts {
+			t.Run(fmt.Sprintf("render routes %v, part %d", scaleOut, part), func(t *testing.T) {
+				t.Parallel()
+				comparePart(t, scaleOut, part)
+			})
+		}
+	}
+}
+
+// parts is how many replicas share the table, since an exchange waits for its replica more than it computes.
+const parts = 4
+
+// comparePart sends each of the table's exchanges that fall to a part to a replica and through kvpilot before it.
+func comparePart(t *testing.T, scaleOut bool, part int) {
+	t.Helper()
+	s := stack.Start(t, stack.Options{Replicas: 1, Engine: func(c *enginesim.Config) {
+		c.ScaleOut = scaleOut
+		c.Core.Timing.Speed = 2
+	}})
+	for i, x := range exchanges() {
+		if i%parts != part {
+			continue
+		}
+		var direct, through answer
+		for range 8 { // pieces of a stream may be joined when the machine is busy
+			direct, through = ask(t, s.Replicas[0], s.Replicas[0], x), ask(t, s.Replicas[0], "http://"+s.HTTP, x)
+			if same(direct, through) {
+				break
 			}
-		})
+		}
+		want, differs := differences()[x.method+" "+x.path]
+		switch {
+		case differs && (same(direct, through) || through.Status != want.status):
+			t.Errorf("%s %s does not differ as is said (%s): %s", x.method, x.path, want.because, show(through))
+		case !differs && !same(direct, through) && !ownWords(x, direct, through):
+			t.Errorf("%s %s\n direct:  %s\n through: %s", x.method, x.name, show(direct), show(through))
+		}
 	}
 }
 

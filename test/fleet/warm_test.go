@@ -21,6 +21,7 @@ func fewBatches(c *enginesim.Config) { c.ReplayBuffer = 8 }
 
 // A router that starts late is exact although the engine's past batches no longer reach back to its start.
 func TestANewRouterPullsTheIndexOfAPeer(t *testing.T) {
+	t.Parallel()
 	spec := stack.Publisher(t, "publisher", fewBatches)
 	of := func(name string, others ...*stack.Stack) *stack.Stack {
 		o := fleetOptions(name, others)

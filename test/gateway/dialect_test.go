@@ -14,6 +14,7 @@ import (
 )
 
 func TestEachGatewayIsServedInItsDialect(t *testing.T) {
+	t.Parallel()
 	for _, d := range dialects() {
 		t.Run(d.name, func(t *testing.T) {
 			secure := strings.HasPrefix(d.name, "envoy-ai-gateway")

@@ -151,6 +151,7 @@ func (k *talk) turn(ctx context.Context, g *gateway, question string, allowed []
 
 // Gateways spread the requests of a conversation over all pickers: two of them find what one finds.
 func TestTwoPickersFindWhatOneFinds(t *testing.T) {
+	t.Parallel()
 	one, two := cachedShare(t, pickers(t, 1)), cachedShare(t, pickers(t, 2))
 	t.Logf("cached share %.2f %% with one picker, %.2f %% with two", 100*one, 100*two)
 	if one < 0.5 {

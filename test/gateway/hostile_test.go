@@ -412,6 +412,7 @@ func TestAnswersThatAreNotSeenKeepTheirBooking(t *testing.T) {
 }
 
 func TestBookingsOfAnswersThatAreNotSeenEndWhenPredicted(t *testing.T) {
+	t.Parallel()
 	s := start(t, 1, func(c *config.Config) { c.EPP.Response = extprocconfig.ResponseSkip })
 	g := dial(t, s.EPP, false, plainDuplex)
 	stream, err := g.client.Process(t.Context())

@@ -141,7 +141,7 @@ func p99(times []time.Duration) time.Duration { return times[len(times)*99/100] 
 func (p *process) besides(t *testing.T, most int64, attack func(ctx context.Context)) {
 	t.Helper()
 	quiet := p.crowd(t)
-	time.Sleep(2 * time.Second)
+	time.Sleep(time.Second)
 	undisturbed, failed := quiet.end()
 	if len(failed) > 0 {
 		t.Fatalf("undisturbed, %d of %d requests failed: %s", len(failed), len(undisturbed), failed[0])
@@ -173,9 +173,10 @@ func eachMemory(t *testing.T, run func(t *testing.T, p *process, most int64), se
 	t.Helper()
 	for limit, most := range memories {
 		t.Run(limit+" MiB", func(t *testing.T) {
+			t.Parallel()
 			var bytes int64
 			fmt.Sscan(limit, &bytes)
-			run(t, startProcess(t, append(set, withTenants(t), fmt.Sprintf("memory.max_bytes=%d", bytes<<20))...), most)
+			run(t, startProcess(t, append(slices.Clip(set), withTenants(t), fmt.Sprintf("memory.max_bytes=%d", bytes<<20))...), most)
 		})
 	}
 }

@@ -26,15 +26,21 @@ type process struct {
 	log               *stack.Log
 }
 
-// binary builds kvpilot once for all tests of the package, without the race detector, which would
-// multiply the memory that is measured.
+// built is the folder of binary, once it was asked for.
+var built string
+
+// binary builds kvpilot once for all tests of the package, as a release is built: the race detector would multiply the memory that
+// is measured.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "kvpilot-hostile-")
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	name := filepath.Join(dir, "kvpilot")
-	out, err := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", name, "../../cmd/kvpilot").CombinedOutput()
+	cmd := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags=-s -w", "-o", name, "../../cmd/kvpilot")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build, so that nothing is compiled twice
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w: %s", err, out)
 	}
@@ -43,8 +49,8 @@ var binary = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if name, err := binary(); err == nil && code >= 0 {
-		os.RemoveAll(filepath.Dir(name))
+	if built != "" {
+		os.RemoveAll(built)
 	}
 	os.Exit(code)
 }

@@ -81,6 +81,7 @@ func made(t *testing.T, path, stream string) string {
 
 // A client that has carried its stream continues it at another router, wherever it broke, and has one answer. It may do so several times.
 func TestAClientContinuesItsStreamElsewhere(t *testing.T) {
+	t.Parallel()
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer = "0.33.0", true, 12
 	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})
@@ -96,6 +97,15 @@ func TestAClientContinuesItsStreamElsewhere(t *testing.T) {
 	}
 	all["sampled"] = request{"/v1/chat/completions", `"temperature":0.8,"max_tokens":30,"messages":[{"role":"user","content":"Tell me"}]`}
 	all["sampled, a thought and a call"] = request{"/v1/chat/completions", `"temperature":0.8,"max_tokens":90,"messages":[{"role":"user","content":"think first, then use get_weather"}],` + weather}
+	for name, kind := range sampled {
+		if name == "a stop sequence" { // the text that is held back is not known elsewhere
+			continue
+		}
+		if kind = fmt.Sprintf(kind, 1); !strings.Contains(kind, "temperature") {
+			kind += `,"temperature":1`
+		}
+		all["a sampled message: "+name] = request{"/v1/messages", kind}
+	}
 	for name, c := range all {
 		t.Run(name, func(t *testing.T) {
 			body := `{"model":"sim","stream":true,` + c.body + `}`
@@ -157,5 +167,34 @@ func TestAStreamThatCannotBeContinuedElsewhere(t *testing.T) {
 				t.Errorf("%d %s, want %d", status, answer, c.status)
 			}
 		})
+	}
+}
+
+// A sampled message is continued only from the chunks that its events were made of.
+func TestAMessageThatCannotBeContinuedElsewhere(t *testing.T) {
+	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) { c.Version, c.ScaleOut, c.MeanAnswer = "0.33.0", true, 30 }})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	url := "http://" + s.HTTP
+	const body = `{"model":"sim","stream":true,"temperature":0.7,"max_tokens":60,"messages":[{"role":"user","content":"Tell me about rivers"}]}`
+	_, received := post(t, url, "/v1/messages", "carry", body, 9)
+	chunks := regexp.MustCompile(`: ids .*\n\n`)
+	if n := len(chunks.FindAllString(received, -1)); n < 3 {
+		t.Fatalf("%d chunks in %s", n, received)
+	}
+	for name, has := range map[string]string{
+		"without the chunks":  chunks.ReplaceAllString(received, ""),
+		"with another text":   strings.Replace(received, `"type":"text_delta","text":"`, `"type":"text_delta","text":"Un`, 1),
+		"with an event more":  received + "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+		"with another prompt": strings.Replace(received, `"prompt_token_ids":[`, `"prompt_token_ids":[7,`, 1),
+		"with an error":       received + ": ids {\"error\":{\"code\":500}}\n\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if status, answer := post(t, url, "/v1/messages", "continue", carried(body, has), 1<<20); status != http.StatusConflict {
+				t.Errorf("%d %s", status, answer)
+			}
+		})
+	}
+	if status, answer := post(t, url, "/v1/messages", "continue", carried(body, received), 1<<20); status != http.StatusOK || !strings.Contains(answer, "message_stop") {
+		t.Errorf("as it came: %d %s", status, answer)
 	}
 }

@@ -2,14 +2,22 @@ package resume
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net/http"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
+
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "4")
+	os.Exit(m.Run())
+}
 
 // urlOf is the base URL of a replica.
 func urlOf(t *testing.T, s *stack.Stack, id string) string {

@@ -39,7 +39,7 @@ func message(t *testing.T, url, body, resume string) *named {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	n := &named{ids: map[string]int{}}
+	n := &named{ids: map[string]int{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
@@ -53,42 +53,35 @@ func message(t *testing.T, url, body, resume string) *named {
 
 // A sampled message is one stream wherever its replica dies: the events are those of the engine, and the rest is written from exactly the tokens of what the client has.
 func TestASampledMessageIsContinued(t *testing.T) {
-	s := started(t, "0.33.0", true)
-	url := "http://" + s.HTTP
+	t.Parallel()
 	for name, more := range sampled {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := started(t, "0.33.0", true)
+			url := "http://" + s.HTTP
 			body := `{"model":"sim","stream":true,` + fmt.Sprintf(more, 1) + `}`
-			fault(t, s, `{}`)
 			engines, want := message(t, url, body, "off"), message(t, url, body, "")
 			if !engines.over || engines.text() != want.text() {
 				t.Fatalf("the engine's events are\n%s\nthe router's\n%s", engines.text(), want.text())
 			}
-			resumes := 0
-			for at := 1; at < want.events; at++ {
-				faultAt(t, s.Replicas, `{}`)
-				faultAt(t, s.Replicas[at%len(s.Replicas):][:1], fmt.Sprintf(`{"poison":"\"return_token_ids\":true","die_after":%d,"times":1}`, at))
-				before := resumed(t, s)
-				for range 2 * len(s.Replicas) {
-					if got := message(t, url, body, ""); got.text() != want.text() {
-						t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
-					}
-					if resumed(t, s) > before {
-						resumes++
-						break
-					}
+			resumes := cuts(t, s, want.events, `"return_token_ids":true`, func(at int) string {
+				got := message(t, url, body, "")
+				if got.text() != want.text() {
+					t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 				}
-			}
+				return got.replica
+			})
 			t.Logf("%d of %d cuts met a stream", resumes, want.events-1)
 			if resumes == 0 {
 				t.Error("no stream was resumed")
 			}
+			if n := counted(t, s, "kvpilot_router_interrupted_total", "result", "lost"); n != 0 {
+				t.Errorf("%d streams are counted as lost", n)
+			}
+			if counted(t, s, "kvpilot_router_interrupted_total", "kind", "messages") == 0 {
+				t.Error("no stream of messages is counted")
+			}
 		})
-	}
-	if n := counted(t, s, "kvpilot_router_interrupted_total", "result", "lost"); n != 0 {
-		t.Errorf("%d streams are counted as lost", n)
-	}
-	if counted(t, s, "kvpilot_router_interrupted_total", "kind", "messages") == 0 {
-		t.Error("no stream of messages is counted")
 	}
 }
 

@@ -1,6 +1,7 @@
 package resume
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -83,4 +84,82 @@ func boolInt(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// A stream moves from a rank that drains, to another rank of the same replica or to another replica; the others of its replica take requests.
+func TestAStreamMovesFromARankThatDrains(t *testing.T) {
+	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
+		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed, c.Ranks = "0.33.0", true, 40, 1, 2
+	}, Configure: func(c *config.Config) {
+		c.Chooser.Policy = "round-robin"
+		for i := range c.Registry.Replicas {
+			c.Registry.Replicas[i].Ranks = 2
+		}
+	}})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	body := `{"model":"sim","temperature":0,"stream":true,"max_tokens":200,"stream_options":{"include_usage":true},"messages":[{"role":"user","content":"hello"}]}`
+	want := ask(t, "http://"+s.HTTP, body)
+	for range 3 {
+		before, replica, rank := results(t, s, "moved"), "", ""
+		got := watchHead(t, "http://"+s.HTTP, body, func(events int, head http.Header) {
+			if events == 5 {
+				replica, rank = head.Get("X-Kvpilot-Replica"), rankOf(t, s, head)
+				drainRank(t, s, replica, "drain", `{"move":true,"ranks":[`+rank+`]}`)
+			}
+		})
+		if got.text() != want.text() {
+			t.Errorf("the client has\n%s\nwant\n%s", got.text(), want.text())
+		}
+		if results(t, s, "moved") == before {
+			t.Error("the stream has not moved")
+		}
+		others := map[string]int{}
+		for range 9 {
+			watchHead(t, "http://"+s.HTTP, strings.Replace(body, "200", "2", 1), func(events int, head http.Header) {
+				if events == 1 {
+					others[head.Get("X-Kvpilot-Replica")+" "+rankOf(t, s, head)]++
+				}
+			})
+		}
+		if others[replica+" "+rank] > 0 || len(others) != 3 {
+			t.Errorf("rank %s of %s drains, and requests go to %v", rank, replica, others)
+		}
+		drainRank(t, s, replica, "undrain", `{"ranks":[`+rank+`]}`)
+	}
+	if n := counted(t, s, "kvpilot_router_interrupted_total", "cause", "drain"); n == 0 {
+		t.Error("no stream is counted as moved for a drain")
+	}
+}
+
+// drainRank sends the body of a drain, or of its end.
+func drainRank(t *testing.T, s *stack.Stack, replica, verb, body string) {
+	t.Helper()
+	resp, err := http.Post(fmt.Sprintf("http://%s/kvpilot/v1/replicas/%s:%s", s.HTTP, replica, verb), "application/json", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s: %v %s %s", verb, replica, err, resp.Status, text)
+	}
+}
+
+// rankOf is the rank that an answer began on.
+func rankOf(t *testing.T, s *stack.Stack, head http.Header) string {
+	t.Helper()
+	resp, err := http.Get("http://" + s.HTTP + "/kvpilot/v1/decisions/" + head.Get("X-Kvpilot-Decision"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var v struct {
+		Decisions []struct {
+			Rank int `json:"rank"`
+		} `json:"decisions"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil || len(v.Decisions) == 0 {
+		t.Fatalf("%s: %v, %v", resp.Status, err, v)
+	}
+	return fmt.Sprint(v.Decisions[0].Rank)
 }

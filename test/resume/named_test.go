@@ -39,6 +39,7 @@ type named struct {
 	events  int
 	id      string
 	over    bool
+	replica string // that the stream began on
 }
 
 // text is all of it that must be equal.
@@ -58,13 +59,13 @@ func listenTo(t *testing.T, url, path, body string, seen func(events int, replic
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	n := &named{ids: map[string]int{}}
+	n := &named{ids: map[string]int{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "[DONE]" {
 			n.event(t, data)
-			seen(n.events, resp.Header.Get("X-Kvpilot-Replica"))
+			seen(n.events, n.replica)
 		}
 	}
 	return n
@@ -135,6 +136,7 @@ func (n *named) strip(v any, grown func(name string, at map[string]any)) {
 
 // A message and a response are one stream wherever their replica dies, and the response is kept under the name that the client has.
 func TestMessagesAndResponsesAreRepeated(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.12.0", "0.33.0"} {
 		s := started(t, version, true)
 		url := "http://" + s.HTTP
@@ -146,23 +148,14 @@ func TestMessagesAndResponsesAreRepeated(t *testing.T) {
 				if !want.over {
 					t.Fatalf("undisturbed: %s", want.text())
 				}
-				resumes := 0
-				for at := 1; at < want.events; at++ {
-					faultAt(t, s.Replicas, `{}`)
-					faultAt(t, s.Replicas[at%len(s.Replicas):][:1], fmt.Sprintf(`{"die_after":%d,"times":1,"poison":"\"stream\":true"}`, at))
-					before := resumed(t, s)
-					for range 2 * len(s.Replicas) {
-						got := listen(t, url, kind.path, body)
-						if got.text() != want.text() {
-							t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
-						}
-						kept(t, url, got.id)
-						if resumed(t, s) > before {
-							resumes++
-							break
-						}
+				resumes := cuts(t, s, want.events, `"stream":true`, func(at int) string {
+					got := listen(t, url, kind.path, body)
+					if got.text() != want.text() {
+						t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 					}
-				}
+					kept(t, url, got.id)
+					return got.replica
+				})
 				if resumes == 0 {
 					t.Errorf("no stream was resumed after %d cuts", want.events-1)
 				}
@@ -258,6 +251,7 @@ func kept(t *testing.T, url, id string) {
 
 // What is drawn without a seed, and what depends on more than the request, is not repeated.
 func TestMessagesAndResponsesThatAreNotRepeated(t *testing.T) {
+	t.Parallel()
 	s := started(t, "0.33.0", true)
 	for name, c := range map[string]struct{ path, body string }{
 		"drawn, must call":     {"/v1/messages", `"max_tokens":40,"messages":[{"role":"user","content":"hi"}],"tool_choice":{"type":"any"},` + messageTools},

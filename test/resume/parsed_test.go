@@ -24,6 +24,7 @@ type answer struct {
 	ids                               map[string]bool
 	done                              bool
 	failure                           string
+	replica                           string // that the stream began on
 	events                            int
 }
 
@@ -31,6 +32,33 @@ type answer struct {
 func (a *answer) text() string {
 	return fmt.Sprintf("content %q, reasoning %q, calls %q, finish %s, usage %s, done %v, failure %q, %d ids of calls, %d of events, choices %q, tokens %q",
 		a.content, a.reasoning, a.calls, a.finish, a.usage, a.done, a.failure, len(a.callIDs), len(a.ids), a.others, a.probable)
+}
+
+// cuts kills a replica after each number of events of a stream, and has the stream read until one began on that replica. It
+// returns how many streams were resumed. The replica dies at the first request that has the text poison.
+func cuts(t *testing.T, s *stack.Stack, events int, poison string, read func(at int) (replica string)) (resumes int) {
+	t.Helper()
+	urls, before := map[string]string{}, resumed(t, s)
+	for at := 1; at < events; at++ {
+		dies := s.Replicas[at%len(s.Replicas)] // a replica that has just died is left alone for a while
+		faultAt(t, s.Replicas, `{}`)
+		faultAt(t, []string{dies}, fmt.Sprintf(`{"poison":%q,"die_after":%d,"times":1}`, poison, at))
+		for range 2 * len(s.Replicas) {
+			began := read(at)
+			if urls[began] == "" {
+				urls[began] = urlOf(t, s, began)
+			}
+			if urls[began] != dies {
+				continue
+			}
+			if n := resumed(t, s); n > before {
+				before = n
+				resumes++
+			}
+			break
+		}
+	}
+	return resumes
 }
 
 // ask asks for a stream and reads it.
@@ -42,12 +70,18 @@ func ask(t *testing.T, url, body string) *answer {
 // watch is ask with a look at each event: its number, and the replica that the stream began on.
 func watch(t *testing.T, url, body string, seen func(events int, replica string)) *answer {
 	t.Helper()
+	return watchHead(t, url, body, func(events int, head http.Header) { seen(events, head.Get("X-Kvpilot-Replica")) })
+}
+
+// watchHead is watch with all headers of the answer.
+func watchHead(t *testing.T, url, body string, seen func(events int, head http.Header)) *answer {
+	t.Helper()
 	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	a := &answer{callIDs: map[string]bool{}, ids: map[string]bool{}}
+	a := &answer{callIDs: map[string]bool{}, ids: map[string]bool{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -58,7 +92,7 @@ func watch(t *testing.T, url, body string, seen func(events int, replica string)
 			a.done = true
 		default:
 			a.event(t, data)
-			seen(a.events, resp.Header.Get("X-Kvpilot-Replica"))
+			seen(a.events, resp.Header)
 		}
 	}
 	return a
@@ -180,6 +214,7 @@ func started(t *testing.T, version string, scaleOut bool) *stack.Stack {
 
 // An answer with thoughts, tool calls or both is continued to the letter wherever its replica dies.
 func TestAnAnswerWithThoughtsAndToolCallsIsContinued(t *testing.T) {
+	t.Parallel()
 	s := started(t, "0.33.0", true)
 	for name, more := range map[string]string{
 		"a tool call":                  `"messages":[{"role":"user","content":"use get_weather"}],` + weather,
@@ -210,6 +245,7 @@ func TestAnAnswerWithThoughtsAndToolCallsIsContinued(t *testing.T) {
 
 // An answer in which nothing is drawn is repeated by another replica, wherever its own dies: the client has it once, to the letter.
 func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.12.0", "0.33.0"} {
 		s := started(t, version, false)
 		for name, more := range map[string]string{
@@ -233,22 +269,13 @@ func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
 				if !want.done || want.failure != "" || want.finish == "" {
 					t.Fatalf("undisturbed: %s", want.text())
 				}
-				resumes := 0
-				for at := 1; at < want.events; at++ {
-					dies := s.Replicas[at%len(s.Replicas)] // a replica that has just died is left alone for a while
-					faultAt(t, s.Replicas, `{}`)
-					faultAt(t, []string{dies}, fmt.Sprintf(`{"die_after":%d,"times":1,"poison":"\"stream\":true"}`, at))
-					before := resumed(t, s)
-					for range 2 * len(s.Replicas) {
-						if got := ask(t, "http://"+s.HTTP, body); got.text() != want.text() {
-							t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
-						}
-						if resumed(t, s) > before {
-							resumes++
-							break
-						}
+				resumes := cuts(t, s, want.events, `"stream":true`, func(at int) string {
+					got := ask(t, "http://"+s.HTTP, body)
+					if got.text() != want.text() {
+						t.Fatalf("cut after %d events, the client has\n%s\nwant\n%s", at, got.text(), want.text())
 					}
-				}
+					return got.replica
+				})
 				// A reset connection may take the events with it that the router has not read: then the answer is not resumed, but retried.
 				if resumes == 0 {
 					t.Errorf("no stream was resumed after %d cuts", want.events-1)

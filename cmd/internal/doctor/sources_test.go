@@ -45,6 +45,7 @@ func apiServer(t *testing.T, refuse func(r *http.Request) bool) string {
 }
 
 func TestSourcesOfReplicas(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "replicas.yaml")
 	if err := os.WriteFile(file, []byte("replicas: [{url: nonsense}]\n"), 0o600); err != nil {
 		t.Fatal(err)

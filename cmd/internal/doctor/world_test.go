@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -19,7 +20,11 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets many tests run at once: they wait for sockets that say nothing.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16")
+	goleak.VerifyTestMain(m)
+}
 
 // world is a set-up of two simulated replicas and the settings for them. Its zero value has no fault.
 type world struct {

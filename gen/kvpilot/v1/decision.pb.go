@@ -278,6 +278,8 @@ const (
 	Objective_OBJECTIVE_ANSWER Objective = 2
 	// What misses the targets of the request.
 	Objective_OBJECTIVE_SLO Objective = 3
+	// The time of the whole answer, whatever the first token costs.
+	Objective_OBJECTIVE_COMPLETION Objective = 4
 )
 
 // Enum value maps for Objective.
@@ -287,12 +289,14 @@ var (
 		1: "OBJECTIVE_TTFT",
 		2: "OBJECTIVE_ANSWER",
 		3: "OBJECTIVE_SLO",
+		4: "OBJECTIVE_COMPLETION",
 	}
 	Objective_value = map[string]int32{
 		"OBJECTIVE_UNSPECIFIED": 0,
 		"OBJECTIVE_TTFT":        1,
 		"OBJECTIVE_ANSWER":      2,
 		"OBJECTIVE_SLO":         3,
+		"OBJECTIVE_COMPLETION":  4,
 	}
 )
 
@@ -506,6 +510,67 @@ func (Alone) EnumDescriptor() ([]byte, []int) {
 	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
 }
 
+// AdapterState is where a rank has a LoRA adapter, as far as the router knows.
+type AdapterState int32
+
+const (
+	// Not specified.
+	AdapterState_ADAPTER_STATE_UNSPECIFIED AdapterState = 0
+	// In GPU memory, with requests in flight.
+	AdapterState_ADAPTER_STATE_RUNNING AdapterState = 1
+	// In GPU memory.
+	AdapterState_ADAPTER_STATE_RESIDENT AdapterState = 2
+	// It would have to be loaded.
+	AdapterState_ADAPTER_STATE_ABSENT AdapterState = 3
+	// As many other adapters run as the engine can run at once (max_loras).
+	AdapterState_ADAPTER_STATE_FULL AdapterState = 4
+)
+
+// Enum value maps for AdapterState.
+var (
+	AdapterState_name = map[int32]string{
+		0: "ADAPTER_STATE_UNSPECIFIED",
+		1: "ADAPTER_STATE_RUNNING",
+		2: "ADAPTER_STATE_RESIDENT",
+		3: "ADAPTER_STATE_ABSENT",
+		4: "ADAPTER_STATE_FULL",
+	}
+	AdapterState_value = map[string]int32{
+		"ADAPTER_STATE_UNSPECIFIED": 0,
+		"ADAPTER_STATE_RUNNING":     1,
+		"ADAPTER_STATE_RESIDENT":    2,
+		"ADAPTER_STATE_ABSENT":      3,
+		"ADAPTER_STATE_FULL":        4,
+	}
+)
+
+func (x AdapterState) Enum() *AdapterState {
+	p := new(AdapterState)
+	*p = x
+	return p
+}
+
+func (x AdapterState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AdapterState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvpilot_v1_decision_proto_enumTypes[7].Descriptor()
+}
+
+func (AdapterState) Type() protoreflect.EnumType {
+	return &file_kvpilot_v1_decision_proto_enumTypes[7]
+}
+
+func (x AdapterState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AdapterState.Descriptor instead.
+func (AdapterState) EnumDescriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
+}
+
 // End is how a request left its replica.
 type End int32
 
@@ -579,11 +644,11 @@ func (x End) String() string {
 }
 
 func (End) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvpilot_v1_decision_proto_enumTypes[7].Descriptor()
+	return file_kvpilot_v1_decision_proto_enumTypes[8].Descriptor()
 }
 
 func (End) Type() protoreflect.EnumType {
-	return &file_kvpilot_v1_decision_proto_enumTypes[7]
+	return &file_kvpilot_v1_decision_proto_enumTypes[8]
 }
 
 func (x End) Number() protoreflect.EnumNumber {
@@ -592,7 +657,7 @@ func (x End) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use End.Descriptor instead.
 func (End) EnumDescriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
 }
 
 // Overlap is how much of a prompt's beginning one rank holds, in tokens.
@@ -1509,7 +1574,9 @@ type Candidate struct {
 	// What the conduct of the rank adds to its cost: its answers are slower than those of its equals, or empty (predicted-ttft).
 	Drag *durationpb.Duration `protobuf:"bytes,35,opt,name=drag,proto3" json:"drag,omitempty"`
 	// How the rank has behaved of late. Absent while it behaves as its equals do.
-	Conduct       *RankConduct `protobuf:"bytes,36,opt,name=conduct,proto3" json:"conduct,omitempty"`
+	Conduct *RankConduct `protobuf:"bytes,36,opt,name=conduct,proto3" json:"conduct,omitempty"`
+	// The request's LoRA adapter on the rank. Absent: it has none.
+	Adapter       *AdapterCost `protobuf:"bytes,37,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1796,6 +1863,86 @@ func (x *Candidate) GetConduct() *RankConduct {
 	return nil
 }
 
+func (x *Candidate) GetAdapter() *AdapterCost {
+	if x != nil {
+		return x.Adapter
+	}
+	return nil
+}
+
+// AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
+type AdapterCost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where the rank has it.
+	State AdapterState `protobuf:"varint,1,opt,name=state,proto3,enum=kvpilot.v1.AdapterState" json:"state,omitempty"`
+	// The predicted time until another adapter has ended there, so that this one may run.
+	Wait *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	// The predicted time to load it, in which the engine computes nothing. It and the wait are parts of the time to the first token.
+	Load *durationpb.Duration `protobuf:"bytes,3,opt,name=load,proto3" json:"load,omitempty"`
+	// The expected cost of bringing back the adapter that leaves for it.
+	Loss          *durationpb.Duration `protobuf:"bytes,4,opt,name=loss,proto3" json:"loss,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdapterCost) Reset() {
+	*x = AdapterCost{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdapterCost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdapterCost) ProtoMessage() {}
+
+func (x *AdapterCost) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdapterCost.ProtoReflect.Descriptor instead.
+func (*AdapterCost) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AdapterCost) GetState() AdapterState {
+	if x != nil {
+		return x.State
+	}
+	return AdapterState_ADAPTER_STATE_UNSPECIFIED
+}
+
+func (x *AdapterCost) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+func (x *AdapterCost) GetLoad() *durationpb.Duration {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+func (x *AdapterCost) GetLoss() *durationpb.Duration {
+	if x != nil {
+		return x.Loss
+	}
+	return nil
+}
+
 // RankConduct is how a rank behaves compared with its equals, as the router has measured it.
 type RankConduct struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1815,7 +1962,7 @@ type RankConduct struct {
 
 func (x *RankConduct) Reset() {
 	*x = RankConduct{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1974,7 @@ func (x *RankConduct) String() string {
 func (*RankConduct) ProtoMessage() {}
 
 func (x *RankConduct) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1987,7 @@ func (x *RankConduct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankConduct.ProtoReflect.Descriptor instead.
 func (*RankConduct) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RankConduct) GetSuspicions() []Suspicion {
@@ -1905,7 +2052,7 @@ type RankSpeed struct {
 
 func (x *RankSpeed) Reset() {
 	*x = RankSpeed{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2064,7 @@ func (x *RankSpeed) String() string {
 func (*RankSpeed) ProtoMessage() {}
 
 func (x *RankSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2077,7 @@ func (x *RankSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
 func (*RankSpeed) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RankSpeed) GetTokensPerSecond() float64 {
@@ -2015,7 +2162,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2174,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2187,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -2109,7 +2256,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2268,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2281,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{9}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -2319,7 +2466,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x05queue\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x05queue\x123\n" +
 	"\acompute\x18\v \x01(\v2\x19.google.protobuf.DurationR\acompute\x125\n" +
-	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xaa\v\n" +
+	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xdd\v\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2360,9 +2507,15 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"held_chars\x18! \x01(\rR\theldChars\x12\x14\n" +
 	"\x05place\x18\" \x01(\rR\x05place\x12-\n" +
 	"\x04drag\x18# \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
-	"\aconduct\x18$ \x01(\v2\x17.kvpilot.v1.RankConductR\aconductB\x11\n" +
+	"\aconduct\x18$ \x01(\v2\x17.kvpilot.v1.RankConductR\aconduct\x121\n" +
+	"\aadapter\x18% \x01(\v2\x17.kvpilot.v1.AdapterCostR\aadapterB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
-	"\t_kv_usage\"\xe0\x01\n" +
+	"\t_kv_usage\"\xca\x01\n" +
+	"\vAdapterCost\x12.\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x18.kvpilot.v1.AdapterStateR\x05state\x12-\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12-\n" +
+	"\x04load\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04load\x12-\n" +
+	"\x04loss\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04loss\"\xe0\x01\n" +
 	"\vRankConduct\x125\n" +
 	"\n" +
 	"suspicions\x18\x01 \x03(\x0e2\x15.kvpilot.v1.SuspicionR\n" +
@@ -2445,12 +2598,13 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x12\x11\n" +
 	"\rVETO_DRAINING\x10\v\x12\x0f\n" +
 	"\vVETO_MEMORY\x10\f\x12\r\n" +
-	"\tVETO_ROLE\x10\r*c\n" +
+	"\tVETO_ROLE\x10\r*}\n" +
 	"\tObjective\x12\x19\n" +
 	"\x15OBJECTIVE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eOBJECTIVE_TTFT\x10\x01\x12\x14\n" +
 	"\x10OBJECTIVE_ANSWER\x10\x02\x12\x11\n" +
-	"\rOBJECTIVE_SLO\x10\x03*g\n" +
+	"\rOBJECTIVE_SLO\x10\x03\x12\x18\n" +
+	"\x14OBJECTIVE_COMPLETION\x10\x04*g\n" +
 	"\tSuspicion\x12\x19\n" +
 	"\x15SUSPICION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eSUSPICION_SLOW\x10\x01\x12\x13\n" +
@@ -2468,7 +2622,13 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\fALONE_SILENT\x10\x01\x12\x16\n" +
 	"\x12ALONE_UNKNOWN_RANK\x10\x02\x12\x14\n" +
 	"\x10ALONE_NO_REPLICA\x10\x03\x12\x0f\n" +
-	"\vALONE_MOVED\x10\x04*\xdc\x01\n" +
+	"\vALONE_MOVED\x10\x04*\x96\x01\n" +
+	"\fAdapterState\x12\x1d\n" +
+	"\x19ADAPTER_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15ADAPTER_STATE_RUNNING\x10\x01\x12\x1a\n" +
+	"\x16ADAPTER_STATE_RESIDENT\x10\x02\x12\x18\n" +
+	"\x14ADAPTER_STATE_ABSENT\x10\x03\x12\x16\n" +
+	"\x12ADAPTER_STATE_FULL\x10\x04*\xdc\x01\n" +
 	"\x03End\x12\x13\n" +
 	"\x0fEND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rEND_COMPLETED\x10\x01\x12\x10\n" +
@@ -2497,8 +2657,8 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 	return file_kvpilot_v1_decision_proto_rawDescData
 }
 
-var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(ChoiceReason)(0),             // 1: kvpilot.v1.ChoiceReason
@@ -2507,77 +2667,84 @@ var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(Suspicion)(0),                // 4: kvpilot.v1.Suspicion
 	(SpeedSource)(0),              // 5: kvpilot.v1.SpeedSource
 	(Alone)(0),                    // 6: kvpilot.v1.Alone
-	(End)(0),                      // 7: kvpilot.v1.End
-	(*Overlap)(nil),               // 8: kvpilot.v1.Overlap
-	(*Decision)(nil),              // 9: kvpilot.v1.Decision
-	(*SplitChoice)(nil),           // 10: kvpilot.v1.SplitChoice
-	(*MemoryWait)(nil),            // 11: kvpilot.v1.MemoryWait
-	(*Way)(nil),                   // 12: kvpilot.v1.Way
-	(*Candidate)(nil),             // 13: kvpilot.v1.Candidate
-	(*RankConduct)(nil),           // 14: kvpilot.v1.RankConduct
-	(*RankSpeed)(nil),             // 15: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 16: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 17: kvpilot.v1.Outcome
-	nil,                           // 18: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 19: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
+	(AdapterState)(0),             // 7: kvpilot.v1.AdapterState
+	(End)(0),                      // 8: kvpilot.v1.End
+	(*Overlap)(nil),               // 9: kvpilot.v1.Overlap
+	(*Decision)(nil),              // 10: kvpilot.v1.Decision
+	(*SplitChoice)(nil),           // 11: kvpilot.v1.SplitChoice
+	(*MemoryWait)(nil),            // 12: kvpilot.v1.MemoryWait
+	(*Way)(nil),                   // 13: kvpilot.v1.Way
+	(*Candidate)(nil),             // 14: kvpilot.v1.Candidate
+	(*AdapterCost)(nil),           // 15: kvpilot.v1.AdapterCost
+	(*RankConduct)(nil),           // 16: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 17: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 18: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 19: kvpilot.v1.Outcome
+	nil,                           // 20: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	19, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	21, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: kvpilot.v1.Decision.reason:type_name -> kvpilot.v1.ChoiceReason
-	18, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	20, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	20, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
-	13, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	17, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	16, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	20, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	22, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	22, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	14, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
+	19, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	18, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
 	3,  // 8: kvpilot.v1.Decision.objective:type_name -> kvpilot.v1.Objective
-	20, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	20, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	20, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	20, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	22, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	22, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	22, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	22, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	6,  // 13: kvpilot.v1.Decision.alone:type_name -> kvpilot.v1.Alone
-	12, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
-	11, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
-	10, // 16: kvpilot.v1.Decision.split:type_name -> kvpilot.v1.SplitChoice
-	20, // 17: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
-	20, // 18: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
-	20, // 19: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
-	20, // 20: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
-	20, // 21: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
-	20, // 22: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
+	13, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
+	12, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
+	11, // 16: kvpilot.v1.Decision.split:type_name -> kvpilot.v1.SplitChoice
+	22, // 17: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	22, // 18: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	22, // 19: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
+	22, // 20: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
+	22, // 21: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
+	22, // 22: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
 	2,  // 23: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
-	8,  // 24: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	9,  // 24: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
 	0,  // 25: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	20, // 26: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
-	20, // 27: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
-	20, // 28: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
-	20, // 29: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
-	15, // 30: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	20, // 31: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
-	20, // 32: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
-	20, // 33: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
-	20, // 34: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
-	20, // 35: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
-	20, // 36: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
-	20, // 37: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
-	20, // 38: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
-	14, // 39: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	4,  // 40: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
-	20, // 41: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	20, // 42: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	20, // 43: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	5,  // 44: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
-	20, // 45: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	7,  // 46: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	20, // 47: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	20, // 48: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	20, // 49: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	50, // [50:50] is the sub-list for method output_type
-	50, // [50:50] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	22, // 26: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	22, // 27: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	22, // 28: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	22, // 29: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	17, // 30: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	22, // 31: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	22, // 32: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	22, // 33: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	22, // 34: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	22, // 35: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	22, // 36: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	22, // 37: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	22, // 38: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	16, // 39: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	15, // 40: kvpilot.v1.Candidate.adapter:type_name -> kvpilot.v1.AdapterCost
+	7,  // 41: kvpilot.v1.AdapterCost.state:type_name -> kvpilot.v1.AdapterState
+	22, // 42: kvpilot.v1.AdapterCost.wait:type_name -> google.protobuf.Duration
+	22, // 43: kvpilot.v1.AdapterCost.load:type_name -> google.protobuf.Duration
+	22, // 44: kvpilot.v1.AdapterCost.loss:type_name -> google.protobuf.Duration
+	4,  // 45: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	22, // 46: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	22, // 47: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	22, // 48: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 49: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	22, // 50: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	8,  // 51: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	22, // 52: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	22, // 53: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	22, // 54: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -2586,14 +2753,14 @@ func file_kvpilot_v1_decision_proto_init() {
 		return
 	}
 	file_kvpilot_v1_decision_proto_msgTypes[5].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[9].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
-			NumEnums:      8,
-			NumMessages:   11,
+			NumEnums:      9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

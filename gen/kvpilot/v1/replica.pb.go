@@ -345,7 +345,9 @@ type ReplicaDrain struct {
 	// Requests still in flight there, of all routers of the fleet that the replica's decider knows of.
 	InFlight uint32 `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	// Requests under way move to other replicas.
-	Move          bool `protobuf:"varint,5,opt,name=move,proto3" json:"move,omitempty"`
+	Move bool `protobuf:"varint,5,opt,name=move,proto3" json:"move,omitempty"`
+	// The data-parallel ranks that drain, counted from 0, while the others take new work; none: all.
+	Ranks         []uint32 `protobuf:"varint,6,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -413,6 +415,13 @@ func (x *ReplicaDrain) GetMove() bool {
 		return x.Move
 	}
 	return false
+}
+
+func (x *ReplicaDrain) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
 }
 
 // ReplicaRank is one data-parallel rank of a replica.
@@ -918,8 +927,12 @@ type DrainRequest struct {
 	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
 	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	// Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
-	// and a stream that can be resumed exactly is resumed. The others finish where they are.
-	Move          bool `protobuf:"varint,4,opt,name=move,proto3" json:"move,omitempty"`
+	// and a stream that can be resumed exactly is resumed. The others finish where they are. Requests of a rank may move to
+	// another rank of the same replica.
+	Move bool `protobuf:"varint,4,opt,name=move,proto3" json:"move,omitempty"`
+	// Drain only these data-parallel ranks, counted from 0; none: the whole replica. They are added to the ranks that drain already;
+	// when all drain, the whole replica does.
+	Ranks         []uint32 `protobuf:"varint,5,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -982,6 +995,13 @@ func (x *DrainRequest) GetMove() bool {
 	return false
 }
 
+func (x *DrainRequest) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
 // DrainResponse has the replica after the call.
 type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1032,7 +1052,9 @@ func (x *DrainResponse) GetReplica() *Replica {
 type UndrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replica.
-	ReplicaId     string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// Only these data-parallel ranks take work again, counted from 0; none: all of the replica.
+	Ranks         []uint32 `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1072,6 +1094,13 @@ func (x *UndrainRequest) GetReplicaId() string {
 		return x.ReplicaId
 	}
 	return ""
+}
+
+func (x *UndrainRequest) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
 }
 
 // UndrainResponse has the replica after the call.
@@ -1462,13 +1491,14 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\x05drain\x18\x11 \x01(\v2\x18.kvpilot.v1.ReplicaDrainR\x05drain\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x99\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xaf\x01\n" +
 	"\fReplicaDrain\x120\n" +
 	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1b\n" +
 	"\tin_flight\x18\x04 \x01(\rR\binFlight\x12\x12\n" +
-	"\x04move\x18\x05 \x01(\bR\x04move\"\xf0\x02\n" +
+	"\x04move\x18\x05 \x01(\bR\x04move\x12\x14\n" +
+	"\x05ranks\x18\x06 \x03(\rR\x05ranks\"\xf0\x02\n" +
 	"\vReplicaRank\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12'\n" +
 	"\x0fevents_endpoint\x18\x02 \x01(\tR\x0eeventsEndpoint\x12'\n" +
@@ -1512,20 +1542,22 @@ const file_kvpilot_v1_replica_proto_rawDesc = "" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"\x14\n" +
-	"\x12DeregisterResponse\"\x9a\x01\n" +
+	"\x12DeregisterResponse\"\xbb\x01\n" +
 	"\fDrainRequest\x12)\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x125\n" +
 	"\x06reason\x18\x02 \x01(\tB\x1d\xbaH\x1ar\x18\x18\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\x06reason\x12\x14\n" +
 	"\x05force\x18\x03 \x01(\bR\x05force\x12\x12\n" +
-	"\x04move\x18\x04 \x01(\bR\x04move\">\n" +
+	"\x04move\x18\x04 \x01(\bR\x04move\x12\x1f\n" +
+	"\x05ranks\x18\x05 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x05ranks\">\n" +
 	"\rDrainResponse\x12-\n" +
-	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\";\n" +
+	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"\\\n" +
 	"\x0eUndrainRequest\x12)\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\"@\n" +
+	"\xbaH\ar\x05\x10\x01\x18\x80\x02R\treplicaId\x12\x1f\n" +
+	"\x05ranks\x18\x02 \x03(\rB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x05ranks\"@\n" +
 	"\x0fUndrainResponse\x12-\n" +
 	"\areplica\x18\x01 \x01(\v2\x13.kvpilot.v1.ReplicaR\areplica\"s\n" +
 	"\vListRequest\x12\x1e\n" +

@@ -287,7 +287,9 @@ type PolicyOverride struct {
 	// The policy's parameters to replace, by their names in ListPolicies. At most 32.
 	Params map[string]float64 `protobuf:"bytes,2,rep,name=params,proto3" json:"params,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// Above zero the choice is drawn by softmax over scaled costs. Absent: as configured. 0 to 100.
-	Temperature   *float64 `protobuf:"fixed64,3,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
+	Temperature *float64 `protobuf:"fixed64,3,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
+	// The quantity that predicted-ttft minimizes for this request. Absent: as configured. OBJECTIVE_SLO comes with targets, and is refused here.
+	Objective     Objective `protobuf:"varint,4,opt,name=objective,proto3,enum=kvpilot.v1.Objective" json:"objective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -341,6 +343,13 @@ func (x *PolicyOverride) GetTemperature() float64 {
 		return *x.Temperature
 	}
 	return 0
+}
+
+func (x *PolicyOverride) GetObjective() Objective {
+	if x != nil {
+		return x.Objective
+	}
+	return Objective_OBJECTIVE_UNSPECIFIED
 }
 
 // ChooseReplicaRequest describes one request that is about to be sent.
@@ -2870,11 +2879,13 @@ const file_kvpilot_v1_routing_proto_rawDesc = "" +
 	"\x03pin\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x02R\x03pin\x12$\n" +
 	"\bmin_rank\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\aminRank\x12)\n" +
 	"\bmax_rank\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03H\x00R\amaxRank\x88\x01\x01B\v\n" +
-	"\t_max_rank\"\x88\x02\n" +
+	"\t_max_rank\"\xc9\x02\n" +
 	"\x0ePolicyOverride\x12\x1b\n" +
 	"\x04name\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18@R\x04name\x12N\n" +
 	"\x06params\x18\x02 \x03(\v2&.kvpilot.v1.PolicyOverride.ParamsEntryB\x0e\xbaH\v\x9a\x01\b\x10 *\x04\x12\x02@\x01R\x06params\x12>\n" +
-	"\vtemperature\x18\x03 \x01(\x01B\x17\xbaH\x14\x12\x12\x19\x00\x00\x00\x00\x00\x00Y@)\x00\x00\x00\x00\x00\x00\x00\x00H\x00R\vtemperature\x88\x01\x01\x1a9\n" +
+	"\vtemperature\x18\x03 \x01(\x01B\x17\xbaH\x14\x12\x12\x19\x00\x00\x00\x00\x00\x00Y@)\x00\x00\x00\x00\x00\x00\x00\x00H\x00R\vtemperature\x88\x01\x01\x12?\n" +
+	"\tobjective\x18\x04 \x01(\x0e2\x15.kvpilot.v1.ObjectiveB\n" +
+	"\xbaH\a\x82\x01\x04\x10\x01 \x03R\tobjective\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x0e\n" +
@@ -3212,113 +3223,115 @@ var file_kvpilot_v1_routing_proto_goTypes = []any{
 	nil,                              // 34: kvpilot.v1.ChooseReplicaResponse.LabelsEntry
 	nil,                              // 35: kvpilot.v1.SplitSide.LabelsEntry
 	nil,                              // 36: kvpilot.v1.Policy.ParamsEntry
-	(*TokenIds)(nil),                 // 37: kvpilot.v1.TokenIds
-	(*RequestBody)(nil),              // 38: kvpilot.v1.RequestBody
-	(*durationpb.Duration)(nil),      // 39: google.protobuf.Duration
-	(ChoiceReason)(0),                // 40: kvpilot.v1.ChoiceReason
-	(*Decision)(nil),                 // 41: kvpilot.v1.Decision
-	(Effect)(0),                      // 42: kvpilot.v1.Effect
-	(End)(0),                         // 43: kvpilot.v1.End
-	(*Overlap)(nil),                  // 44: kvpilot.v1.Overlap
-	(FeedState)(0),                   // 45: kvpilot.v1.FeedState
-	(*RankSpeed)(nil),                // 46: kvpilot.v1.RankSpeed
-	(*RankConduct)(nil),              // 47: kvpilot.v1.RankConduct
-	(*timestamppb.Timestamp)(nil),    // 48: google.protobuf.Timestamp
-	(*TokenizeRequest)(nil),          // 49: kvpilot.v1.TokenizeRequest
-	(*DetokenizeRequest)(nil),        // 50: kvpilot.v1.DetokenizeRequest
-	(*httpbody.HttpBody)(nil),        // 51: google.api.HttpBody
-	(*ReservationReport)(nil),        // 52: kvpilot.v1.ReservationReport
-	(*TokenizeResponse)(nil),         // 53: kvpilot.v1.TokenizeResponse
-	(*DetokenizeResponse)(nil),       // 54: kvpilot.v1.DetokenizeResponse
-	(*Reservation)(nil),              // 55: kvpilot.v1.Reservation
-	(*TrackReservationResponse)(nil), // 56: kvpilot.v1.TrackReservationResponse
+	(Objective)(0),                   // 37: kvpilot.v1.Objective
+	(*TokenIds)(nil),                 // 38: kvpilot.v1.TokenIds
+	(*RequestBody)(nil),              // 39: kvpilot.v1.RequestBody
+	(*durationpb.Duration)(nil),      // 40: google.protobuf.Duration
+	(ChoiceReason)(0),                // 41: kvpilot.v1.ChoiceReason
+	(*Decision)(nil),                 // 42: kvpilot.v1.Decision
+	(Effect)(0),                      // 43: kvpilot.v1.Effect
+	(End)(0),                         // 44: kvpilot.v1.End
+	(*Overlap)(nil),                  // 45: kvpilot.v1.Overlap
+	(FeedState)(0),                   // 46: kvpilot.v1.FeedState
+	(*RankSpeed)(nil),                // 47: kvpilot.v1.RankSpeed
+	(*RankConduct)(nil),              // 48: kvpilot.v1.RankConduct
+	(*timestamppb.Timestamp)(nil),    // 49: google.protobuf.Timestamp
+	(*TokenizeRequest)(nil),          // 50: kvpilot.v1.TokenizeRequest
+	(*DetokenizeRequest)(nil),        // 51: kvpilot.v1.DetokenizeRequest
+	(*httpbody.HttpBody)(nil),        // 52: google.api.HttpBody
+	(*ReservationReport)(nil),        // 53: kvpilot.v1.ReservationReport
+	(*TokenizeResponse)(nil),         // 54: kvpilot.v1.TokenizeResponse
+	(*DetokenizeResponse)(nil),       // 55: kvpilot.v1.DetokenizeResponse
+	(*Reservation)(nil),              // 56: kvpilot.v1.Reservation
+	(*TrackReservationResponse)(nil), // 57: kvpilot.v1.TrackReservationResponse
 }
 var file_kvpilot_v1_routing_proto_depIdxs = []int32{
 	32, // 0: kvpilot.v1.PolicyOverride.params:type_name -> kvpilot.v1.PolicyOverride.ParamsEntry
-	37, // 1: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	38, // 2: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
-	3,  // 3: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
-	4,  // 4: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
-	39, // 5: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
-	1,  // 6: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
-	39, // 7: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
-	0,  // 8: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
-	39, // 9: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
-	40, // 10: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
-	39, // 11: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
-	33, // 12: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
-	41, // 13: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
-	37, // 14: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
-	34, // 15: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
-	42, // 16: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
-	41, // 17: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
-	43, // 18: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
-	39, // 19: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
-	41, // 20: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
-	41, // 21: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
-	37, // 22: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
-	38, // 23: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
-	15, // 24: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
-	44, // 25: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
-	45, // 26: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
-	18, // 27: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
-	39, // 28: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
-	39, // 29: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
-	46, // 30: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
-	47, // 31: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
-	2,  // 32: kvpilot.v1.ListProgramsRequest.states:type_name -> kvpilot.v1.ProgramState
-	21, // 33: kvpilot.v1.ListProgramsResponse.programs:type_name -> kvpilot.v1.Program
-	22, // 34: kvpilot.v1.ListProgramsResponse.pressure:type_name -> kvpilot.v1.ProgramPressure
-	2,  // 35: kvpilot.v1.Program.state:type_name -> kvpilot.v1.ProgramState
-	39, // 36: kvpilot.v1.Program.wait:type_name -> google.protobuf.Duration
-	39, // 37: kvpilot.v1.Program.idle:type_name -> google.protobuf.Duration
-	25, // 38: kvpilot.v1.ListSplitsResponse.splits:type_name -> kvpilot.v1.Split
-	26, // 39: kvpilot.v1.Split.sides:type_name -> kvpilot.v1.SplitSide
-	35, // 40: kvpilot.v1.SplitSide.labels:type_name -> kvpilot.v1.SplitSide.LabelsEntry
-	48, // 41: kvpilot.v1.SplitSide.stepped_back_since:type_name -> google.protobuf.Timestamp
-	39, // 42: kvpilot.v1.SplitSide.ttft_p50:type_name -> google.protobuf.Duration
-	39, // 43: kvpilot.v1.SplitSide.ttft_p99:type_name -> google.protobuf.Duration
-	39, // 44: kvpilot.v1.SplitSide.answer_p50:type_name -> google.protobuf.Duration
-	39, // 45: kvpilot.v1.SplitSide.answer_p99:type_name -> google.protobuf.Duration
-	39, // 46: kvpilot.v1.SplitSide.shadow_regret:type_name -> google.protobuf.Duration
-	25, // 47: kvpilot.v1.SetSplitSideResponse.split:type_name -> kvpilot.v1.Split
-	31, // 48: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
-	36, // 49: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
-	49, // 50: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
-	50, // 51: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
-	5,  // 52: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
-	51, // 53: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
-	52, // 54: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
-	52, // 55: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
-	7,  // 56: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
-	9,  // 57: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
-	11, // 58: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
-	13, // 59: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
-	16, // 60: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
-	19, // 61: kvpilot.v1.RoutingService.ListPrograms:input_type -> kvpilot.v1.ListProgramsRequest
-	23, // 62: kvpilot.v1.RoutingService.ListSplits:input_type -> kvpilot.v1.ListSplitsRequest
-	27, // 63: kvpilot.v1.RoutingService.SetSplitSide:input_type -> kvpilot.v1.SetSplitSideRequest
-	29, // 64: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
-	53, // 65: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
-	54, // 66: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
-	6,  // 67: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
-	6,  // 68: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
-	55, // 69: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
-	56, // 70: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
-	8,  // 71: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
-	10, // 72: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
-	12, // 73: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
-	14, // 74: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
-	17, // 75: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
-	20, // 76: kvpilot.v1.RoutingService.ListPrograms:output_type -> kvpilot.v1.ListProgramsResponse
-	24, // 77: kvpilot.v1.RoutingService.ListSplits:output_type -> kvpilot.v1.ListSplitsResponse
-	28, // 78: kvpilot.v1.RoutingService.SetSplitSide:output_type -> kvpilot.v1.SetSplitSideResponse
-	30, // 79: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
-	65, // [65:80] is the sub-list for method output_type
-	50, // [50:65] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	37, // 1: kvpilot.v1.PolicyOverride.objective:type_name -> kvpilot.v1.Objective
+	38, // 2: kvpilot.v1.ChooseReplicaRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	39, // 3: kvpilot.v1.ChooseReplicaRequest.body:type_name -> kvpilot.v1.RequestBody
+	3,  // 4: kvpilot.v1.ChooseReplicaRequest.candidates:type_name -> kvpilot.v1.Candidates
+	4,  // 5: kvpilot.v1.ChooseReplicaRequest.policy:type_name -> kvpilot.v1.PolicyOverride
+	40, // 6: kvpilot.v1.ChooseReplicaRequest.ttft_deadline:type_name -> google.protobuf.Duration
+	1,  // 7: kvpilot.v1.ChooseReplicaRequest.booking:type_name -> kvpilot.v1.Booking
+	40, // 8: kvpilot.v1.ChooseReplicaRequest.lease:type_name -> google.protobuf.Duration
+	0,  // 9: kvpilot.v1.ChooseReplicaRequest.reports:type_name -> kvpilot.v1.Reports
+	40, // 10: kvpilot.v1.ChooseReplicaResponse.lease:type_name -> google.protobuf.Duration
+	41, // 11: kvpilot.v1.ChooseReplicaResponse.reason:type_name -> kvpilot.v1.ChoiceReason
+	40, // 12: kvpilot.v1.ChooseReplicaResponse.predicted_ttft:type_name -> google.protobuf.Duration
+	33, // 13: kvpilot.v1.ChooseReplicaResponse.request_headers:type_name -> kvpilot.v1.ChooseReplicaResponse.RequestHeadersEntry
+	42, // 14: kvpilot.v1.ChooseReplicaResponse.decision:type_name -> kvpilot.v1.Decision
+	38, // 15: kvpilot.v1.ChooseReplicaResponse.token_ids:type_name -> kvpilot.v1.TokenIds
+	34, // 16: kvpilot.v1.ChooseReplicaResponse.labels:type_name -> kvpilot.v1.ChooseReplicaResponse.LabelsEntry
+	43, // 17: kvpilot.v1.ChooseReplicaResponse.effect:type_name -> kvpilot.v1.Effect
+	42, // 18: kvpilot.v1.ExplainDecisionResponse.decisions:type_name -> kvpilot.v1.Decision
+	44, // 19: kvpilot.v1.ListDecisionsRequest.ends:type_name -> kvpilot.v1.End
+	40, // 20: kvpilot.v1.ListDecisionsRequest.slower_than:type_name -> google.protobuf.Duration
+	42, // 21: kvpilot.v1.ListDecisionsResponse.decisions:type_name -> kvpilot.v1.Decision
+	42, // 22: kvpilot.v1.WatchDecisionsResponse.decision:type_name -> kvpilot.v1.Decision
+	38, // 23: kvpilot.v1.ScoreOverlapRequest.token_ids:type_name -> kvpilot.v1.TokenIds
+	39, // 24: kvpilot.v1.ScoreOverlapRequest.body:type_name -> kvpilot.v1.RequestBody
+	15, // 25: kvpilot.v1.ScoreOverlapResponse.ranks:type_name -> kvpilot.v1.RankOverlap
+	45, // 26: kvpilot.v1.RankOverlap.overlap:type_name -> kvpilot.v1.Overlap
+	46, // 27: kvpilot.v1.RankOverlap.feed:type_name -> kvpilot.v1.FeedState
+	18, // 28: kvpilot.v1.GetLoadsResponse.ranks:type_name -> kvpilot.v1.RankLoad
+	40, // 29: kvpilot.v1.RankLoad.engine_age:type_name -> google.protobuf.Duration
+	40, // 30: kvpilot.v1.RankLoad.backlog:type_name -> google.protobuf.Duration
+	47, // 31: kvpilot.v1.RankLoad.speed:type_name -> kvpilot.v1.RankSpeed
+	48, // 32: kvpilot.v1.RankLoad.conduct:type_name -> kvpilot.v1.RankConduct
+	2,  // 33: kvpilot.v1.ListProgramsRequest.states:type_name -> kvpilot.v1.ProgramState
+	21, // 34: kvpilot.v1.ListProgramsResponse.programs:type_name -> kvpilot.v1.Program
+	22, // 35: kvpilot.v1.ListProgramsResponse.pressure:type_name -> kvpilot.v1.ProgramPressure
+	2,  // 36: kvpilot.v1.Program.state:type_name -> kvpilot.v1.ProgramState
+	40, // 37: kvpilot.v1.Program.wait:type_name -> google.protobuf.Duration
+	40, // 38: kvpilot.v1.Program.idle:type_name -> google.protobuf.Duration
+	25, // 39: kvpilot.v1.ListSplitsResponse.splits:type_name -> kvpilot.v1.Split
+	26, // 40: kvpilot.v1.Split.sides:type_name -> kvpilot.v1.SplitSide
+	35, // 41: kvpilot.v1.SplitSide.labels:type_name -> kvpilot.v1.SplitSide.LabelsEntry
+	49, // 42: kvpilot.v1.SplitSide.stepped_back_since:type_name -> google.protobuf.Timestamp
+	40, // 43: kvpilot.v1.SplitSide.ttft_p50:type_name -> google.protobuf.Duration
+	40, // 44: kvpilot.v1.SplitSide.ttft_p99:type_name -> google.protobuf.Duration
+	40, // 45: kvpilot.v1.SplitSide.answer_p50:type_name -> google.protobuf.Duration
+	40, // 46: kvpilot.v1.SplitSide.answer_p99:type_name -> google.protobuf.Duration
+	40, // 47: kvpilot.v1.SplitSide.shadow_regret:type_name -> google.protobuf.Duration
+	25, // 48: kvpilot.v1.SetSplitSideResponse.split:type_name -> kvpilot.v1.Split
+	31, // 49: kvpilot.v1.ListPoliciesResponse.policies:type_name -> kvpilot.v1.Policy
+	36, // 50: kvpilot.v1.Policy.params:type_name -> kvpilot.v1.Policy.ParamsEntry
+	50, // 51: kvpilot.v1.RoutingService.Tokenize:input_type -> kvpilot.v1.TokenizeRequest
+	51, // 52: kvpilot.v1.RoutingService.Detokenize:input_type -> kvpilot.v1.DetokenizeRequest
+	5,  // 53: kvpilot.v1.RoutingService.ChooseReplica:input_type -> kvpilot.v1.ChooseReplicaRequest
+	52, // 54: kvpilot.v1.RoutingService.RouteBody:input_type -> google.api.HttpBody
+	53, // 55: kvpilot.v1.RoutingService.ReportReservation:input_type -> kvpilot.v1.ReservationReport
+	53, // 56: kvpilot.v1.RoutingService.TrackReservation:input_type -> kvpilot.v1.ReservationReport
+	7,  // 57: kvpilot.v1.RoutingService.ExplainDecision:input_type -> kvpilot.v1.ExplainDecisionRequest
+	9,  // 58: kvpilot.v1.RoutingService.ListDecisions:input_type -> kvpilot.v1.ListDecisionsRequest
+	11, // 59: kvpilot.v1.RoutingService.WatchDecisions:input_type -> kvpilot.v1.WatchDecisionsRequest
+	13, // 60: kvpilot.v1.RoutingService.ScoreOverlap:input_type -> kvpilot.v1.ScoreOverlapRequest
+	16, // 61: kvpilot.v1.RoutingService.GetLoads:input_type -> kvpilot.v1.GetLoadsRequest
+	19, // 62: kvpilot.v1.RoutingService.ListPrograms:input_type -> kvpilot.v1.ListProgramsRequest
+	23, // 63: kvpilot.v1.RoutingService.ListSplits:input_type -> kvpilot.v1.ListSplitsRequest
+	27, // 64: kvpilot.v1.RoutingService.SetSplitSide:input_type -> kvpilot.v1.SetSplitSideRequest
+	29, // 65: kvpilot.v1.RoutingService.ListPolicies:input_type -> kvpilot.v1.ListPoliciesRequest
+	54, // 66: kvpilot.v1.RoutingService.Tokenize:output_type -> kvpilot.v1.TokenizeResponse
+	55, // 67: kvpilot.v1.RoutingService.Detokenize:output_type -> kvpilot.v1.DetokenizeResponse
+	6,  // 68: kvpilot.v1.RoutingService.ChooseReplica:output_type -> kvpilot.v1.ChooseReplicaResponse
+	6,  // 69: kvpilot.v1.RoutingService.RouteBody:output_type -> kvpilot.v1.ChooseReplicaResponse
+	56, // 70: kvpilot.v1.RoutingService.ReportReservation:output_type -> kvpilot.v1.Reservation
+	57, // 71: kvpilot.v1.RoutingService.TrackReservation:output_type -> kvpilot.v1.TrackReservationResponse
+	8,  // 72: kvpilot.v1.RoutingService.ExplainDecision:output_type -> kvpilot.v1.ExplainDecisionResponse
+	10, // 73: kvpilot.v1.RoutingService.ListDecisions:output_type -> kvpilot.v1.ListDecisionsResponse
+	12, // 74: kvpilot.v1.RoutingService.WatchDecisions:output_type -> kvpilot.v1.WatchDecisionsResponse
+	14, // 75: kvpilot.v1.RoutingService.ScoreOverlap:output_type -> kvpilot.v1.ScoreOverlapResponse
+	17, // 76: kvpilot.v1.RoutingService.GetLoads:output_type -> kvpilot.v1.GetLoadsResponse
+	20, // 77: kvpilot.v1.RoutingService.ListPrograms:output_type -> kvpilot.v1.ListProgramsResponse
+	24, // 78: kvpilot.v1.RoutingService.ListSplits:output_type -> kvpilot.v1.ListSplitsResponse
+	28, // 79: kvpilot.v1.RoutingService.SetSplitSide:output_type -> kvpilot.v1.SetSplitSideResponse
+	30, // 80: kvpilot.v1.RoutingService.ListPolicies:output_type -> kvpilot.v1.ListPoliciesResponse
+	66, // [66:81] is the sub-list for method output_type
+	51, // [51:66] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_routing_proto_init() }

@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/kvpilot/kvpilot/server/choose/adapters"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
@@ -24,6 +25,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/watch"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -40,6 +42,7 @@ type Chooser struct {
 	room       *waiting.Room
 	settings   *settings.Current
 	clock      *clock.Clock
+	adapters   *adapters.Fleet
 	memory     *past.Memory
 	evaluator  *evaluate.Evaluator
 	booker     *booking.Booker
@@ -95,7 +98,7 @@ func New(cfg settings.Config, params Params) *Chooser {
 	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &evaluate.Dice{}
 	inForce.Store(settings.New(cfg))
 	rolls.Seed.Store(params.Seed)
-	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring)}
+	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring), adapters: &adapters.Fleet{}}
 	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
 	c.room = waiting.New(queue, now, params.Pools, params.Log)
 	c.memory = &past.Memory{
@@ -105,7 +108,7 @@ func New(cfg settings.Config, params Params) *Chooser {
 	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: params.Log, Suspicions: c.metrics.suspicions}
 	c.evaluator = &evaluate.Evaluator{
 		Clock: now, Settings: inForce, Ranks: c.ranks, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
-		Queue: queue, Memory: c.memory, Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Copies: &transfer.Copies{}, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
+		Queue: queue, Memory: c.memory, Contexts: programs.NewRanks(), Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Copies: &transfer.Copies{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
 	}
 	c.booker = &booking.Booker{
 		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
@@ -115,7 +118,7 @@ func New(cfg settings.Config, params Params) *Chooser {
 	c.watch = &watch.Watch{
 		Engines: params.Engines, Ranks: c.ranks, Settings: inForce, Clock: now, Waiting: c.room, Log: params.Log, Stalls: c.metrics.stalls,
 	}
-	c.metrics.observe(set, c.ranks, c.room, c.memory, c.evaluator.Lanes, now)
+	c.metrics.observe(set, c.ranks, c.room, c.memory, c.evaluator.Lanes, c.adapters, now)
 	return c
 }
 
@@ -151,8 +154,32 @@ func (c *Chooser) RemoveRank(slot replica.Slot) {
 		of.Forget(slot)
 	}
 	c.memory.Sessions.Forget(slot)
+	c.adapters.Remove(slot)
+	c.evaluator.Contexts.Remove(slot)
 	c.room.Changed()
 }
+
+// AdapterLoaded notes that a call has loaded a LoRA adapter on a replica, or, not loaded, that one has unloaded it.
+func (c *Chooser) AdapterLoaded(r *replica.Replica, adapter string, loaded bool) {
+	for _, slot := range r.Slots {
+		if loaded {
+			c.adapters.Loaded(slot, adapter, c.clock.Passed())
+		} else {
+			c.adapters.Unloaded(slot, adapter)
+		}
+	}
+}
+
+// AdapterInFlight counts the requests with a LoRA adapter on a replica.
+func (c *Chooser) AdapterInFlight(r *replica.Replica, adapter string) (count int) {
+	for _, slot := range r.Slots {
+		count += c.adapters.InFlight(slot, adapter)
+	}
+	return count
+}
+
+// AdapterDemands lists the LoRA adapters of which requests have come, the most used first.
+func (c *Chooser) AdapterDemands() []adapters.Demand { return c.adapters.Demands(c.clock.Passed()) }
 
 // Changed notes that the fleet changed (for example, a replica became ready): waiting requests are
 // visited again.

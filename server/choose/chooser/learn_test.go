@@ -165,6 +165,29 @@ func TestUnreachableTargetsAreRefusedAtOnce(t *testing.T) {
 	})
 }
 
+func TestRequestsMayHaveAnObjectiveOfTheirOwn(t *testing.T) {
+	f := newFleet(t, 2, func(c *chooser.Config, _ *chooser.Params) { c.Weights = map[string]float64{"congestion": 2} })
+	for i, tt := range []struct {
+		own          decision.Objective
+		targets      decision.Targets
+		want         decision.Objective
+		interference float64
+	}{
+		{"", decision.Targets{}, decision.ObjectiveAnswer, 0.24},
+		{decision.ObjectiveTTFT, decision.Targets{}, decision.ObjectiveTTFT, 0.04},
+		{decision.ObjectiveCompletion, decision.Targets{}, decision.ObjectiveCompletion, 0.72},
+		{decision.ObjectiveCompletion, decision.Targets{TTFT: time.Minute}, decision.ObjectiveSLO, 0.24},
+	} {
+		req := f.request(i, 400)
+		req.Options.Objective, req.Options.Targets = tt.own, tt.targets
+		c := f.choose(req)
+		if d := c.Decision; d.Objective != tt.want || math.Abs(d.Params.Interference-tt.interference) > 1e-9 || d.Params.Congestion != 2 {
+			t.Errorf("asked for %q with targets %v: %s, interference %v, congestion %v", tt.own, tt.targets, d.Objective, d.Params.Interference, d.Params.Congestion)
+		}
+		c.Release(chooser.Result{End: decision.EndCanceled})
+	}
+}
+
 // Two idle engines that differ by the noise of their samples: 199 of 200 prompts went to the one that looked a little faster.
 func TestLightLoadIsSpreadOverEqualsThatLookAlike(t *testing.T) {
 	for _, tt := range []struct {

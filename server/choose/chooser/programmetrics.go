@@ -8,6 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
@@ -21,12 +22,22 @@ func newProgramMetrics(s *instruments.Set, models iter.Seq[*evaluate.Model], clo
 	placed, paused, waiting := instruments.Label("state", "placed"), instruments.Label("state", "paused"), instruments.Label("state", "waiting")
 	return func(o metric.Observer) {
 		var all programs.Stats
-		sum := 0
+		pools := map[replica.Slot]*pressure{}
 		for m := range models {
-			one, _, replicas := m.Pressure(true, clock.Passed())
+			one, replicas, _ := m.Pressure(true, clock.Passed())
 			all.Add(one)
-			if one.Want() > one.Placed {
-				sum += replicas
+			pool := pools[m.Home()]
+			if pool == nil {
+				pool = &pressure{}
+				pools[m.Home()] = pool
+			}
+			pool.stats.Add(one)
+			pool.replicas = max(pool.replicas, replicas)
+		}
+		sum := 0
+		for _, pool := range pools {
+			if pool.stats.Want() > pool.stats.Placed {
+				sum += pool.stats.Needed(pool.replicas)
 			}
 		}
 		o.ObserveInt64(sessions, int64(all.Placed), placed)
@@ -35,4 +46,10 @@ func newProgramMetrics(s *instruments.Set, models iter.Seq[*evaluate.Model], clo
 		o.ObserveInt64(needed, int64(sum))
 		o.ObserveInt64(pauses, all.Taken)
 	}
+}
+
+// pressure counts the programs of all models of a pool, which has so many replicas.
+type pressure struct {
+	stats    programs.Stats
+	replicas int
 }

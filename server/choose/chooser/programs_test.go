@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -30,10 +32,13 @@ func (f *fleet) session(name string, number, n int) *chooser.Request {
 }
 
 // teachPrograms has sessions return after a second, until the tenant's sessions are known as programs.
-func (f *fleet) teachPrograms() {
+func (f *fleet) teachPrograms() { f.teachProgramsOf("m") }
+
+func (f *fleet) teachProgramsOf(model string) {
 	f.t.Helper()
 	for turn := range 8 {
 		req := f.session("teacher", 900, 100)
+		req.Model = model
 		if turn == 7 {
 			req.SessionReturn = chooser.NoReturn
 		}
@@ -126,6 +131,48 @@ func TestProgramsWaitForMemory(t *testing.T) {
 		f.serve(one)
 		f.hasPrograms(map[programs.State]int{programs.StateGap: 2})
 		f.empty()
+	})
+}
+
+// An alias and an adapter are served from the memory of their replica: what programs of one model claim is not free for another's.
+func TestModelsOfOneReplicaShareItsMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reader := sdkmetric.NewManualReader()
+		f := newFleet(t, 1, func(_ *chooser.Config, p *chooser.Params) {
+			p.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+		})
+		f.small()
+		f.replicas[0].Models = append(f.replicas[0].Models, replica.Model{ID: "adapter"})
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		f.teachProgramsOf("adapter")
+		f.serve(f.choose(f.session("one", 1, 16000)))
+		other := f.session("two", 2, 16000)
+		other.Model = "adapter"
+		_, errs, second := f.submit(other)
+		time.Sleep(2 * time.Second)
+		select {
+		case <-second:
+			t.Error("a program of another model has the place of one in its gap")
+		case err := <-errs:
+			t.Fatal(err)
+		default:
+		}
+		if needed := collected(t, reader, "kvpilot.chooser.program_replicas_needed"); len(needed) != 1 || needed[""] != 2 {
+			t.Errorf("%v replicas are needed for two programs of which one fills the memory, want 2", needed)
+		}
+		last := f.session("one", 1, 17000)
+		last.SessionReturn = chooser.NoReturn
+		f.serve(f.choose(last))
+		select {
+		case c := <-second:
+			f.serve(c)
+		case err := <-errs:
+			t.Fatal(err)
+		case <-time.After(time.Second):
+			t.Error("the program of another model still waits when the memory is free")
+		}
 	})
 }
 

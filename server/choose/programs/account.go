@@ -9,8 +9,10 @@ import (
 const (
 	// admitUpTo is the share of a rank's memory up to which programs are admitted: programs with a place grow. Programs that waited are
 	// admitted up to admitLateUpTo: where programs wait, each place that is taken away soon costs a whole prefill.
-	// A child is admitted up to admitChildUpTo: its parent's context waits for it.
-	admitUpTo, admitLateUpTo, admitChildUpTo = 0.85, 0.7, 1.0
+	// A child is admitted up to admitChildUpTo: its parent's context waits for it. A program that lost its place returns up to
+	// admitHeldUpTo to a rank that still holds mostOf its context: anywhere else it is computed again.
+	admitUpTo, admitLateUpTo, admitChildUpTo, admitHeldUpTo = 0.85, 0.7, 1.0, 1.0
+	mostOf                                                  = 0.7
 	// leastChance is the chance of a return from which a gap still has a claim.
 	leastChance = 0.05
 	// likely is the chance of a quick return from which a session is a program.
@@ -104,9 +106,9 @@ func (a *account) hasPrograms() bool {
 
 // relieve takes places away while claims exceed the memory. Only programs in a gap lose theirs, first the programs whose return is worth
 // the least per token: the chance of it times the cost of computing a token of their context again, which grows with its length.
-func (a *account) relieve(now time.Duration) (paused int) {
+func (a *account) relieve(now time.Duration) {
 	if a.capacity == 0 || a.whole+a.booked <= a.capacity {
-		return 0
+		return
 	}
 	for used := a.used(now); used > a.capacity; {
 		var victim *program
@@ -125,14 +127,13 @@ func (a *account) relieve(now time.Duration) (paused int) {
 			}
 		}
 		if victim == nil {
-			return paused
+			return
 		}
 		used -= chance * victim.own()
 		if victim.likelihood() >= likely {
-			paused++
+			victim.ledger.paused++
 			victim.history.paused = true
 		}
 		victim.leave()
 	}
-	return paused
 }

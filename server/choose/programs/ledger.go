@@ -1,7 +1,6 @@
 package programs
 
 import (
-	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -66,20 +65,21 @@ const (
 	Waits
 )
 
-// Ledger is the account of the programs of one pool. Make one with New.
+// Ledger is the account of the programs of the requests for one model. Make one with New.
 type Ledger struct {
-	mu       sync.Mutex
-	programs map[Name]*program // guarded by mu
-	accounts []*account        // by slot; guarded by mu
-	classes  map[string]*class // guarded by mu
-	families families          // guarded by mu
-	gaps     gaps              // that have not exceeded the horizon, and some that have ended; guarded by mu
-	late     gaps              // that have; guarded by mu
-	paused   int64             // guarded by mu
+	ranks *Ranks
+	// The mutex of the ranks guards all others.
+	programs map[Name]*program
+	classes  map[string]*class
+	families families
+	gaps     gaps // that have not exceeded the horizon, and some that have ended
+	late     gaps // that have
+	paused   int64
 }
 
 // program is a session.
 type program struct {
+	ledger  *Ledger
 	kin     kin
 	account *account // of the rank where it has a place; nil: it has none
 	index   int      // in the account's list
@@ -101,21 +101,23 @@ type program struct {
 // busy reports whether its context is certain to be needed.
 func (p *program) busy() bool { return p.running+p.waiting > 0 }
 
-// New returns an empty ledger.
-func New() *Ledger { return &Ledger{programs: map[Name]*program{}, classes: map[string]*class{}} }
+// New returns an empty ledger of programs on the ranks.
+func New(ranks *Ranks) *Ledger {
+	return &Ledger{ranks: ranks, programs: map[Name]*program{}, classes: map[string]*class{}}
+}
 
 // Arrive notes that a call arrived, and learns from the gap before it. It reports whether Admit may hold the call; without that, Admit
 // need not be called. The caller owes one Place or Leave.
 func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	l.sweep(now, horizon)
 	p := l.programs[call.Name]
 	if p == nil {
 		if len(l.programs) >= maxPrograms {
 			return false
 		}
-		p = &program{kin: kin{l.class(call.Class), l.families.of(&call)}, parent: l.programs[call.Parent], history: history{name: call.Name, tenant: call.Tenant}}
+		p = &program{ledger: l, kin: kin{l.class(call.Class), l.families.of(&call)}, parent: l.programs[call.Parent], history: history{name: call.Name, tenant: call.Tenant}}
 		if q := p.parent; q != nil && len(q.children) < maxChildren {
 			q.children = append(q.children, p)
 		}
@@ -167,8 +169,8 @@ func (l *Ledger) class(name string) *class {
 // Admit decides whether a call that arrived may be placed, and sets Full of the ranks. A program that is admitted has a place from
 // now on. behind is set when other programs wait and go first. It may be called again until it admits the call.
 func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) Verdict {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	p := l.programs[call.Name]
 	if p == nil || !p.needsPlace(&call) {
 		return Free
@@ -185,10 +187,14 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	var least, held float64
 	for i := range ranks {
 		r := &ranks[i]
-		a := l.read(r)
+		a := l.ranks.read(r)
 		shared := p.shared
 		if !p.known {
 			shared = r.Held
+		}
+		upTo := upTo
+		if p.known && r.Held > mostOf*p.tokens {
+			upTo = max(upTo, admitHeldUpTo)
 		}
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
 		r.Free = max(0, upTo*a.capacity-used)
@@ -211,8 +217,8 @@ func (p *program) isAwaited() bool {
 
 // Awaited reports whether a parent with a place waits for the session: then it goes first.
 func (l *Ledger) Awaited(name Name) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	p := l.programs[name]
 	return p != nil && p.isAwaited()
 }
@@ -220,8 +226,8 @@ func (l *Ledger) Awaited(name Name) bool {
 // Adopt places a call that another ledger has placed on a rank, without a look at its memory. It may hold more than the rank has.
 func (l *Ledger) Adopt(call Call, rank Rank, now, horizon time.Duration) *Place {
 	l.Arrive(call, now, horizon)
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	p := l.programs[call.Name]
 	if p == nil || p.waiting == 0 {
 		return nil
@@ -232,29 +238,14 @@ func (l *Ledger) Adopt(call Call, rank Rank, now, horizon time.Duration) *Place 
 	p.running++
 	p.history.placed(&call, rank.Held)
 	p.history.adopted = true
-	l.at(rank.Slot).place(p)
+	l.ranks.at(rank.Slot).place(p)
 	return &Place{ledger: l, name: call.Name, program: p}
-}
-
-// at is the account of a rank. mu is held.
-func (l *Ledger) at(slot replica.Slot) *account {
-	for int(slot) >= len(l.accounts) {
-		l.accounts = append(l.accounts, &account{slot: replica.Slot(len(l.accounts))})
-	}
-	return l.accounts[slot]
-}
-
-// read notes a choice's knowledge of a rank. mu is held.
-func (l *Ledger) read(r *Rank) *account {
-	a := l.at(r.Slot)
-	a.capacity, a.booked, a.bend = r.Capacity, r.Booked, r.Bend
-	return a
 }
 
 // Leave ends a call that arrived and is not placed.
 func (l *Ledger) Leave(name Name) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	if p := l.programs[name]; p != nil && p.waiting > 0 {
 		p.waiting--
 		if !p.busy() && !p.known {
@@ -266,14 +257,14 @@ func (l *Ledger) Leave(name Name) {
 
 // Place moves the session of a call that arrived to the rank that serves it.
 func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	p := l.programs[call.Name]
 	if p == nil || p.waiting == 0 {
 		return nil
 	}
 	rank.Booked += float64(call.Tokens)
-	a := l.read(&rank)
+	a := l.ranks.read(&rank)
 	p.leave()
 	if p.tokens = float64(call.Tokens); !p.known && p.running == 0 {
 		p.shared = min(rank.Held, p.tokens)
@@ -283,7 +274,7 @@ func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
 	p.history.placed(&call, rank.Held)
 	p.history.adopted = false
 	a.place(p)
-	l.paused += int64(a.relieve(now))
+	a.relieve(now)
 	return &Place{ledger: l, name: call.Name, program: p}
 }
 
@@ -301,8 +292,8 @@ func (c *Place) End(tokens int, final, later bool, now time.Duration) {
 		return
 	}
 	l, p := c.ledger, c.program
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	a := p.account
 	p.leave()
 	p.running--
@@ -319,21 +310,8 @@ func (c *Place) End(tokens int, final, later bool, now time.Duration) {
 	}
 	if a != nil {
 		a.booked = max(0, a.booked-float64(tokens))
-		l.paused += int64(a.relieve(now))
+		a.relieve(now)
 	}
-}
-
-// Remove forgets the places on a rank.
-func (l *Ledger) Remove(slot replica.Slot) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if int(slot) >= len(l.accounts) {
-		return
-	}
-	for a := l.accounts[slot]; len(a.programs) > 0; {
-		a.programs[0].leave()
-	}
-	l.accounts[slot] = &account{slot: slot}
 }
 
 // sweep judges the gaps that have exceeded the horizon, and forgets old sessions. mu is held.

@@ -24,7 +24,7 @@ type bed struct {
 }
 
 func newBed(t testing.TB, ranks int) *bed {
-	b := &bed{Ledger: New(), t: t}
+	b := &bed{Ledger: New(NewRanks()), t: t}
 	for i := range ranks {
 		b.ranks = append(b.ranks, Rank{Slot: replica.Slot(i), Capacity: capacity, Bend: 50_000})
 	}
@@ -188,6 +188,38 @@ func TestPressurePausesTheCheapestGap(t *testing.T) {
 	}
 }
 
+// A program that lost its place a moment ago returns to the rank that still holds its context, though a new one does not fit there: elsewhere
+// all of it would be computed again.
+func TestAPausedProgramReturnsWhereItsContextStillIs(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		held float64
+		want Verdict
+	}{
+		{"held", 29_000, Fits},
+		{"gone", 5_000, Waits},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBed(t, 1)
+			b.teach("", seconds(8, 2)...)
+			one, two := b.begin(call(1, 50_000)), b.begin(call(2, 30_000))
+			two.End(30_000, false, false, b.now)
+			one.End(50_000, false, false, b.now)
+			one = b.begin(call(1, 75_000)) // 105,000 of 100,000
+			if b.Stats(false, b.now).Paused != 1 {
+				t.Fatal("no program lost its place")
+			}
+			one.End(60_000, false, false, b.now) // it was cut off: there is room up to nine tenths
+			next := call(2, 31_000)
+			b.Arrive(next, b.now, horizon)
+			b.ranks[0].Held = tt.held
+			if got := b.Admit(next, false, b.ranks, b.now); got != tt.want {
+				t.Errorf("Admit = %d, want %d", got, tt.want)
+			}
+		})
+	}
+}
+
 func TestTheRequestsInFlightCount(t *testing.T) {
 	b := newBed(t, 2)
 	b.teach("", seconds(8, 2)...)
@@ -237,7 +269,7 @@ func TestARankThatGoesTakesItsPlacesAlong(t *testing.T) {
 	b := newBed(t, 2)
 	b.teach("", seconds(8, 2)...)
 	place := b.begin(call(1, 70_000))
-	b.Remove(0)
+	b.Ledger.ranks.Remove(0)
 	place.End(70_000, false, false, b.now)
 	if n := b.Stats(false, b.now).Placed; n != 0 {
 		t.Errorf("%d programs have a place on a rank that is gone", n)
@@ -287,7 +319,7 @@ func TestSumsAreKept(t *testing.T) {
 					}
 				}
 				if dice.IntN(200) == 0 {
-					b.Remove(replica.Slot(dice.IntN(3)))
+					b.Ledger.ranks.Remove(replica.Slot(dice.IntN(3)))
 				}
 				b.consistent(len(waiting), len(running))
 			}
@@ -311,7 +343,7 @@ func TestSumsAreKept(t *testing.T) {
 
 func (b *bed) consistent(waiting, running int) {
 	b.t.Helper()
-	for slot, a := range b.accounts {
+	for slot, a := range b.Ledger.ranks.accounts {
 		whole := 0.0
 		for i, p := range a.programs {
 			whole += p.own()
@@ -418,5 +450,31 @@ func TestAdoptedCallsHaveAPlace(t *testing.T) {
 	adopted.End(90_000, true, false, b.now)
 	if b.retry(call(8, 30_000)) == nil {
 		t.Error("the program waits after the end of the adopted one")
+	}
+}
+
+// Two models on one rank: what one claims is not free for the other, and the cheapest place is taken away, whosever it is.
+func TestLedgersShareTheMemoryOfRanks(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	other := &bed{Ledger: New(b.Ledger.ranks), t: t, now: b.now, ranks: b.ranks}
+	other.teach("", seconds(8, 2)...)
+	b.now = other.now
+	small := b.begin(call(1, 30_000))
+	small.End(30_000, false, false, b.now)
+	if other.begin(call(2, 60_000)) != nil {
+		t.Fatal("a program of another model is admitted to a rank that is full")
+	}
+	large := other.begin(call(3, 40_000)) // it fits next to 30,000
+	if large == nil {
+		t.Fatal("a program of another model waits where it fits")
+	}
+	large.End(95_000, false, false, b.now) // it has outgrown what is left
+	if one, two := b.Stats(false, b.now), other.Stats(false, b.now); one.Taken != 1 || one.Paused != 1 || two.Taken != 0 || two.Placed != 1 {
+		t.Errorf("the counts are %+v and %+v, want the place of the smaller context taken away", one, two)
+	}
+	b.Ledger.ranks.Remove(0)
+	if two := other.Stats(false, b.now); two.Placed != 0 {
+		t.Errorf("%d programs have a place on a rank that is gone", two.Placed)
 	}
 }

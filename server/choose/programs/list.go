@@ -137,8 +137,8 @@ func (f *Filter) admits(p *program) bool {
 
 // List returns the first programs in the order of names that the filter selects, at most so many.
 func (l *Ledger) List(f *Filter, most int, now time.Duration) []Program {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	var found []*program
 	for _, p := range l.programs {
 		if !f.admits(p) {
@@ -182,8 +182,8 @@ func (s *Stats) Add(other Stats) {
 
 // Stats returns the counts. With own, programs whose last call another ledger placed are left out: that one counts them.
 func (l *Ledger) Stats(own bool, now time.Duration) Stats {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
 	s := Stats{Taken: l.paused}
 	for _, p := range l.programs {
 		if own && p.history.adopted {

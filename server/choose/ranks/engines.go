@@ -32,7 +32,7 @@ func (e engines) EngineRestarted(id replica.ID, noticed time.Time) {
 // Vitals shows whether a rank's engine lives and works.
 func (r *Ranks) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 	fleet := r.Registry.Snapshot()
-	of, _, ok := fleet.BySlot(slot)
+	of, rank, ok := fleet.BySlot(slot)
 	if !ok {
 		return liveness.Vitals{}
 	}
@@ -46,7 +46,7 @@ func (r *Ranks) Vitals(slot replica.Slot, now time.Time) liveness.Vitals {
 		v.Counted, v.KVUsage, v.Requests = s.At, s.KVUsage, s.Running+s.Waiting
 		v.Count = s.PromptTokens + s.OutputTokens + s.QueryTokens + s.Preemptions
 	}
-	v.Leaving = v.Halted || r.Registry.IsLeft(of, now)
+	v.Leaving = v.Halted || r.Registry.IsLeft(of, rank, now)
 	return v
 }
 

@@ -13,6 +13,9 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 	c.Uncached = uint32(n)
 	c.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
 	c.TTFT = c.Backlog + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
+	if d.Adapter != "" {
+		c.TTFT += c.AdapterTime()
+	}
 	if c.Requests > 0 && c.Waiting == 0 {
 		c.TTFT += c.StepTime / 2 // a decode step runs, and half of it is left on average
 	}
@@ -105,7 +108,7 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c)
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c) + adapting(d, c)
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -118,6 +121,15 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// adapting is the price of the request's LoRA adapter: the time until the engine has it, which delays the answers of others as a prefill does
+// while it is loaded, and the cost of bringing back the adapter that leaves for it.
+func adapting(d *decision.Decision, c *decision.Candidate) float64 {
+	if d.Adapter == "" {
+		return 0
+	}
+	return c.AdapterTime() + float64(c.AdapterLoss) + d.Params.Interference*delayed(d, c)*float64(c.AdapterLoad)
 }
 
 // delayed is the number of answers that a prefill on the rank delays, as the price counts it: docs/adr/017-whole-answer.md. Where the

@@ -21,6 +21,7 @@ type Candidate struct {
 	Pace
 	Revisits
 	Conduct
+	Adapting
 }
 
 // RankID names a rank: its replica, its slot in this process and its index in the replica.

@@ -14,13 +14,15 @@ const (
 	ObjectiveTTFT Objective = "ttft"
 	// ObjectiveAnswer is the time to the last token: a little of the former for much of the latter.
 	ObjectiveAnswer Objective = "answer"
+	// ObjectiveCompletion is the time to the last token alone.
+	ObjectiveCompletion Objective = "completion"
 	// ObjectiveSLO is the number of answers that miss their targets.
 	ObjectiveSLO Objective = "slo"
 )
 
 // Objectives lists them all.
 func Objectives() []Objective {
-	return []Objective{ObjectiveAnswer, ObjectiveTTFT, ObjectiveSLO}
+	return []Objective{ObjectiveAnswer, ObjectiveTTFT, ObjectiveCompletion, ObjectiveSLO}
 }
 
 // Known reports whether o is one of Objectives.

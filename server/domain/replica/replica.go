@@ -2,6 +2,7 @@ package replica
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 
@@ -118,8 +119,15 @@ type Replica struct {
 	// Mute says that the replica is unhealthy because nothing comes back from its probes, not because they are
 	// refused or say so: it is gone, or stopped, or busy, or the way to it is.
 	Mute bool
+	// DrainedRanks are the ranks that take nothing new while the others do, in order. All ranks of a replica in StateDraining are drained.
+	DrainedRanks []int
 	// Since is when the replica entered its present State.
 	Since time.Time
+}
+
+// IsRankDrained reports whether a rank takes nothing new while others of the replica do.
+func (r *Replica) IsRankDrained(rank int) bool {
+	return len(r.DrainedRanks) > 0 && slices.Contains(r.DrainedRanks, rank)
 }
 
 // Metrics returns the base URL of the replica's metrics.

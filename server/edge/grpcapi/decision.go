@@ -122,7 +122,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		Slowdown: c.Slowdown, Planned: seconds(c.Planned), FullStep: seconds(c.FullStep), Decode: seconds(c.Decode), Crowding: seconds(c.Crowding),
 		Tpot: seconds(c.TPOT), Late: c.Late, ReturnsPerSecond: c.Returns, Saved: seconds(c.Saved), Residual: seconds(c.Residual),
 		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, Drag: seconds(c.Drag),
-		Speed: paceProto(&c.Pace),
+		Speed: paceProto(&c.Pace), Adapter: adapterProto(&c.Adapting),
 	}
 	if s := conduct.Suspicion(c.Suspicions); s != 0 {
 		out.Conduct = &kvpilotv1.RankConduct{Suspicions: suspicionsProto(s), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}
@@ -136,6 +136,23 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		out.KvUsage = &share
 	}
 	return out
+}
+
+// adapterProto is the request's LoRA adapter on a rank; nil for none.
+func adapterProto(a *decision.Adapting) *kvpilotv1.AdapterCost {
+	if a.Adapter == decision.AdapterNone {
+		return nil
+	}
+	return &kvpilotv1.AdapterCost{
+		State: adapterStates[a.Adapter], Wait: seconds(float64(a.AdapterWait)), Load: seconds(float64(a.AdapterLoad)), Loss: seconds(float64(a.AdapterLoss)),
+	}
+}
+
+// adapterStates are the contract's names of the states.
+var adapterStates = [...]kvpilotv1.AdapterState{
+	decision.AdapterNone: kvpilotv1.AdapterState_ADAPTER_STATE_UNSPECIFIED, decision.AdapterRunning: kvpilotv1.AdapterState_ADAPTER_STATE_RUNNING,
+	decision.AdapterResident: kvpilotv1.AdapterState_ADAPTER_STATE_RESIDENT, decision.AdapterAbsent: kvpilotv1.AdapterState_ADAPTER_STATE_ABSENT,
+	decision.AdapterFull: kvpilotv1.AdapterState_ADAPTER_STATE_FULL,
 }
 
 func paceProto(p *decision.Pace) *kvpilotv1.RankSpeed {

@@ -30,6 +30,14 @@ func objectiveProto(o decision.Objective) kvpilotv1.Objective {
 	return named[kvpilotv1.Objective](kvpilotv1.Objective_value, "OBJECTIVE_", string(o))
 }
 
+// objectiveOf is the objective of a contract's value; empty when it is not specified.
+func objectiveOf(o kvpilotv1.Objective) decision.Objective {
+	if o == kvpilotv1.Objective_OBJECTIVE_UNSPECIFIED {
+		return ""
+	}
+	return decision.Objective(strings.ToLower(strings.TrimPrefix(o.String(), "OBJECTIVE_")))
+}
+
 func aloneProto(why string) kvpilotv1.Alone {
 	return named[kvpilotv1.Alone](kvpilotv1.Alone_value, "ALONE_", why)
 }

@@ -21,6 +21,7 @@ import (
 // The request headers (and metadata keys) by which a caller takes part in the choice. Lists are
 // separated by commas.
 const (
+	headerObjective = "X-Kvpilot-Objective" // answer, completion, or ttft
 	headerPolicy    = "X-Kvpilot-Policy"
 	headerWeights   = "X-Kvpilot-Weights" // name=number,...
 	headerAllow     = "X-Kvpilot-Allow"
@@ -66,9 +67,12 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	if q.Targets.TPOT, err = targetHeader(h, tpotHeaders()); err != nil {
 		return q, err
 	}
+	if q.Objective, err = objectiveHeader(h); err != nil {
+		return q, err
+	}
 	policy, weights, pin := firstHeader(h, headerPolicy), firstHeader(h, headerWeights), firstHeader(h, headerPin)
 	allow, deny := firstHeader(h, headerAllow), firstHeader(h, headerDeny)
-	if policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {
+	if q.Objective != decision.ObjectiveTTFT && policy == "" && weights == "" && pin == "" && allow == "" && deny == "" {
 		return q, nil
 	}
 	if !o.conf.Load().Overrides {
@@ -97,6 +101,19 @@ func (o overrides) fromHeader(h http.Header) (chooser.Options, error) {
 	return q, checkPolicy(q)
 }
 
+// objectiveHeader reads the objective of one request. Any caller may let its own answer wait; ttft, which gives less for the answers of
+// others, is an override.
+func objectiveHeader(h http.Header) (decision.Objective, error) {
+	o := decision.Objective(firstHeader(h, headerObjective))
+	switch o {
+	case "", decision.ObjectiveAnswer, decision.ObjectiveCompletion, decision.ObjectiveTTFT:
+		return o, nil
+	case decision.ObjectiveSLO:
+		return "", invalid(headerObjective, "slo comes with targets: send "+ttftHeaders()[0]+" or "+tpotHeaders()[0])
+	}
+	return "", invalid(headerObjective, "must be answer, completion or ttft")
+}
+
 // targetHeader reads a time from the first of the headers that is there; zero when none is.
 func targetHeader(h http.Header, names []string) (time.Duration, error) {
 	for _, name := range names {
@@ -122,7 +139,7 @@ func (o overrides) of(c *kvpilotv1.Candidates, p *kvpilotv1.PolicyOverride) (cho
 	if !o.conf.Load().Overrides {
 		return q, errOverrides()
 	}
-	q.Policy = decision.Policy(p.GetName())
+	q.Policy, q.Objective = decision.Policy(p.GetName()), objectiveOf(p.GetObjective())
 	q.Allowed, q.Denied, q.Pinned = replicaIDs(c.GetAllow()), replicaIDs(c.GetDeny()), replica.ID(c.GetPin())
 	q.MinRank = int(c.GetMinRank())
 	if c != nil && c.MaxRank != nil {

@@ -96,15 +96,21 @@ func (k *Ranks) replicaProto(r *replica.Replica, c caches) *kvpilotv1.Replica {
 
 // drainProto is the drain of a replica for callers; nil when it does not drain. The requests in flight are the ones known to this router.
 func (k *Ranks) drainProto(r *replica.Replica, d *registry.Drain) *kvpilotv1.ReplicaDrain {
-	if r.State != replica.StateDraining {
+	if r.State != replica.StateDraining && len(r.DrainedRanks) == 0 {
 		return nil
 	}
 	out := &kvpilotv1.ReplicaDrain{Since: timestamppb.New(r.Since)}
 	if d != nil {
 		out.Since, out.By, out.Reason, out.Move = timestamppb.New(d.Since), d.By, d.Reason, d.Move
+		for _, rank := range d.Ranks {
+			out.Ranks = append(out.Ranks, uint32(rank))
+		}
 	}
 	now := time.Now()
-	for _, slot := range r.Slots {
+	for rank, slot := range r.Slots {
+		if len(r.DrainedRanks) > 0 && !r.IsRankDrained(rank) {
+			continue
+		}
 		out.InFlight += uint32(k.Book.View(slot, now).InFlight)
 	}
 	return out

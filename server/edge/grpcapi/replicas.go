@@ -171,6 +171,9 @@ func (s *replicas) countDraining(ctx context.Context, list []*replica.Replica, s
 		draining = append(draining, r)
 		counts[string(r.ID)], d.InFlight = d, 0
 		for rank, slot := range r.Slots {
+			if len(r.DrainedRanks) > 0 && !r.IsRankDrained(rank) {
+				continue
+			}
 			loads.Ranks = append(loads.Ranks, &kvpilotv1.RankLoad{ReplicaId: string(r.ID), Rank: uint32(rank), Requests: uint32(s.ranks.Book.View(slot, now).InFlight)})
 		}
 	}
@@ -194,6 +197,8 @@ func registryError(err error) error {
 		return apierror.New(apierror.Conflict, registry.ErrTaken.Error(), err, apierror.WithParam("replica_id"))
 	case errors.Is(err, registry.ErrLastReady):
 		return apierror.New(apierror.Conflict, err.Error()+"; set force to drain it all the same", err, apierror.WithParam("force"))
+	case errors.Is(err, registry.ErrNoRank):
+		return apierror.New(apierror.InvalidBody, err.Error(), err, apierror.WithParam("ranks"))
 	case errors.Is(err, registry.ErrForbidden):
 		return apierror.New(apierror.PermissionDenied, err.Error(), err, apierror.WithParam("url"))
 	case errors.Is(err, registry.ErrRanks):
@@ -225,7 +230,7 @@ func cutPort(endpoint string) (host string, port int, ok bool) {
 func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (*kvpilotv1.DrainResponse, error) {
 	who := s.senders.of(ctx)
 	err := s.ranks.Registry.Drain(ctx, replica.ID(in.GetReplicaId()), registry.DrainOptions{
-		By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce(), Move: in.GetMove(),
+		By: cmp.Or(who.Name, who.Tenant), Reason: in.GetReason(), Force: in.GetForce(), Move: in.GetMove(), Ranks: intsOf(in.GetRanks()),
 	})
 	out, err := s.drained(ctx, in.GetReplicaId(), err)
 	s.trail.recordWith(ctx, audit.Event{Kind: audit.Drain, Method: kvpilotv1.ReplicaService_Drain_FullMethodName, Target: in.GetReplicaId(), Detail: in.GetReason()}, err)
@@ -236,12 +241,21 @@ func (s *replicas) Drain(ctx context.Context, in *kvpilotv1.DrainRequest) (*kvpi
 }
 
 func (s *replicas) Undrain(ctx context.Context, in *kvpilotv1.UndrainRequest) (*kvpilotv1.UndrainResponse, error) {
-	out, err := s.drained(ctx, in.GetReplicaId(), s.ranks.Registry.Undrain(ctx, replica.ID(in.GetReplicaId())))
+	out, err := s.drained(ctx, in.GetReplicaId(), s.ranks.Registry.Undrain(ctx, replica.ID(in.GetReplicaId()), intsOf(in.GetRanks())...))
 	s.trail.recordWith(ctx, audit.Event{Kind: audit.Undrain, Method: kvpilotv1.ReplicaService_Undrain_FullMethodName, Target: in.GetReplicaId()}, err)
 	if err != nil {
 		return nil, err
 	}
 	return &kvpilotv1.UndrainResponse{Replica: out}, nil
+}
+
+// intsOf converts the numbers of ranks.
+func intsOf(list []uint32) []int {
+	var out []int
+	for _, n := range list {
+		out = append(out, int(n))
+	}
+	return out
 }
 
 // drained returns a replica after a drain or its end, or the error of that.

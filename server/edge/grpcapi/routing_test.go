@@ -150,6 +150,53 @@ func TestTheAnswerHasTheReplicasLabels(t *testing.T) {
 	}
 }
 
+// Any caller may let its own answer wait. What would cost others is an override, and targets have an objective of their own.
+func TestObjectiveByHeaderAndByMessage(t *testing.T) {
+	closed := grpcapi.DefaultConfig()
+	closed.Overrides = false
+	for _, tc := range []struct {
+		config grpcapi.Config
+		header string
+		want   decision.Objective
+		reason apierror.Reason
+	}{
+		{closed, "", "", 0},
+		{closed, "completion", decision.ObjectiveCompletion, 0},
+		{closed, "answer", decision.ObjectiveAnswer, 0},
+		{closed, "ttft", "", apierror.PermissionDenied},
+		{grpcapi.DefaultConfig(), "ttft", decision.ObjectiveTTFT, 0},
+		{grpcapi.DefaultConfig(), "slo", "", apierror.InvalidBody},
+		{grpcapi.DefaultConfig(), "soon", "", apierror.InvalidBody},
+	} {
+		r := newRig(t, tc.config)
+		r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+		ctx := httpcall.With(t.Context(), &httpcall.Call{Call: router.Call{Header: http.Header{"X-Kvpilot-Objective": {tc.header}}, RequestID: "id", Received: time.Now()}})
+		_, err := kvpilotv1.NewRoutingServiceClient(r.hop).RouteBody(ctx, &httpbody.HttpBody{Data: []byte(`{"model":"m","prompt":"x"}`)})
+		switch {
+		case tc.reason != 0:
+			if e := apierror.From(err); e.Reason != tc.reason {
+				t.Errorf("%q: %v, want %s", tc.header, err, tc.reason)
+			}
+		case err != nil || len(r.router.questions) != 1 || r.router.questions[0].Options.Objective != tc.want:
+			t.Errorf("%q: %v, questions %+v", tc.header, err, r.router.questions)
+		}
+	}
+	r := newRig(t, grpcapi.DefaultConfig())
+	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+	ask := func(o kvpilotv1.Objective) error {
+		_, err := kvpilotv1.NewRoutingServiceClient(r.hop).ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{
+			Model: "m", Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "x"}, Policy: &kvpilotv1.PolicyOverride{Objective: o},
+		})
+		return err
+	}
+	if err := ask(kvpilotv1.Objective_OBJECTIVE_COMPLETION); err != nil || r.router.questions[0].Options.Objective != decision.ObjectiveCompletion {
+		t.Errorf("%v, questions %+v", err, r.router.questions)
+	}
+	if err := ask(kvpilotv1.Objective_OBJECTIVE_SLO); apierror.From(err).Reason != apierror.InvalidBody {
+		t.Errorf("slo: %v", err)
+	}
+}
+
 func TestTargetsByHeaders(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }

@@ -57,6 +57,7 @@ func full() decisionlog.Entry {
 		Pace:     decision.Pace{TokenTime: 1e-4, Bend: 4000, StepTime: .02, Slowdown: .1, Overhead: .003, Spread: .04, Speed: decision.SpeedLearned, Busy: .5, FullStep: .08},
 		Revisits: decision.Revisits{Returns: 1.5, Saved: .06, Residual: .07},
 		Conduct:  decision.Conduct{Drag: .6, Claimed: 88, Suspicions: 5, Trust: .5, Slowness: 6},
+		Adapting: decision.Adapting{Adapter: decision.AdapterFull, AdapterWait: .5, AdapterLoad: .25, AdapterLoss: .125},
 		Cost:     .4,
 	}
 	d.Candidates = []decision.Candidate{{RankID: decision.RankID{Replica: "r0"}, RankLoad: decision.RankLoad{EngineWaiting: -1, KVUsage: -1}}, one}
@@ -94,7 +95,8 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, filed.GetCandidates()[1], "")
 	complete(t, filed.GetCandidates()[1].GetSpeed(), "samples prediction_ratio") // not a decision's
 	complete(t, filed.GetCandidates()[1].GetConduct(), "token_time empty_share") // not a decision's
-	complete(t, filed.GetOutcome(), "counted_output_tokens")                     // the engine gave its own
+	complete(t, filed.GetCandidates()[1].GetAdapter(), "")
+	complete(t, filed.GetOutcome(), "counted_output_tokens") // the engine gave its own
 	complete(t, filed.GetShadow(), "")
 	complete(t, filed.GetMemoryWait(), "")
 	complete(t, filed.GetSplit(), "")

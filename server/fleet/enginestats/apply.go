@@ -38,7 +38,7 @@ func (p *Poller) noteOwn(t *target) {
 func (p *Poller) apply(t *target, pg *page, now time.Time) {
 	slots := p.ranks(t)
 	engines := slices.Sorted(maps.Keys(pg.engines))
-	counted := uint64(0)
+	counted, loras := uint64(0), pg.report(len(slots))
 	for place, index := range engines {
 		e := pg.engines[index]
 		counted += count(e.prompt + e.output)
@@ -50,7 +50,9 @@ func (p *Poller) apply(t *target, pg *page, now time.Time) {
 		if t.senders[slot] == nil {
 			t.senders[slot] = new(Senders)
 		}
-		s := t.senders[slot].See(e.stats(now), p.own(slot), p.config.Load().Stale)
+		report := e.stats(now)
+		report.Adapters = loras
+		s := t.senders[slot].See(report, p.own(slot), p.config.Load().Stale)
 		a.stats.Store(&s)
 	}
 	p.notify(t, pg, counted, now)

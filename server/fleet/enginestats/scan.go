@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -21,6 +22,7 @@ type page struct {
 	ahead   time.Duration   // of this machine's clock over the engine's
 	names   map[string]bool // of the samples that were read
 	caching string          // enable_prefix_caching
+	adapters
 }
 
 type engine struct {
@@ -37,6 +39,8 @@ type engine struct {
 const (
 	maxEngines = 4096
 	maxLine    = 64 << 10
+	maxName    = 512 // of an adapter
+	maxRunning = 256 // adapters
 )
 
 var errNoEngine = errors.New("no vLLM metrics in the answer")
@@ -93,6 +97,8 @@ func (p *page) line(line []byte) {
 		}
 	case "vllm:cache_config_info":
 		p.cacheConfig(labels)
+	case "vllm:lora_requests_info":
+		p.adapt(labels, value)
 	case "vllm:engine_sleep_state":
 		if e := p.engine(labels); e != nil {
 			state, _ := label(labels, "sleep_state")
@@ -103,6 +109,39 @@ func (p *page) line(line []byte) {
 			e.set(name, value)
 		}
 	}
+}
+
+// adapters is the newest series of vllm:lora_requests_info, of which there is one for each set of adapters that there was.
+type adapters struct {
+	written float64 // when it was written, by the engine's clock; 0: none
+	slots   int
+	running string
+}
+
+// adapt adds a series.
+func (a *adapters) adapt(labels []byte, written float64) {
+	if written <= a.written {
+		return
+	}
+	running, _ := label(labels, "running_lora_adapters")
+	*a = adapters{written: written, slots: intLabel(labels, "max_lora"), running: string(running)}
+}
+
+// report is the page's word on the adapters of each of so many ranks; nil: it has none.
+func (a *adapters) report(ranks int) *Adapters {
+	if a.slots == 0 {
+		return nil
+	}
+	r := &Adapters{Slots: a.slots}
+	if ranks == 1 {
+		r.Running = []string{}
+		for name := range strings.SplitSeq(a.running, ",") {
+			if name = strings.TrimSpace(name); name != "" && len(name) <= maxName && len(r.Running) < maxRunning {
+				r.Running = append(r.Running, name)
+			}
+		}
+	}
+	return r
 }
 
 // sleeps adds one of the series of the sleep state: of all states one is 1. An engine that is not awake, and says no more, can be woken.
@@ -126,7 +165,7 @@ func wanted(name []byte) bool {
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
 		"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
 		"vllm:gpu_prefix_cache_hits_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
-		"vllm:num_preemptions_total", "vllm:engine_sleep_state", "vllm:request_prefill_time_seconds_sum",
+		"vllm:num_preemptions_total", "vllm:engine_sleep_state", "vllm:lora_requests_info", "vllm:request_prefill_time_seconds_sum",
 		"vllm:request_prefill_kv_computed_tokens_sum":
 		return true
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,12 +70,43 @@ func TestScanReadsBothFormats(t *testing.T) {
 		t.Errorf("began %s", p.began)
 	}
 
+	if got := p.report(1); got == nil || got.Slots != 4 || !slices.Equal(got.Running, []string{"sql", "chat"}) {
+		t.Errorf("of the adapters the newest line counts: %+v", got)
+	}
+	if got := p.report(2); got == nil || got.Slots != 4 || got.Running != nil {
+		t.Errorf("of two ranks it is not known which runs what: %+v", got)
+	}
+
 	p, err = scan(strings.NewReader(rust))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s := p.engines[0].stats(now); s.Running != 7 || s.Waiting != 1 || s.KVUsage != 0.5 || s.HitTokens != 5 {
 		t.Errorf("OpenMetrics: %+v", s)
+	}
+}
+
+func TestScanBoundsTheAdapters(t *testing.T) {
+	many := strings.Repeat("a,", 400)
+	for line, want := range map[string]int{
+		`vllm:lora_requests_info{max_lora="4",running_lora_adapters="",waiting_lora_adapters=""} 2`:          0,
+		`vllm:lora_requests_info{max_lora="4",running_lora_adapters="` + many + `"} 2`:                       maxRunning,
+		`vllm:lora_requests_info{max_lora="4",running_lora_adapters="` + strings.Repeat("a", 600) + `,b"} 2`: 1,
+		`vllm:lora_requests_info{max_lora="x",running_lora_adapters="a"} 2`:                                  -1,
+		`vllm:lora_requests_info{running_lora_adapters="a"} 2`:                                               -1,
+		`vllm:lora_requests_info{max_lora="4"`:                                                               -1,
+	} {
+		p, err := scan(strings.NewReader("vllm:num_requests_running 1\n" + line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := -1
+		if r := p.report(1); r != nil {
+			got = len(r.Running)
+		}
+		if got != want {
+			t.Errorf("%.80s: %d adapters run, want %d", line, got, want)
+		}
 	}
 }
 

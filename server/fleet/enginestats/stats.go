@@ -27,9 +27,19 @@ type Stats struct {
 	Preemptions uint64
 	// Sleep is the engine's sleep by its own account.
 	Sleep Sleep
+	// Adapters are the engine's LoRA adapters; nil from an engine that runs none.
+	Adapters *Adapters
 
 	foreign float64
 	stale   time.Duration
+}
+
+// Adapters are the LoRA adapters of an engine. They never change.
+type Adapters struct {
+	// Slots is how many different adapters the engine runs at most at once (max_loras).
+	Slots int
+	// Running are the adapters with requests that are computed. Nil where the metric says it for several ranks together.
+	Running []string
 }
 
 // Sleep is the state of an engine that can be put to sleep (vLLM's --enable-sleep-mode).

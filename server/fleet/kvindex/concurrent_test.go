@@ -31,7 +31,7 @@ func TestReadersNeverSeeARankThatHoldsNothing(t *testing.T) {
 		}
 	}
 	rounds := 5_000 // ids are used again a few hundred times
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		rounds = 2_000
 	}
 	var writers, readers sync.WaitGroup

@@ -341,7 +341,7 @@ func (w *world) checkCounts() {
 // of blocks that were never announced) and copies, into the index and a naive model.
 func TestIndexEqualsTheSimplestModel(t *testing.T) {
 	seeds, steps := 24, 3000
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		seeds, steps = 6, 1200
 	}
 	for seed := range uint64(seeds) {

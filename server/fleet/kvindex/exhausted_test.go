@@ -11,6 +11,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
+// alone is how many steps a play on one goroutine has of n.
+func alone(n int) int {
+	if raceEnabled || testing.Short() {
+		return n / 6
+	}
+	return n
+}
+
 // Ids for sets of ranks can run out. What the index says then may be too little and must not be too much: a rank that has removed a
 // block is not among its holders. In the end nothing is left.
 func TestTooManySetsCostHitsAndNothingElse(t *testing.T) {
@@ -29,7 +37,7 @@ func TestTooManySetsCostHitsAndNothingElse(t *testing.T) {
 				list := []uint32{uint32(n), 1, 2, 3, 4, 5, 6, 7}
 				return list, []kvblock.EngineHash{kvblock.EngineHash(2*n + 1), kvblock.EngineHash(2*n + 2)}
 			}
-			for step := range 6000 {
+			for step := range alone(6000) {
 				r, n := dice.IntN(ranks), dice.IntN(40)
 				slot := replica.Slot(r)
 				tokens, names := prompt(n)
@@ -63,7 +71,7 @@ func TestTooManySetsCostHitsAndNothingElse(t *testing.T) {
 			w := newGuessWorld(t, 9, 20, 33, 50, 64, 5, 40, 28)
 			w.ix.LimitSets(ids)
 			var words [][]byte
-			for step := range 4000 {
+			for step := range alone(4000) {
 				word := randomWord(dice, words)
 				words = append(words, word)
 				w.step(byte(dice.IntN(8)), byte(dice.IntN(256)), word)

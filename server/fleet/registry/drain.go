@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -15,6 +16,8 @@ type Drain struct {
 	By, Reason string
 	// Move says that requests under way move to other replicas, as far as no client notices.
 	Move bool
+	// Ranks are the ranks that drain, in order; nil: the whole replica.
+	Ranks []int
 }
 
 // DrainOptions are a caller's options of a drain.
@@ -24,6 +27,8 @@ type DrainOptions struct {
 	Force bool
 	// Move also moves the requests under way.
 	Move bool
+	// Ranks are the only ranks to drain; none: the whole replica.
+	Ranks []int
 }
 
 // drains are the operators' drains in force, also of replicas that are not there. Only the core's goroutine touches them.
@@ -54,25 +59,36 @@ func (ds drains) set(id replica.ID, d *Drain, present func(replica.ID) bool) {
 }
 
 // Drain stops new requests to a replica; requests under way finish, or move. When it returns, the snapshot shows the drain. A drain outlives
-// the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one, and adds the move.
-// ErrLastReady: the replica is the last ready one of a model, and Force is not set.
+// the replica's absence, until Undrain. A drain of a draining replica only replaces the reason, if it has one, and adds the move and the ranks.
+// ErrLastReady: the replica, all of whose ranks are to drain, is the last ready one of a model, and Force is not set. ErrNoRank: it has no such rank.
 func (r *Registry) Drain(ctx context.Context, id replica.ID, o DrainOptions) error {
 	return r.do(ctx, func(c *core) error {
 		e, known := c.entries[id]
 		old := c.drains[id]
-		switch {
-		case !known && old == nil:
+		if !known && old == nil {
 			return ErrUnknownReplica
-		case old != nil:
-			if now := old.again(o); !sameDrain(old, now) {
-				c.changeDrain(id, now)
+		}
+		ranks := 0
+		if known {
+			ranks = e.ranks()
+		}
+		added, err := ranksToDrain(o.Ranks, ranks)
+		if err != nil {
+			return err
+		}
+		now := &Drain{Since: time.Now(), By: o.By, Reason: o.Reason, Move: o.Move, Ranks: added}
+		if old != nil {
+			now = old.again(o)
+			now.Ranks = joinRanks(old.Ranks, added, ranks)
+		}
+		if now.Ranks == nil && known && !o.Force && (old == nil || old.Ranks != nil) {
+			if model, last := c.lastReady(e); last {
+				return fmt.Errorf("%w of model %q", ErrLastReady, model)
 			}
-			return nil
 		}
-		if model, last := c.lastReady(e); last && !o.Force {
-			return fmt.Errorf("%w of model %q", ErrLastReady, model)
+		if !sameDrain(old, now) {
+			c.changeDrain(id, now)
 		}
-		c.changeDrain(id, &Drain{Since: time.Now(), By: o.By, Reason: o.Reason, Move: o.Move})
 		return nil
 	})
 }
@@ -87,15 +103,27 @@ func (d *Drain) again(o DrainOptions) *Drain {
 	return &now
 }
 
-// Undrain lets a drained replica take requests again. That it is not drained is no error.
-func (r *Registry) Undrain(ctx context.Context, id replica.ID) error {
+// Undrain lets a drained replica, or only some ranks of it, take requests again. That it is not drained is no error.
+func (r *Registry) Undrain(ctx context.Context, id replica.ID, ranks ...int) error {
 	return r.do(ctx, func(c *core) error {
-		_, known := c.entries[id]
+		e, known := c.entries[id]
 		switch old := c.drains[id]; {
 		case !known && old == nil:
 			return ErrUnknownReplica
-		case old != nil:
+		case old == nil:
+		case len(ranks) == 0:
 			c.changeDrain(id, nil)
+		default:
+			left, err := ranksLeft(old.Ranks, ranks, e)
+			if err != nil {
+				return err
+			}
+			now := *old
+			if now.Ranks = left; len(left) == 0 {
+				c.changeDrain(id, nil)
+			} else if !sameDrain(old, &now) {
+				c.changeDrain(id, &now)
+			}
 		}
 		return nil
 	})
@@ -148,5 +176,5 @@ func sameDrain(a, b *Drain) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Since.Equal(b.Since) && a.By == b.By && a.Reason == b.Reason && a.Move == b.Move
+	return a.Since.Equal(b.Since) && a.By == b.By && a.Reason == b.Reason && a.Move == b.Move && (a.Ranks == nil) == (b.Ranks == nil) && slices.Equal(a.Ranks, b.Ranks)
 }

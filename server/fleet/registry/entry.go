@@ -131,7 +131,11 @@ func (s Spec) equal(o Spec) bool {
 func (e *entry) rebuild(drain *Drain) (changed bool) {
 	state := e.health.state
 	e.drain = drain
-	if drain != nil || e.spec.Leaving || e.spec.pod.unready {
+	var ranks []int
+	if drain != nil {
+		ranks = drain.Ranks
+	}
+	if drain != nil && ranks == nil || e.spec.Leaving || e.spec.pod.unready {
 		state = replica.StateDraining
 	}
 	changed = state != e.state || e.view == nil
@@ -142,7 +146,7 @@ func (e *entry) rebuild(drain *Drain) (changed bool) {
 	e.view = &replica.Replica{
 		ID: e.spec.ID, URL: e.spec.URL, MetricsURL: e.spec.metricsURL(), APIKey: e.access.key, TLS: e.access.peer, State: state, Life: e.life.number,
 		Slots: e.slots, Events: e.events(), Models: e.report.models, Labels: e.spec.Labels,
-		Version: e.report.version.text, RustFrontend: e.report.version.rust, Since: e.since, Mute: e.health.mute && state == replica.StateUnhealthy,
+		Version: e.report.version.text, RustFrontend: e.report.version.rust, Since: e.since, Mute: e.health.mute && state == replica.StateUnhealthy, DrainedRanks: ranks,
 		BlockSize:        cmp.Or(e.spec.BlockSize, learned.BlockSize),
 		Blocks:           cmp.Or(e.spec.Blocks, learned.Blocks),
 		MaxBatchedTokens: cmp.Or(e.spec.MaxBatchedTokens, learned.MaxBatchedTokens),

@@ -135,6 +135,7 @@ func TestPodsOfAPoolSayWhatIsInThem(t *testing.T) {
 
 // What the API server says is checked and bounded, as for Services.
 func TestInferencePoolsAreChecked(t *testing.T) {
+	t.Parallel()
 	a := newAPIServer(t)
 	a.putPool(engineLabels, 8000, 70000)
 	for i, address := range []string{"169.254.169.254", "not-an-ip", "127.0.0.2", "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"} {

@@ -46,6 +46,7 @@ func TestKubernetesRedirectsAreNotFollowed(t *testing.T) {
 }
 
 func TestKubernetesAddressesAreChecked(t *testing.T) {
+	t.Parallel()
 	k := newKube(t)
 	var pods []endpointPod
 	for i, address := range []string{

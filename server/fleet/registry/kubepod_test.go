@@ -287,6 +287,7 @@ func TestPodsComeGoAndChange(t *testing.T) {
 }
 
 func TestAnEndpointDoesNotWaitForItsPodForEver(t *testing.T) {
+	t.Parallel()
 	k := newKube(t)
 	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})
 	r, _ := labelled(t, k, nil)

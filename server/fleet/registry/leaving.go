@@ -16,10 +16,10 @@ type DrainConfig struct {
 
 func (c DrainConfig) validate() error { return check.AtLeast("move_after", c.MoveAfter, 0) }
 
-// IsLeft reports whether the requests under way on a replica are to move to others: its source announces its end, or it drains with move
-// or for longer than the settings allow.
-func (r *Registry) IsLeft(of *replica.Replica, now time.Time) bool {
-	if of.State != replica.StateDraining {
+// IsLeft reports whether the requests under way on a rank of a replica are to move to others: its source announces its end, or it drains with
+// move or for longer than the settings allow.
+func (r *Registry) IsLeft(of *replica.Replica, rank int, now time.Time) bool {
+	if of.State != replica.StateDraining && !of.IsRankDrained(rank) {
 		return false
 	}
 	at := r.Snapshot().details[of.ID]

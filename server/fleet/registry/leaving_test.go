@@ -1,8 +1,10 @@
 package registry_test
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,7 +20,7 @@ func left(r *registry.Registry, id replica.ID, late bool) bool {
 		now = now.Add(time.Hour)
 	}
 	of, ok := r.Snapshot().Replica(id)
-	return ok && r.IsLeft(of, now)
+	return ok && r.IsLeft(of, 0, now)
 }
 
 func TestWhichReplicasAreLeft(t *testing.T) {
@@ -125,5 +127,52 @@ func TestAPauseIsNoticed(t *testing.T) {
 	}
 	if n := asked.Load() - begun; n > 1 { // the first router asks once, too
 		t.Errorf("an engine without the route is asked %d more times", n)
+	}
+}
+
+// Ranks of a replica drain one by one while the others take requests; when all drain, the replica does.
+func TestRanksDrain(t *testing.T) {
+	a, b := newFakeReplica(t), newFakeReplica(t)
+	r := start(t, fast(registry.Spec{ID: "a", URL: a.URL, Ranks: 3}, registry.Spec{ID: "b", URL: b.URL}), registry.Params{})
+	eventually(t, "they are ready", func() bool { return state(r, "a") == replica.StateReady && state(r, "b") == replica.StateReady })
+	drained := func(want ...int) {
+		t.Helper()
+		of, _ := r.Snapshot().Replica("a")
+		if !slices.Equal(of.DrainedRanks, want) || of.State != replica.StateReady {
+			t.Errorf("ranks %v drain in the state %v, want %v while it is ready", of.DrainedRanks, of.State, want)
+		}
+		for rank := range 3 {
+			if got, want := r.IsLeft(of, rank, time.Now()), slices.Contains(want, rank); got != want {
+				t.Errorf("rank %d is left: %t, want %t", rank, got, want)
+			}
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(r.Drain(t.Context(), "a", registry.DrainOptions{Ranks: []int{2}, Move: true}))
+	drained(2)
+	must(r.Drain(t.Context(), "a", registry.DrainOptions{Ranks: []int{0, 2}}))
+	drained(0, 2)
+	must(r.Undrain(t.Context(), "a", 2))
+	drained(0)
+	if err := r.Drain(t.Context(), "a", registry.DrainOptions{Ranks: []int{3}}); !errors.Is(err, registry.ErrNoRank) {
+		t.Errorf("a rank that it does not have: %v", err)
+	}
+	must(r.Drain(t.Context(), "a", registry.DrainOptions{Ranks: []int{1, 2}}))
+	if got := state(r, "a"); got != replica.StateDraining {
+		t.Errorf("all ranks drain, and the replica is %v", got)
+	}
+	must(r.Undrain(t.Context(), "a", 0, 1))
+	drained(2)
+	must(r.Undrain(t.Context(), "a"))
+	drained()
+	must(r.Drain(t.Context(), "b", registry.DrainOptions{Force: true}))
+	must(r.Drain(t.Context(), "a", registry.DrainOptions{Ranks: []int{0, 1}}))
+	if err := r.Drain(t.Context(), "a", registry.DrainOptions{Ranks: []int{2}}); !errors.Is(err, registry.ErrLastReady) && err != nil {
+		t.Errorf("the last rank of the last replica: %v", err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -377,7 +378,7 @@ func TestADrainHasAReasonAndLeavesEachModelAReplica(t *testing.T) {
 			if err := drain("a", registry.DrainOptions{By: "night", Reason: again.reason, Move: again.move}); err != nil {
 				t.Error(err)
 			}
-			if got := *r.Snapshot().Details("a").Drain; got != again.want {
+			if got := *r.Snapshot().Details("a").Drain; !reflect.DeepEqual(got, again.want) {
 				t.Errorf("drained again for %q: %+v, want %+v", again.reason, got, again.want)
 			}
 		}

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -17,7 +18,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8")
+	goleak.VerifyTestMain(m)
+}
 
 // fakeReplica answers what the registry asks, as vLLM does.
 type fakeReplica struct {

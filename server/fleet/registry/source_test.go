@@ -28,6 +28,7 @@ func write(t *testing.T, name, text string) {
 }
 
 func TestFileIsFollowed(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	name := filepath.Join(dir, "replicas.yaml")
 	write(t, filepath.Join(dir, "key"), "sesame\n")

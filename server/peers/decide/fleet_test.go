@@ -625,7 +625,7 @@ func TestAHeldRequestIsNotHeldForEver(t *testing.T) {
 // Random operations over three routers, with delays, lost messages, broken links, silent routers, partitions and a death.
 func TestAtRestTheDeciderKnowsWhatIsInFlight(t *testing.T) {
 	seeds := 40
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		seeds = 10
 	}
 	for seed := range seeds {

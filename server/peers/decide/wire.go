@@ -44,14 +44,23 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		ask.Options = &peerv1.AskOptions{
 			Policy: text(o.Policy), Weights: weights(o.Weights), Ttft: span(o.Targets.TTFT), Tpot: span(o.Targets.TPOT), Allowed: texts(o.Allowed), Denied: texts(o.Denied),
 			Pinned: text(o.Pinned), PinnedRank: int32(o.PinnedRank), MinRank: int32(o.MinRank), MaxRank: int32(o.MaxRank), MaxRequests: uint32(max(0, o.MaxRequests)),
+			Objective: text(o.Objective),
 		}
 	}
 	return ask
 }
 
+// objectiveOf reads an objective. One that this router does not have is none.
+func objectiveOf(name string) decision.Objective {
+	if o := decision.Objective(name); o.Known() {
+		return o
+	}
+	return ""
+}
+
 // plain reports whether the options ask nothing.
 func plain(o *chooser.Options) bool {
-	return o.Policy == "" && len(o.Weights) == 0 && !o.Targets.Set() && len(o.Allowed) == 0 && len(o.Denied) == 0 && o.Pinned == "" &&
+	return o.Policy == "" && o.Objective == "" && len(o.Weights) == 0 && !o.Targets.Set() && len(o.Allowed) == 0 && len(o.Denied) == 0 && o.Pinned == "" &&
 		o.MinRank == 0 && o.MaxRank == 0 && o.MaxRequests == 0
 }
 
@@ -83,6 +92,7 @@ func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.R
 			Policy: decision.Policy(o.GetPolicy()), Weights: o.GetWeights(), Targets: decision.Targets{TTFT: o.GetTtft().AsDuration(), TPOT: o.GetTpot().AsDuration()},
 			Allowed: ids(o.GetAllowed()), Denied: ids(o.GetDenied()), Pinned: replica.ID(o.GetPinned()), PinnedRank: int(o.GetPinnedRank()),
 			MinRank: int(o.GetMinRank()), MaxRank: int(o.GetMaxRank()), MaxRequests: int(o.GetMaxRequests()),
+			Objective: objectiveOf(o.GetObjective()),
 		}
 	}
 	return req
@@ -115,7 +125,7 @@ func chosenOf(number uint64, c *chooser.Choice) *peerv1.Chosen {
 		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
 		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
 		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load, MemoryWait: memoryWait(d.Memory),
-		OtherReplica: d.HasOtherReplica(),
+		OtherReplica: d.HasOtherReplica(), Adapter: adapterCost(&cand.Adapting),
 	}
 }
 
@@ -133,6 +143,7 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 		Forecast: forecastOf(in, prompt),
 		Cost:     finite(in.GetCost()),
 		RankLoad: decision.RankLoad{Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1},
+		Adapting: adaptingOf(in.GetAdapter()),
 		Pace:     decision.Pace{FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown())},
 	}
 	both.d = decision.Decision{
@@ -146,6 +157,25 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 	}
 	both.d.TooLong = in.GetTooLong()
 	return &both.d
+}
+
+// adapterCost writes the cost of a LoRA adapter; nil for none.
+func adapterCost(a *decision.Adapting) *peerv1.AdapterCost {
+	if a.Adapter == decision.AdapterNone {
+		return nil
+	}
+	return &peerv1.AdapterCost{State: a.Adapter.String(), WaitS: float64(a.AdapterWait), LoadS: float64(a.AdapterLoad), LossS: float64(a.AdapterLoss)}
+}
+
+// adaptingOf reads the cost of a LoRA adapter.
+func adaptingOf(in *peerv1.AdapterCost) decision.Adapting {
+	a := decision.Adapting{AdapterWait: float32(amount(in.GetWaitS())), AdapterLoad: float32(amount(in.GetLoadS())), AdapterLoss: float32(amount(in.GetLossS()))}
+	for _, state := range decision.AdapterStates() {
+		if state.String() == in.GetState() {
+			a.Adapter = state
+		}
+	}
+	return a
 }
 
 // overlapOf reads the chosen rank's part of a prompt.

@@ -30,7 +30,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 		Caller: chooser.Caller{Session: "sess", SessionReturn: chooser.NoReturn, Priority: -3},
 		Reply:  chooser.Reply{ExpectedOutput: 7, Samples: 3, Unstreamed: true, Quiet: true},
 		Limits: chooser.Limits{Exclude: []replica.ID{"gone"}, Holder: "r0", Options: chooser.Options{
-			Policy: decision.LeastTokens, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},
+			Policy: decision.LeastTokens, Objective: decision.ObjectiveCompletion, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},
 			Allowed: []replica.ID{"r0"}, Denied: []replica.ID{"r9"}, Pinned: "r0", PinnedRank: -1, MinRank: 1, MaxRank: -1, MaxRequests: 9,
 		}},
 		Terms: chooser.Terms{Booking: chooser.Unbooked, NoQueue: true},
@@ -110,6 +110,24 @@ func TestAWaitForMemorySurvivesTheWire(t *testing.T) {
 		if got := there.Memory; (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("after the wire: %+v, want %+v", got, want)
 		}
+	}
+}
+
+// The router that asked shows, and books, what the request's adapter costs.
+func TestTheCostOfAnAdapterSurvivesTheWire(t *testing.T) {
+	want := []decision.Adapting{{}}
+	for _, state := range decision.AdapterStates() {
+		want = append(want, decision.Adapting{Adapter: state, AdapterWait: .5, AdapterLoad: .25, AdapterLoss: .125})
+	}
+	for _, want := range want {
+		here := &decision.Decision{Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}, Adapting: want}}}}
+		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
+		if got := there.Pick().Adapting; got != want {
+			t.Errorf("after the wire: %+v, want %+v", got, want)
+		}
+	}
+	if odd := adaptingOf(&peerv1.AdapterCost{State: "else", WaitS: math.NaN(), LoadS: -1, LossS: math.Inf(1)}); odd.Adapter != decision.AdapterNone || odd.AdapterWait != 0 || odd.AdapterLoad != 0 || math.IsInf(float64(odd.AdapterLoss), 0) {
+		t.Errorf("a message of another version gives %+v", odd)
 	}
 }
 
@@ -290,5 +308,15 @@ func TestTextsOfClientsCanBeSent(t *testing.T) {
 	}
 	if _, err := proto.Marshal(refusalOf(1, fmt.Errorf("no policy %s", bad))); err != nil {
 		t.Error(err)
+	}
+}
+
+// A router of another version may ask for an objective that this one does not have.
+func TestUnknownObjectivesAreNone(t *testing.T) {
+	for name, want := range map[string]decision.Objective{"": "", "completion": decision.ObjectiveCompletion, "later": ""} {
+		req := requestOf(&peerv1.Ask{Options: &peerv1.AskOptions{Objective: name}}, "peer", nil)
+		if req.Options.Objective != want {
+			t.Errorf("%q is %q, want %q", name, req.Options.Objective, want)
+		}
 	}
 }

@@ -37,7 +37,7 @@ func TestADrainOnOneIsADrainOnAll(t *testing.T) {
 		pass(time.Millisecond)
 		if !b.isDrained("r") || !c.isDrained("r") {
 			t.Error("the others have not drained it at once")
-		} else if got := b.view().drained["r"]; *got != *drained() {
+		} else if got := b.view().drained["r"]; !reflect.DeepEqual(got, drained()) {
 			t.Errorf("another router has %+v, want %+v", *got, *drained())
 		}
 		b.drain("r", false)

@@ -145,7 +145,7 @@ func (s *Store) factLocked(r ref) *peerv1.Facts {
 	switch r.kind {
 	case kindDrain:
 		if e, known := s.drains.facts[r.key]; known {
-			f := &peerv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: e.version.proto(), By: e.value.By, Reason: e.value.Reason, Move: e.value.Move}
+			f := &peerv1.DrainFact{ReplicaId: r.key, Drained: !e.gone, Version: e.version.proto(), By: e.value.By, Reason: e.value.Reason, Move: e.value.Move, Ranks: ranksProto(e.value.Ranks)}
 			if !e.gone {
 				f.Since = timestamppb.New(e.value.Since)
 			}
@@ -219,7 +219,28 @@ func drainOf(f *peerv1.DrainFact) (registry.Drain, error) {
 	if n := max(len(d.By), len(d.Reason)); n > maxText {
 		return d, fmt.Errorf("a drain's text of %d bytes", n)
 	}
+	if len(f.GetRanks()) > maxDrainedRanks {
+		return d, fmt.Errorf("a drain of %d ranks", len(f.GetRanks()))
+	}
+	for _, rank := range f.GetRanks() {
+		if rank >= maxDrainedRanks || len(d.Ranks) > 0 && int(rank) <= d.Ranks[len(d.Ranks)-1] {
+			return d, errors.New("a drain's ranks are not in order")
+		}
+		d.Ranks = append(d.Ranks, int(rank))
+	}
 	return d, nil
+}
+
+// maxDrainedRanks bounds the ranks of a drain: no replica has more.
+const maxDrainedRanks = 1024
+
+// ranksProto is the ranks of a drain on the wire.
+func ranksProto(ranks []int) []uint32 {
+	var list []uint32
+	for _, rank := range ranks {
+		list = append(list, uint32(rank))
+	}
+	return list
 }
 
 // modelOf reads a rank's speed.

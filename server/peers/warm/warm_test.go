@@ -3,6 +3,7 @@ package warm
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -27,7 +28,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8")
+	goleak.VerifyTestMain(m)
+}
 
 // router is the part of a router that knows what engines hold.
 type router struct {
@@ -272,6 +277,7 @@ func peerOf(t testing.TB, ranks, batches, blocks int) ([]*engine, *router) {
 }
 
 func TestANewRouterKnowsWhatItsPeerKnows(t *testing.T) {
+	t.Parallel()
 	engines, old := peerOf(t, 4, 40, 50)
 	cold := startRouter(t)
 	cold.follow(t, engines)
@@ -299,6 +305,7 @@ func TestANewRouterKnowsWhatItsPeerKnows(t *testing.T) {
 
 // A router that found no peer at its start, or has lost events since, is exact as soon as a peer is that has what it lacks.
 func TestWhatIsMissingIsPulledLater(t *testing.T) {
+	t.Parallel()
 	engines, old := peerOf(t, 3, 40, 50)
 	ignorant := startRouter(t)
 	ignorant.follow(t, engines)
@@ -322,6 +329,7 @@ func TestWhatIsMissingIsPulledLater(t *testing.T) {
 
 // A peer that cannot be relied on costs no more than the wait for it.
 func TestPeersThatFail(t *testing.T) {
+	t.Parallel()
 	engines, old := peerOf(t, 3, 35, 40)
 	var whole bytes.Buffer
 	if err := old.index.Snapshot(&whole); err != nil {
@@ -371,6 +379,7 @@ func TestPeersThatFail(t *testing.T) {
 }
 
 func TestOneBadPeerAlone(t *testing.T) {
+	t.Parallel()
 	engines := startEngines(t, 2, 100)
 	for _, e := range engines {
 		e.store(10)
@@ -388,6 +397,7 @@ func TestOneBadPeerAlone(t *testing.T) {
 }
 
 func TestPullsAreBounded(t *testing.T) {
+	t.Parallel()
 	_, old := peerOf(t, 1, 1, 10)
 	for range maxServed {
 		old.warm.serving <- struct{}{}

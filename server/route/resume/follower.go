@@ -104,8 +104,10 @@ type Follower struct {
 	named  *named  // nil unless the events have names
 	// message says the client's events; nil unless the engine was asked for a message as a chat.
 	message *messages.Stream
-	p       Params
-	chunk   openai.Chunk // the event being parsed
+	// ahead is what a client that continues its message gets before anything else.
+	ahead []byte
+	p     Params
+	chunk openai.Chunk // the event being parsed
 }
 
 // continuation is the part of a stream that another engine sends.
@@ -124,6 +126,11 @@ type continuation struct {
 func New(p Params) *Follower {
 	f, received := newFollower(p), p.Received
 	if received == nil {
+		return f
+	}
+	if f.message != nil {
+		takeMessage(f, received)
+		f.out, f.p.Received = nil, nil
 		return f
 	}
 	for len(received) > 0 && !f.raw {

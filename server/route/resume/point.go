@@ -17,6 +17,8 @@ type Point struct {
 	Sure bool
 
 	shown []byte
+	// back is how many of the last ids may have no text that the client has.
+	back int
 	// lag is how many characters at the end of the text the engine held back, because of stop strings. Then Tail has tail ids, of chars
 	// characters, and held becomes the text held back.
 	lag, tail, chars int
@@ -41,6 +43,31 @@ func (s *Point) Tail() []uint32 {
 		n = s.tail
 	}
 	return s.IDs[len(s.IDs)-n:]
+}
+
+// maxBack bounds the ids at the end of an answer that may be drawn again: more than a part of a character has.
+const maxBack = 3
+
+// Tails are lists of ids whose texts Settle takes: the Tail, and the same without its last ids.
+func (s *Point) Tails() [][]uint32 {
+	tail := s.Tail()
+	lists := [][]uint32{tail}
+	for n := 1; n <= min(s.back, maxBack, len(tail)-1); n++ {
+		lists = append(lists, tail[:len(tail)-n])
+	}
+	return lists
+}
+
+// Settle reports whether the client has all text of the ids, of which an engine decoded texts from the Tails. Last ids of which the client has
+// no text, since a character is not complete, are taken from the point: they are drawn again.
+func (s *Point) Settle(texts []string) bool {
+	for n, text := range texts {
+		if s.Whole(text) {
+			s.IDs, s.Answer = s.IDs[:len(s.IDs)-n], s.Answer-n
+			return true
+		}
+	}
+	return false
 }
 
 // Whole reports whether the client's text ends with text, which an engine decoded from Tail: then
@@ -85,6 +112,9 @@ func (f *Follower) Point() (Point, bool) {
 	if f.torn() {
 		p.Sure, p.torn = false, true
 	}
+	if f.stops == nil && !f.p.Shown && !f.p.Logprobs { // of the ids of which a text came at least one is in it
+		p.back = f.last - 1
+	}
 	return p, true
 }
 
@@ -104,7 +134,7 @@ func (f *Follower) Resumable() bool {
 // torn reports whether the client has log probabilities of ids without text: these cannot be drawn again.
 func (f *Follower) torn() bool { return f.p.Logprobs && len(f.ids) > f.safe }
 
-// Resume announces that what is fed from now on is a completion that continues from p, which Point returned last and which is Sure or Whole.
+// Resume announces that a completion is fed from now on that continues from p, which Point returned last and which is Sure, Whole or settled.
 // The completion is asked for without the stop strings: the Follower looks for them, and asks texts, which may be nil, a few
 // times when a string ends in an event of several ids.
 func (f *Follower) Resume(p *Point, texts Texts) {
@@ -114,6 +144,7 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 			f.stops.back = append(f.stops.back[:0], p.held...)
 		}
 	}
+	f.safe = min(f.safe, p.Answer)
 	var notice []byte
 	if n := len(f.ids) - f.safe; n > 0 && f.p.Shown {
 		notice = withdrawal(n)
@@ -126,6 +157,9 @@ func (f *Follower) Resume(p *Point, texts Texts) {
 
 // Ending returns what is missing of a stream after the client has its finish reason. It returns false for any other stream.
 func (f *Follower) Ending() ([]byte, bool) {
+	if f.done && len(f.ahead) > 0 {
+		return f.ahead, true
+	}
 	if !f.finished || f.done || f.raw {
 		return nil, false
 	}

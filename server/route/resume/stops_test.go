@@ -271,7 +271,7 @@ func (s *story) check(t *testing.T) (resumed, refused int) {
 // Wherever a stream with stop strings is cut, and wherever a string ends it, the client has in the end what it would have had without the cut.
 func TestStopStringsOfAStreamThatIsResumed(t *testing.T) {
 	n := uint64(400)
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		n = 100
 	}
 	ended, resumes, refusals := 0, 0, 0

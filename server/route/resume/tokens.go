@@ -14,9 +14,9 @@ type tokens struct {
 	ids    []uint32 // of the answer, as far as the client has their events
 	// promptTokens and answered count both, also when they are no longer remembered; blind: not all are counted.
 	promptTokens, answered int
-	// safe counts the ids of which the client has the text. sure: the detokenizer holds back none of that text.
-	safe int
-	sure bool
+	// safe counts the ids of which the client has the text, the last of which came together. sure: the detokenizer holds back none of that text.
+	safe, last int
+	sure       bool
 	// parsed: the engine has a parser between detokenizer and stream, which may hold text back too.
 	parsed, blind bool
 	// shows: the client gets the ids, too.
@@ -53,7 +53,7 @@ func (t *tokens) settle(text []byte, ids int) bool {
 	if len(text) <= len(`""`) {
 		return false
 	}
-	t.safe, t.sure = len(t.ids), ids == 1 && !t.parsed
+	t.safe, t.last, t.sure = len(t.ids), ids, ids == 1 && !t.parsed
 	return true
 }
 

@@ -28,6 +28,12 @@ const adaptersAtOnce = 16
 type adapters struct {
 	registry *registry.Registry
 	upstream *upstream.Client
+	record   adapterRecord
+}
+
+// adapterRecord has where adapters are.
+type adapterRecord interface {
+	AdapterLoaded(r *replica.Replica, adapter string, loaded bool)
 }
 
 // loaded is one replica's answer.
@@ -61,8 +67,12 @@ func (ad *adapters) serve(ctx context.Context, rq *request, d *delivery) error {
 	if ctx.Err() != nil {
 		return apierror.From(cause(ctx, ctx.Err()))
 	}
-	for _, rep := range targets {
+	name, _ := req.Text("lora_name")
+	for i, rep := range targets {
 		ad.registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no longer
+		if name != "" && answers[i].err == nil && answers[i].status == http.StatusOK {
+			ad.record.AdapterLoaded(rep, name, !strings.HasSuffix(rq.call.path(), "/unload_lora_adapter"))
+		}
 	}
 	return joined(d, targets, answers)
 }

@@ -55,6 +55,14 @@ func TestAdaptersGoToEveryReplica(t *testing.T) {
 				}
 				return
 			}
+			// The router's own record has it where the engine said so.
+			held := 0
+			for _, d := range f.chooser.AdapterDemands() {
+				held += len(d.Resident)
+			}
+			if want := strings.Count(tt.each, "=200"); held != want {
+				t.Errorf("the record has it on %d replicas, want %d", held, want)
+			}
 			if err != nil || to.status != tt.status || !strings.Contains(to.body.String(), tt.says) || to.header.Get(router.HeaderAdapter) != tt.each {
 				t.Errorf("%v, %d %q, %q", err, to.status, to.body.String(), to.header.Get(router.HeaderAdapter))
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/opening"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
@@ -76,6 +78,8 @@ type part struct {
 	earlier int
 	// asChat is set when the replica is asked for a message as a chat.
 	asChat bool
+	// whole makes one piece of an answer that the replica streams; nil for any other.
+	whole *resume.Whole
 	// warms is set when the replica is asked for one token, which no client gets, so that it has the prompt in its cache.
 	warms bool
 }
@@ -139,6 +143,19 @@ func (t *tries) next(a *attempt, f *failure) {
 	t.failed = f
 	t.ask.Exclude = append(t.ask.Exclude, a.choice.Replica.ID)
 	t.ask.Attempt++
+}
+
+// readmit allows the replica of an attempt again that only its rank was left for.
+func (t *tries) readmit(a *attempt, view *registry.Snapshot) {
+	if leavesRank(a, view) {
+		t.ask.Exclude = slices.DeleteFunc(t.ask.Exclude, func(id replica.ID) bool { return id == a.choice.Replica.ID })
+	}
+}
+
+// leavesRank reports whether the rank of an attempt drains, while others of its replica take requests.
+func leavesRank(a *attempt, view *registry.Snapshot) bool {
+	r, there := view.Replica(a.choice.Replica.ID)
+	return there && r.State == replica.StateReady && r.IsRankDrained(a.choice.Rank)
 }
 
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs

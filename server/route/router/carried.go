@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/observe/span"
@@ -23,7 +24,7 @@ func errNotCarried(why string) error {
 func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *delivery) (over bool, err error) {
 	on := rq.pool.Replicas[0]
 	for _, r := range rq.pool.Replicas {
-		if hasTokenRoutes(r) {
+		if hasTokenRoutes(r) && (rq.chat == nil || answersChat(r)) {
 			on = r
 			break
 		}
@@ -94,7 +95,13 @@ func (an *answers) giveEnd(d *delivery, end []byte) error {
 type leaving struct {
 	mu      sync.Mutex
 	gone    bool
-	streams map[*context.CancelCauseFunc]struct{}
+	streams map[*carrying]struct{}
+}
+
+// carrying is a stream that its client carries. finishes is set once no other router can continue it.
+type carrying struct {
+	end      context.CancelCauseFunc
+	finishes atomic.Bool
 }
 
 // leave ends the streams with an error that says how they continue, and those that begin later, too.
@@ -102,15 +109,17 @@ func (l *leaving) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gone = true
-	for end := range l.streams {
-		(*end)(errLeaving)
+	for one := range l.streams {
+		if !one.finishes.Load() {
+			one.end(errLeaving)
+		}
 	}
 }
 
-// continuesElsewhere reports whether another router can probably continue a stream that its client carries. Events of sampled messages and responses
-// have no ids, so it cannot continue them.
+// continuesElsewhere reports whether another router can probably continue a stream that its client carries. Events of sampled messages that are no
+// chats, and of sampled responses, have no ids, so it cannot continue them.
 func continuesElsewhere(rq *request) bool {
-	switch rq.parsed.Continuation().Way() {
+	switch rq.or(rq.parsed).Continuation().Way() {
 	case openai.WayText, openai.WayRepeat:
 		return true
 	case openai.WayTokens:
@@ -127,19 +136,21 @@ func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, co
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
+	one := &carrying{end: cancel}
+	rq.carrying = one
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone {
 		cancel(errLeaving)
 	}
 	if l.streams == nil {
-		l.streams = map[*context.CancelCauseFunc]struct{}{}
+		l.streams = map[*carrying]struct{}{}
 	}
-	l.streams[&cancel] = struct{}{}
+	l.streams[one] = struct{}{}
 	return ctx, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.streams, &cancel)
+		delete(l.streams, one)
 		cancel(nil)
 	}
 }

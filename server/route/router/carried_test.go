@@ -17,6 +17,7 @@ import (
 
 // When the router stops, it ends streams that their clients continue elsewhere. A stream that no router continues comes to its end.
 func TestARouterThatStopsEndsStreamsThatContinueElsewhere(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		version string
 		call    *router.Call
@@ -27,7 +28,7 @@ func TestARouterThatStopsEndsStreamsThatContinueElsewhere(t *testing.T) {
 		"a chat with tools, without ids":  {"0.17.0", chat(asking + `,"tools":[{"type":"function"}]}`), false},
 		"a sampled chat that is bound":    {"0.33.0", chat(asking + `,"response_format":{"type":"json_object"}}`), false},
 		"a sampled response":              {"0.33.0", &router.Call{Route: openai.RouteResponses, Body: []byte(`{"model":"m","stream":true,"input":"hi"}`)}, false},
-		"a sampled message":               {"0.33.0", sampledMessage(), false},
+		"a sampled message":               {"0.33.0", sampledMessage(), true},
 		"a message at temperature 0":      {"0.33.0", &router.Call{Route: openai.RouteMessages, Body: []byte(`{"model":"m","stream":true,"temperature":0,"max_tokens":5,"messages":[{"role":"user","content":"hi"}]}`)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {

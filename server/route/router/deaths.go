@@ -27,7 +27,7 @@ type stopper struct {
 // before the first one.
 func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
 	a := d.attempt
-	if !rq.parsed.Stream || !rq.call.Route.Generates() || a == nil || !a.died(f) {
+	if !rq.parsed.Stream && !d.begun || !rq.call.Route.Generates() || a == nil || !a.died(f) {
 		return false
 	}
 	own := a.choice.Replica

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -47,7 +48,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	}
 	d.attempt.endedEarly()
 	settled := f.outcome
-	if errors.Is(err, errTransfer) || errors.Is(err, resume.ErrNotTranslated) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
+	if errors.Is(err, errTransfer) || errors.Is(err, resume.ErrNotTranslated) || errors.Is(err, resume.ErrNotWhole) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
 		settled = retry.Canceled
 	}
 	an.blame.settle(rq, d, d.attempt, settled)
@@ -82,12 +83,12 @@ const maxKept = 1 << 20
 // forward gives the client the answer, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
 func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
-	first := newReply(rq, d)
-	d.scan.Reset(rq.parsed.Prompt.API, first.streamed)
-	d.open(rq, t, first.streamed)
+	a, first := d.attempt, newReply(rq, d)
+	streamed := first.streamed && a.whole == nil
+	d.scan.Reset(rq.parsed.Prompt.API, streamed)
+	d.open(rq, t, streamed)
 	from := an.resumer.source(ctx, rq, t, d, first)
 	defer from.close()
-	a := d.attempt
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.
 	keeps := a.resp.ContentLength <= maxKept && mediaType(a.resp.Header) == "application/json"
 	for {
@@ -114,13 +115,18 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 		if piece == nil {
 			continue
 		}
-		if err := an.write(ctx, rq, d, piece, first.streamed); err != nil {
+		if err := an.write(ctx, rq, d, piece, streamed); err != nil {
 			return err
 		}
+		an.learnForm(ctx, rq, d, piece)
 	}
 	if len(a.kept) > 0 {
 		if piece := d.opening.Take(a.kept); piece != nil {
-			return an.write(ctx, rq, d, piece, false)
+			if err := an.write(ctx, rq, d, piece, false); err != nil {
+				return err
+			}
+			an.learnForm(ctx, rq, d, piece)
+			return nil
 		}
 	}
 	if d.begun {
@@ -133,6 +139,13 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 		return errStalled
 	}
 	return an.begin(rq, d)
+}
+
+// learnForm learns from an engine's own answer in one piece in which form it gives them, where that is of use.
+func (an *answers) learnForm(ctx context.Context, rq *request, d *delivery, piece []byte) {
+	if a := d.attempt; rq.streamed != nil && a.whole == nil && d.status == http.StatusOK && int64(len(piece)) == a.resp.ContentLength {
+		an.attempts.engines.learnForm(ctx, rq, a.choice.Replica, piece)
+	}
 }
 
 // keep adds a piece to an answer that is forwarded as one piece. It returns what to forward once that has come whole, or is

@@ -20,6 +20,7 @@ type sender struct {
 	registry *registry.Registry
 	tokens   *tokenizer.Pool
 	ids      idsSupport
+	forms    forms
 	log      *slog.Logger
 }
 
@@ -28,7 +29,7 @@ type sender struct {
 func (e *sender) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
 	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
 	resp, err := e.do(ctx, rq, a, to)
-	if err == nil && a.rejectsChat(resp) {
+	if err == nil && a.rejectsStandIn(resp) {
 		resp.Close()
 		rq.drop(&a.part)
 		a.asksIDs = false
@@ -120,7 +121,7 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps && rq.chat == nil, Received: rq.has, Message: rq.chat != nil}
+	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps, Received: rq.has, Message: rq.chat != nil}
 	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
 		p.Repeated = rq.parsed.N
 	}
@@ -140,10 +141,15 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	followed := false
 	if a.cache != nil {
-		rq.chat = nil // a message is decoded elsewhere as it is
+		rq.clear() // a request that is decoded elsewhere is sent unchanged
 	}
-	if a.point == nil { // else the answer is repeated, and its follower has what the client has
+	form := e.formFor(rq, a)
+	if a.point == nil && (form != nil || rq.streamed == nil) { // else the answer is repeated, and its follower has what the client has
 		a.follower = e.follow(rq, a.choice.Replica)
+	}
+	from := rq.parsed
+	if form != nil && a.follower != nil {
+		a.whole, from = resume.NewWhole(form), rq.streamed
 	}
 	if a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
@@ -167,31 +173,31 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.ResponseIDEdit(a.point.Response))
 	}
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
-		return rq.plain(followed)
+		return rq.plain(from, followed)
 	}
 	h := e.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
-		return rq.plain(followed)
+		return rq.plain(from, followed)
 	}
-	edit, ok := rq.parsed.PromptIDsEdit(h.IDs)
+	edit, ok := from.PromptIDsEdit(h.IDs)
 	if !ok {
-		return rq.plain(followed)
+		return rq.plain(from, followed)
 	}
 	a.handedOff = true
 	if followed {
-		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
+		return from.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
 	}
 	rq.enc.LetGo() // another attempt sends the text
 	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
 }
 
-// plain is the client's body; a stream that is followed asks for the ids.
-func (rq *request) plain(followed bool) []byte {
+// plain is the client's body; a stream that is followed, of the request from, asks for the ids.
+func (rq *request) plain(from *openai.Request, followed bool) []byte {
 	switch {
 	case !followed:
 		return rq.body
-	case rq.parsed.Model == "":
-		return rq.parsed.Edit(openai.IDsEdit())
+	case from.Model == "":
+		return from.Edit(openai.IDsEdit())
 	}
-	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
+	return from.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
 }

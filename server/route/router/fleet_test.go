@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -32,7 +33,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "8")
+	goleak.VerifyTestMain(m)
+}
 
 // engine is a replica whose answers a test writes. Its n-th request meets script[n], the last of
 // which goes on for ever.

@@ -79,6 +79,7 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 		return err
 	}
 	rq.translate(rq)
+	rq.askStreamed(rq)
 	if err := in.encoder.tokenize(ctx, rq); err != nil {
 		return err
 	}

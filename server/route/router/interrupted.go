@@ -111,12 +111,12 @@ func causeOf(a *attempt, f *failure) string {
 	return causeBroken
 }
 
-// leftFor is why the requests of a replica move.
-func leftFor(id replica.ID, view *registry.Snapshot) string {
-	switch r, there := view.Replica(id); {
+// leftFor is why the requests of an attempt's rank move.
+func leftFor(a *attempt, view *registry.Snapshot) string {
+	switch r, there := view.Replica(a.choice.Replica.ID); {
 	case !there:
 		return causeGone
-	case r.State == replica.StateDraining:
+	case r.State == replica.StateDraining, r.IsRankDrained(a.choice.Rank):
 		return causeDrain
 	}
 	return causeHalted

@@ -234,6 +234,7 @@ func TestSplitRequestPrefillsOnOneReplicaAndAnswersFromAnother(t *testing.T) {
 
 // Whatever becomes of the leg that prefills, the client gets the answer of a replica that serves the request whole, and nothing stays booked.
 func TestRequestIsServedWholeWhenNoPrefillComes(t *testing.T) {
+	t.Parallel()
 	noCache := text(200, `{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}],"usage":{"prompt_tokens":6000},"kv_transfer_params":null}`)
 	for name, tt := range map[string]struct {
 		step   http.HandlerFunc
@@ -277,6 +278,7 @@ func TestRequestIsServedWholeWhenNoPrefillComes(t *testing.T) {
 
 // The same for the leg that decodes, until its first token.
 func TestRequestIsServedWholeWhenTheTransferFails(t *testing.T) {
+	t.Parallel()
 	failed := `data: {"error":{"message":"KV load failed","type":"InternalServerError","param":null,"code":500}}` + "\n\ndata: [DONE]\n\n"
 	for name, tt := range map[string]struct {
 		step http.HandlerFunc
@@ -398,6 +400,7 @@ func TestBrokenStreamOfASplitRequestIsNotRepeated(t *testing.T) {
 }
 
 func TestSomeRequestsAreNeverSplit(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, nil, nil)
 	for _, more := range []string{`,"n":2`, `,"echo":true`, `,"prompt_logprobs":1`, `,"best_of":2`, `,"use_beam_search":true`} {
 		must(t, p.router.Serve(t.Context(), completion(7, more), &client{}))

@@ -99,6 +99,7 @@ func plenty() quota.Config {
 }
 
 func TestHowEachEndIsCharged(t *testing.T) {
+	t.Parallel()
 	usage := `data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":12}}` + "\n\ndata: [DONE]\n\n"
 	for name, c := range map[string]struct {
 		call   *router.Call
@@ -153,6 +154,7 @@ func TestHowEachEndIsCharged(t *testing.T) {
 // stall and answer, clients that leave at any moment and break off the answer, a handler that panics, reservations
 // that are finished, expire or are asked for twice.
 func TestRandomLivesAreSettledOnce(t *testing.T) {
+	t.Parallel()
 	a := newAccount(t, quota.Config{quota.Default: {RequestsPerSecond: 2000, TokensPerMinute: 600000, InFlight: 30, ReservedTokens: 3000}})
 	f := start(t, 3, func(p *router.Params, c *chooser.Config, _ *registry.Config) {
 		p.Limits = a
@@ -321,6 +323,7 @@ func TestAReservationOfALostRankCostsNothing(t *testing.T) {
 
 // A reservation keeps what it has been given until it ends, and is settled by what its holder tells.
 func TestAReservationIsSettledWhenItEnds(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		result *chooser.Result // nil: the lease runs out
 		want   quota.Usage

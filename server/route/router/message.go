@@ -12,8 +12,8 @@ import (
 )
 
 // translate makes a chat of a streamed message that could not be continued otherwise. It must be called after the body is final.
-func (c *asChat) translate(rq *request) {
-	if rq.call.Route != openai.RouteMessages || !rq.parsed.Stream || !rq.set.ResumeMessages || rq.has != nil || len(rq.pool.Replicas) < 2 || rq.way() != openai.WayNone {
+func (c *standIn) translate(rq *request) {
+	if rq.call.Route != openai.RouteMessages || !rq.parsed.Stream || !rq.set.ResumeMessages || len(rq.pool.Replicas) < 2 && !rq.keeps || rq.way() != openai.WayNone {
 		return
 	}
 	for _, r := range rq.pool.Replicas {
@@ -38,10 +38,10 @@ func (c *asChat) translate(rq *request) {
 // answersChat reports whether a replica answers the chat of a message with the tokens of the message.
 func answersChat(r *replica.Replica) bool { return hasTokenRoutes(r) && messages.Serves(r.Version) }
 
-// rejectsChat reports whether a replica rejected the chat of a message, or answered it with something else than a stream. The message itself is
+// rejectsStandIn reports whether a replica rejected a request in place of the client's, or answered it with something else than a stream. The client's own is
 // sent then, and the client gets the engine's words about that. A status that only says that the replica takes no request now is no rejection.
-func (p *part) rejectsChat(resp *upstream.Response) bool {
-	if !p.asChat {
+func (p *part) rejectsStandIn(resp *upstream.Response) bool {
+	if !p.asChat && p.whole == nil {
 		return false
 	}
 	switch resp.Status {
@@ -53,18 +53,19 @@ func (p *part) rejectsChat(resp *upstream.Response) bool {
 	return true
 }
 
-// drop has the message sent unchanged from now on.
-func (c *asChat) drop(p *part) {
-	c.chat, p.follower, p.asChat = nil, nil, false
+// drop has the client's request sent unchanged from now on.
+func (c *standIn) drop(p *part) {
+	c.clear()
+	p.follower, p.asChat, p.whole = nil, false, nil
 }
 
-// again reports whether the message is sent unchanged after an attempt that ended with f, because its answer was not the message's.
+// again reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was to another request.
 // That attempt counts as none.
-func (c *asChat) again(t *tries, f *failure) bool {
-	if c.chat == nil || f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) {
+func (c *standIn) again(t *tries, f *failure) bool {
+	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || c.chat == nil && c.streamed == nil {
 		return false
 	}
-	c.chat = nil
+	c.clear()
 	t.ask.Attempt++
 	t.passed++
 	return true

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -118,12 +117,12 @@ func (s *resumed) trial(point *resume.Point) *tries {
 	s.made++
 	t := *s.tries
 	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
-	t.ask.Exclude = slices.Clone(s.dead)
 	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
 	t.refusals, t.deaths = 0, deaths{}
 	t.continueAt(s.rq, point)
-	t.ask.Exclude = s.unable(point, t.ask.Exclude)
+	t.ask.Exclude = s.unable(point, nil)
 	t.next(s.reply.a, nil)
+	t.readmit(s.reply.a, s.attempts.engines.registry.Snapshot())
 	return &t
 }
 
@@ -235,7 +234,7 @@ func (s *resumed) leave(ctx context.Context, point *resume.Point, t *tries) {
 	old := s.reply.a
 	f := &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica is left, and the stream continues on another one", nil)}
 	s.results.Add(resultMoved)
-	s.interrupted.Add(interruption{kindOf(s.rq, s.follower), leftFor(old.choice.Replica.ID, s.attempts.engines.registry.Snapshot()), true})
+	s.interrupted.Add(interruption{kindOf(s.rq, s.follower), leftFor(old, s.attempts.engines.registry.Snapshot()), true})
 	s.retries.again()
 	span.Note(ctx, span.EventResume, span.Replica.String(string(old.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
 	s.log.Info("a stream moves to another replica", "request", s.rq.call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)

@@ -194,6 +194,7 @@ func TestALongContextIsComputedBeforeTheStreamMoves(t *testing.T) {
 
 // A stream that no other replica takes stays where it is.
 func TestAMoveThatFailsCostsNothing(t *testing.T) {
+	t.Parallel()
 	for name, step := range map[string]http.HandlerFunc{
 		"it refuses":              text(503, `{"error":{"message":"no"}}`),
 		"it rejects":              text(400, `{"error":{"message":"no"}}`),

@@ -59,8 +59,12 @@ var (
 // accepted reports whether a replica that is not dead makes of the request and of its answer so far what the first one did, and so can continue it.
 func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 	err := errNoParser
-	for _, o := range s.attempts.engines.registry.Snapshot().Replicas { // also those that came after the request
-		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == s.own() || slices.Contains(s.tries.ask.Exclude, o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+	view, own := s.attempts.engines.registry.Snapshot(), s.own()
+	if s.reply != nil && leavesRank(s.reply.a, view) {
+		own = "" // another rank of it
+	}
+	for _, o := range view.Replicas { // also those that came after the request
+		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !s.broke.had(o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {
@@ -96,7 +100,7 @@ func (s *resumed) follow(ctx context.Context, f *resume.Follower, point *resume.
 	case point.Again:
 		f.Repeat()
 	case point.Replay == nil:
-		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, "") })
+		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, nil) })
 	default:
 		f.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, on))
 	}

@@ -52,6 +52,7 @@ func closed(f *fleet) {
 }
 
 func TestAPoisonedRequestIsItsOwnFault(t *testing.T) {
+	t.Parallel()
 	for name, how := range map[string]http.HandlerFunc{
 		"500": text(500, `{"error":{"message":"assertion failed"}}`), "503": text(503, "later"), "502": text(502, "bad"), "cut": cut, "cut after the head": streaming(nil, cut),
 		"no HTTP": func(w http.ResponseWriter, _ *http.Request) { hijacked(w, "nonsense\r\n\r\n") },

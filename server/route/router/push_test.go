@@ -48,6 +48,7 @@ func TestLegsThatPushShareAnIDThatNoOtherRequestHas(t *testing.T) {
 
 // An engine whose partner dies waits for good: the leg is stopped, the request served whole, and the engine that waited is not to blame.
 func TestLegThatWaitsForADeadReplicaIsStopped(t *testing.T) {
+	t.Parallel()
 	for name, more := range map[string]string{"streamed": `,"stream":true`, "in one piece": ``} {
 		t.Run(name, func(t *testing.T) {
 			waits := make(chan struct{})

@@ -52,7 +52,7 @@ type request struct {
 	holder replica.ID
 	tokenized
 	carried
-	asChat
+	standIn
 }
 
 // pooled are the replicas among which a request is routed.
@@ -300,20 +300,38 @@ func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 // otherModel is the label of requests for no served model: clients invent names.
 const otherModel = labels.Other
 
-// asChat is a streamed message as the chat request that vLLM makes of it. Chunks of a chat have token ids; events of messages have
-// none. The zero value is a request that is sent unchanged.
-type asChat struct{ chat *openai.Request }
+// standIn is a request to engines in place of the client's, so that another one can continue the answer. The zero value is a
+// request that is sent unchanged.
+type standIn struct {
+	// chat is a streamed message as the chat request that vLLM makes of it. Chunks of a chat have token ids; events of messages have none.
+	chat *openai.Request
+	// streamed is an unstreamed request as a streamed one.
+	streamed *openai.Request
+	// carrying is the stream where its client carries it, for a router that stops; nil for any other.
+	carrying *carrying
+}
 
-// or returns the chat, or parsed when there is none: the request that another engine continues.
-func (c *asChat) or(parsed *openai.Request) *openai.Request {
-	if c.chat != nil {
+// clear has the client's request sent unchanged from now on. No other router can continue a stream of it that is a message.
+func (c *standIn) clear() {
+	if c.chat != nil && c.carrying != nil {
+		c.carrying.finishes.Store(true)
+	}
+	c.chat, c.streamed = nil, nil
+}
+
+// or returns the request in place of the client's, or parsed when there is none: the request that another engine continues.
+func (c *standIn) or(parsed *openai.Request) *openai.Request {
+	switch {
+	case c.chat != nil:
 		return c.chat
+	case c.streamed != nil:
+		return c.streamed
 	}
 	return parsed
 }
 
 // orBody returns the body of the chat, or body when there is none.
-func (c *asChat) orBody(body []byte) []byte {
+func (c *standIn) orBody(body []byte) []byte {
 	if c.chat != nil {
 		return c.chat.Body
 	}

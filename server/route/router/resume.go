@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
@@ -32,6 +33,9 @@ type resumer struct {
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
 func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *delivery, first *reply) source {
+	if first.streamed && first.a.whole != nil {
+		return rs.inside(ctx, rq, t, d)
+	}
 	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
 		return first
 	}
@@ -62,7 +66,7 @@ type resumed struct {
 	// first is the first break, or a move while there was none; resumes is how many breaks there were.
 	first   *failure
 	resumes int
-	dead    []replica.ID
+	broke   breaks
 	others  otherRoutes
 	// ahead is what the client gets next, of a stream that has moved.
 	ahead []byte
@@ -224,10 +228,40 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	s.retries.again()
 	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.choice.Replica })
 	s.tries.continueAt(s.rq, point)
-	s.tries.ask.Exclude = s.unable(point, s.dead) // a replica that refused the request before may take its rest
 	s.prepare(a)
-	s.dead = slices.Clip(s.tries.ask.Exclude)
+	if untouched {
+		s.tries.ask.Exclude = s.unable(point, slices.DeleteFunc(s.tries.ask.Exclude, func(id replica.ID) bool {
+			return id != a.choice.Replica.ID && s.broke.had(id)
+		}))
+		return s.reopen(ctx)
+	}
+	excluded, avoided := s.broke.add(a, s.attempts.engines.registry.Snapshot())
+	s.tries.ask.Exclude, s.tries.ask.Avoid = s.unable(point, excluded), avoided // a replica that refused the request before may take its rest
 	return s.reopen(ctx)
+}
+
+// breaks are the replicas where a stream broke, the last one last. The zero value has none.
+type breaks []*replica.Replica
+
+// had reports whether the stream broke at a replica.
+func (b breaks) had(id replica.ID) bool {
+	return slices.ContainsFunc(b, func(r *replica.Replica) bool { return r.ID == id })
+}
+
+// add notes a break at a, and returns the replicas that must not get the rest of the stream: that one, unless it has restarted since. Those where it
+// broke before are only avoided: two replicas whose connections break in turn would leave none.
+func (b *breaks) add(a *attempt, view *registry.Snapshot) (excluded, avoided []replica.ID) {
+	for _, r := range *b {
+		if now, there := view.Replica(r.ID); there && now.Life == r.Life {
+			avoided = append(avoided, r.ID)
+		}
+	}
+	own := a.choice.Replica
+	*b = append(*b, own)
+	if now, there := view.Replica(own.ID); there && now.Life != own.Life && now.State == replica.StateReady {
+		return nil, avoided
+	}
+	return []replica.ID{own.ID}, avoided
 }
 
 // prepare prepares the attempt after a.
@@ -249,8 +283,8 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.attempts, ctx.Err() != nil,
-			!s.retries.worth(s.rq, s.tries, s.d, f), !s.retries.withdraw(s.rq, s.d, f):
+		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.mostAsked(), ctx.Err() != nil,
+			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
 			return s.worst(f)
 		}
 		s.retries.note(ctx, f)
@@ -273,7 +307,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	switch {
 	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.refusals+1 >= s.rq.set.attempts, !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
+	case untouched && s.tries.refusals+1 >= s.rq.set.mostAsked(), !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		if point, ok = s.follower.Again(); !ok || moved {
@@ -295,22 +329,66 @@ func (s *resumed) own() replica.ID {
 
 // wholeText asks a replica whether the client has all text of the ids before the point, but what was held back.
 func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
-	texts, ok := s.texts(ctx, [][]uint32{point.Tail()}, s.own())
-	return ok && len(texts) == 1 && point.Whole(texts[0])
+	var own *attempt
+	if s.reply != nil {
+		own = s.reply.a
+	}
+	texts, ok := s.texts(ctx, point.Tails(), own)
+	return ok && point.Settle(texts)
 }
 
-// texts asks a replica that is not dead for the texts of lists of ids.
-func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead replica.ID) ([]string, bool) {
-	others := slices.DeleteFunc(slices.Clone(s.tries.ask.Replicas), func(o *replica.Replica) bool {
-		return o.ID == dead || slices.Contains(s.tries.ask.Exclude, o.ID)
-	})
-	ctx, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
-	defer cancel()
-	texts, err := s.tokens.DetokenizeBatch(ctx, others, s.rq.pool.Served, lists)
+// The texts of ids are requested several times, of replicas as they are then: without them a stream may be lost, and the replica that had the question
+// may have gone, too.
+const (
+	textTries = 3
+	textPause = 100 * time.Millisecond
+)
+
+// texts asks replicas that are not dead for the texts of lists of ids.
+func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([]string, bool) {
+	var texts []string
+	var err error
+	for try := range textTries {
+		if try > 0 && !pause(ctx, textPause) {
+			break
+		}
+		within, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
+		texts, err = s.tokens.DetokenizeBatch(within, s.attempts.engines.readers(s.rq, dead), s.rq.pool.Served, lists)
+		cancel()
+		if err == nil {
+			break
+		}
+	}
 	if err != nil {
 		s.log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
 	}
 	return texts, err == nil
+}
+
+// readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
+func (e *sender) readers(rq *request, a *attempt) []*replica.Replica {
+	var list []*replica.Replica
+	for _, r := range e.registry.Snapshot().Replicas {
+		if _, serves := r.Serves(rq.pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
+			continue
+		}
+		if a == nil || r.ID != a.choice.Replica.ID || r.Life != a.choice.Replica.Life {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// pause waits; false when ctx ends before.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
 
 // continueAt makes the rest of the answer what the next replica is chosen for.

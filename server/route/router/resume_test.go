@@ -285,6 +285,7 @@ func TestAReplicaThatLeavesTheRestUntouched(t *testing.T) {
 
 // What cannot go on ends as it would without the setting.
 func TestWhatDoesNotGoOn(t *testing.T) {
+	t.Parallel()
 	broken := streaming(hello(), cut)
 	several := streaming(append(hello(), event("chat", "one", "ab", "[12,13]", "null")), cut)
 	for name, c := range map[string]struct {
@@ -306,7 +307,7 @@ func TestWhatDoesNotGoOn(t *testing.T) {
 		"as often as allowed":         {times: 1, steps: []http.HandlerFunc{broken, streaming(world()[:1], cut)}, requests: 2},
 		"nobody takes it":             {times: 1, replicas: 3, steps: []http.HandlerFunc{broken, text(503, "loading")}, requests: 3},
 		"the other refuses it":        {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 3}, // once more without asking for ids
-		"the other sends no stream":   {times: 1, steps: []http.HandlerFunc{broken, text(200, `{}`)}, requests: 2},
+		"the other sends no stream":   {times: 1, steps: []http.HandlerFunc{broken, text(200, `{}`)}, requests: 3},                               // also of the first one, again,
 		"half a character":            {times: 1, says: "a\uFFFD", steps: []http.HandlerFunc{several}, requests: 1},
 		"what is held back is not sure": {
 			times: 1, body: asking + `,"stop":["now"]}`, says: "Hello</s>", requests: 1,

@@ -28,6 +28,9 @@ func (rt *retrier) attempt(ctx context.Context, rq *request, t *tries, d *delive
 			return f
 		}
 		t.next(d.attempt, f)
+		if f.outcome == retry.Moved {
+			t.readmit(d.attempt, rt.blame.registry.Snapshot())
+		}
 	}
 }
 

@@ -40,6 +40,7 @@ func firstFails(f *fleet, how http.HandlerFunc) {
 }
 
 func TestAFaultBeforeTheFirstByteCostsARetryElsewhere(t *testing.T) {
+	t.Parallel()
 	for name, how := range map[string]http.HandlerFunc{
 		"429":                text(429, `{"error":"busy"}`, "Retry-After", "1"),
 		"500":                text(500, `{"error":"broken"}`),

@@ -139,7 +139,7 @@ func New(c Config, p Params) (*Router, error) {
 	}
 	r.copier = &copier{upstream: p.Upstream, registry: p.Registry, patience: copyPatience, results: &m.copies, log: p.Log}
 	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
-	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream}
+	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream, record: p.Chooser}
 	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
 	r.handoffs = &handoffs{
 		intake: r.intake, attempts: attempts, limits: r.limits, blame: r.blame, responses: responses, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight,

@@ -57,6 +57,7 @@ func rows() map[string]row {
 
 // TestEveryRowShowsWhatBecameOfItsPrompt: the status, the counter and the span of each row.
 func TestEveryRowShowsWhatBecameOfItsPrompt(t *testing.T) {
+	t.Parallel()
 	for name, r := range rows() {
 		t.Run(name, func(t *testing.T) {
 			reader := metric.NewManualReader()

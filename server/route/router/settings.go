@@ -25,3 +25,6 @@ func newSettings(c Config, attempts int) *settings {
 func (s *settings) showsOverlap(c Caller) bool {
 	return c.Tenant == "" || c.ShowOverlap || s.salts != nil || s.ShowOverlap == ShowAlways
 }
+
+// mostAsked is how many replicas are asked for the rest of a stream before one gives something of it.
+func (s *settings) mostAsked() int { return max(s.attempts, s.ResumeStreams+1) }

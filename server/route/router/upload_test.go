@@ -211,6 +211,7 @@ func TestAnUploadIsNotLostOnAKeptConnection(t *testing.T) {
 }
 
 func TestAClientWhoLeavesDuringAnUpload(t *testing.T) {
+	t.Parallel()
 	f := start(t, 2, nil)
 	for _, e := range f.engines {
 		e.does(e.read(text(200, "{}")))

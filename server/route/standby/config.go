@@ -30,7 +30,7 @@ type Config struct {
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
-	return Config{MaxWait: 5 * time.Minute, MaxRequests: 4096, MaxBytes: 256 << 20, Utilization: 0.7}
+	return Config{MaxWait: 5 * time.Minute, MaxRequests: 4096, MaxBytes: 256 << 20, Utilization: 0.5}
 }
 
 // maxModels bounds the models of the settings.

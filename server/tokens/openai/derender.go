@@ -39,6 +39,12 @@ func (p *Parsed) Derender(model string, chat []byte, ids []uint32, finish, stop 
 	return append(append(b, chat...), '}')
 }
 
+// DerenderOne is the body for a chat derender route that asks for the text of one token, without the request. An engine with a parser rejects it.
+func DerenderOne(model string) []byte {
+	b := rawjson.AppendString([]byte(`{"model":`), model)
+	return append(b, `,"generate_response":{"request_id":"kvpilot","choices":[{"index":0,"token_ids":[0],"finish_reason":"length"}]}}`...)
+}
+
 // appendLengths appends the lengths of all portions.
 func (p *Parsed) appendLengths(b []byte) []byte {
 	b = append(b, '[')

@@ -39,6 +39,8 @@ type Stats struct {
 	enginemodel.Counts
 	// Finished counts ended sequences by reason.
 	Finished [FinishAbort + 1]uint64
+	// RunningAdapters and WaitingAdapters are the LoRA adapters of the sequences.
+	RunningAdapters, WaitingAdapters []string
 }
 
 // New returns a core that works once Run is called. emit is called from Run with each step's
@@ -106,6 +108,20 @@ func AbortAll(c *Core) {
 	}
 }
 
+// LoadAdapter brings a LoRA adapter into memory.
+func LoadAdapter(c *Core, adapter string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	enginemodel.LoadAdapter(c.machine, adapter)
+}
+
+// UnloadAdapter forgets a LoRA adapter.
+func UnloadAdapter(c *Core, adapter string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	enginemodel.UnloadAdapter(c.machine, adapter)
+}
+
 // SetSpeed changes the speed-up of all later steps.
 func (c *Core) SetSpeed(speed float64) {
 	c.mu.Lock()
@@ -146,6 +162,7 @@ func (c *Core) Stats() Stats {
 func (c *Core) stats() Stats {
 	p := c.machine.Pool()
 	return Stats{
+		RunningAdapters: enginemodel.AdaptersOf(c.machine.Running()), WaitingAdapters: enginemodel.AdaptersOf(c.machine.Waiting()),
 		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()), Usage: 1 - float64(p.Free())/float64(p.Size()),
 		Counts: c.machine.Counts(), Clock: c.clock, Finished: c.finished,
 	}

@@ -84,7 +84,7 @@ func NewSequence(p Params) *Sequence {
 		p.Ready = make(chan struct{}, 1)
 	}
 	s := &Sequence{p: p, prompt: len(p.Prompt), tokens: p.Prompt[:len(p.Prompt):len(p.Prompt)], stopID: -1}
-	s.m.Owner, s.m.Prompt, s.m.NoHits = s, len(p.Prompt), p.NoHits
+	s.m.Owner, s.m.Prompt, s.m.NoHits, s.m.Adapter = s, len(p.Prompt), p.NoHits, p.Space.Adapter
 	return s
 }
 

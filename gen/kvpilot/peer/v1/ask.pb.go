@@ -624,7 +624,9 @@ type AskOptions struct {
 	// The highest rank index that may serve, 0 for no bound.
 	MaxRank int32 `protobuf:"zigzag32,10,opt,name=max_rank,json=maxRank,proto3" json:"max_rank,omitempty"`
 	// Ranks with so many requests are vetoed; 0 for no bound.
-	MaxRequests   uint32 `protobuf:"varint,11,opt,name=max_requests,json=maxRequests,proto3" json:"max_requests,omitempty"`
+	MaxRequests uint32 `protobuf:"varint,11,opt,name=max_requests,json=maxRequests,proto3" json:"max_requests,omitempty"`
+	// The quantity that predicted-ttft minimizes; empty: as the model's settings say.
+	Objective     string `protobuf:"bytes,12,opt,name=objective,proto3" json:"objective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -736,6 +738,13 @@ func (x *AskOptions) GetMaxRequests() uint32 {
 	return 0
 }
 
+func (x *AskOptions) GetObjective() string {
+	if x != nil {
+		return x.Objective
+	}
+	return ""
+}
+
 // Chosen is a choice: a booking on a rank, unless the question was unbooked.
 type Chosen struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -794,7 +803,9 @@ type Chosen struct {
 	// Time in the hold queue; absent: none.
 	Held *durationpb.Duration `protobuf:"bytes,27,opt,name=held,proto3" json:"held,omitempty"`
 	// The wait for memory; absent: none.
-	MemoryWait    *MemoryWait `protobuf:"bytes,28,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
+	MemoryWait *MemoryWait `protobuf:"bytes,28,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
+	// The request's LoRA adapter on the rank; absent: it has none.
+	Adapter       *AdapterCost `protobuf:"bytes,29,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1025,6 +1036,86 @@ func (x *Chosen) GetMemoryWait() *MemoryWait {
 	return nil
 }
 
+func (x *Chosen) GetAdapter() *AdapterCost {
+	if x != nil {
+		return x.Adapter
+	}
+	return nil
+}
+
+// AdapterCost is the cost of a request's LoRA adapter on a rank.
+type AdapterCost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "running", "resident", "absent" or "full", as decision.AdapterState.
+	State string `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	// Predicted time until it may run, in seconds.
+	WaitS float64 `protobuf:"fixed64,2,opt,name=wait_s,json=waitS,proto3" json:"wait_s,omitempty"`
+	// Predicted time to load it, in seconds.
+	LoadS float64 `protobuf:"fixed64,3,opt,name=load_s,json=loadS,proto3" json:"load_s,omitempty"`
+	// Expected cost of bringing back the adapter that leaves for it, in seconds.
+	LossS         float64 `protobuf:"fixed64,4,opt,name=loss_s,json=lossS,proto3" json:"loss_s,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdapterCost) Reset() {
+	*x = AdapterCost{}
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdapterCost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdapterCost) ProtoMessage() {}
+
+func (x *AdapterCost) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdapterCost.ProtoReflect.Descriptor instead.
+func (*AdapterCost) Descriptor() ([]byte, []int) {
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AdapterCost) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *AdapterCost) GetWaitS() float64 {
+	if x != nil {
+		return x.WaitS
+	}
+	return 0
+}
+
+func (x *AdapterCost) GetLoadS() float64 {
+	if x != nil {
+		return x.LoadS
+	}
+	return 0
+}
+
+func (x *AdapterCost) GetLossS() float64 {
+	if x != nil {
+		return x.LossS
+	}
+	return 0
+}
+
 // MemoryWait is the wait of a program's call for memory.
 type MemoryWait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1046,7 +1137,7 @@ type MemoryWait struct {
 
 func (x *MemoryWait) Reset() {
 	*x = MemoryWait{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1149,7 @@ func (x *MemoryWait) String() string {
 func (*MemoryWait) ProtoMessage() {}
 
 func (x *MemoryWait) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1162,7 @@ func (x *MemoryWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
 func (*MemoryWait) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MemoryWait) GetProgram() uint64 {
@@ -1136,7 +1227,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1239,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1252,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Refused) GetNumber() uint64 {
@@ -1261,7 +1352,7 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x14\n" +
 	"\x05known\x18\x03 \x01(\rR\x05known\x12\x12\n" +
-	"\x04held\x18\x04 \x01(\rR\x04held\"\xc6\x03\n" +
+	"\x04held\x18\x04 \x01(\rR\x04held\"\xe4\x03\n" +
 	"\n" +
 	"AskOptions\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12B\n" +
@@ -1276,10 +1367,11 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\bmin_rank\x18\t \x01(\x11R\aminRank\x12\x19\n" +
 	"\bmax_rank\x18\n" +
 	" \x01(\x11R\amaxRank\x12!\n" +
-	"\fmax_requests\x18\v \x01(\rR\vmaxRequests\x1a:\n" +
+	"\fmax_requests\x18\v \x01(\rR\vmaxRequests\x12\x1c\n" +
+	"\tobjective\x18\f \x01(\tR\tobjective\x1a:\n" +
 	"\fWeightsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xcb\x06\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x83\a\n" +
 	"\x06Chosen\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
 	"\n" +
@@ -1315,7 +1407,13 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\x04load\x18\x1a \x01(\x01R\x04load\x12-\n" +
 	"\x04held\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\x04held\x12<\n" +
 	"\vmemory_wait\x18\x1c \x01(\v2\x1b.kvpilot.peer.v1.MemoryWaitR\n" +
-	"memoryWait\"\xff\x01\n" +
+	"memoryWait\x126\n" +
+	"\aadapter\x18\x1d \x01(\v2\x1c.kvpilot.peer.v1.AdapterCostR\aadapter\"h\n" +
+	"\vAdapterCost\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12\x15\n" +
+	"\x06wait_s\x18\x02 \x01(\x01R\x05waitS\x12\x15\n" +
+	"\x06load_s\x18\x03 \x01(\x01R\x05loadS\x12\x15\n" +
+	"\x06loss_s\x18\x04 \x01(\x01R\x05lossS\"\xff\x01\n" +
 	"\n" +
 	"MemoryWait\x12\x18\n" +
 	"\aprogram\x18\x01 \x01(\x06R\aprogram\x12#\n" +
@@ -1354,7 +1452,7 @@ func file_kvpilot_peer_v1_ask_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_peer_v1_ask_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(Feed)(0),                   // 0: kvpilot.peer.v1.Feed
 	(*Ask)(nil),                 // 1: kvpilot.peer.v1.Ask
@@ -1362,33 +1460,35 @@ var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(*AnswerHeld)(nil),          // 3: kvpilot.peer.v1.AnswerHeld
 	(*AskOptions)(nil),          // 4: kvpilot.peer.v1.AskOptions
 	(*Chosen)(nil),              // 5: kvpilot.peer.v1.Chosen
-	(*MemoryWait)(nil),          // 6: kvpilot.peer.v1.MemoryWait
-	(*Refused)(nil),             // 7: kvpilot.peer.v1.Refused
-	nil,                         // 8: kvpilot.peer.v1.AskOptions.WeightsEntry
-	(*durationpb.Duration)(nil), // 9: google.protobuf.Duration
+	(*AdapterCost)(nil),         // 6: kvpilot.peer.v1.AdapterCost
+	(*MemoryWait)(nil),          // 7: kvpilot.peer.v1.MemoryWait
+	(*Refused)(nil),             // 8: kvpilot.peer.v1.Refused
+	nil,                         // 9: kvpilot.peer.v1.AskOptions.WeightsEntry
+	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
 }
 var file_kvpilot_peer_v1_ask_proto_depIdxs = []int32{
 	2,  // 0: kvpilot.peer.v1.Ask.keys:type_name -> kvpilot.peer.v1.BlockKeys
-	9,  // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
-	9,  // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
+	10, // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
+	10, // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
 	3,  // 3: kvpilot.peer.v1.Ask.answer:type_name -> kvpilot.peer.v1.AnswerHeld
-	9,  // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
+	10, // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
 	4,  // 5: kvpilot.peer.v1.Ask.options:type_name -> kvpilot.peer.v1.AskOptions
-	8,  // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
-	9,  // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
-	9,  // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
+	9,  // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
+	10, // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
+	10, // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
 	0,  // 9: kvpilot.peer.v1.Chosen.feed:type_name -> kvpilot.peer.v1.Feed
-	9,  // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
-	6,  // 11: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
-	9,  // 12: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
-	9,  // 13: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
-	9,  // 14: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
-	6,  // 15: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	10, // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
+	7,  // 11: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	6,  // 12: kvpilot.peer.v1.Chosen.adapter:type_name -> kvpilot.peer.v1.AdapterCost
+	10, // 13: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	10, // 14: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	10, // 15: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
+	7,  // 16: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_peer_v1_ask_proto_init() }
@@ -1402,7 +1502,7 @@ func file_kvpilot_peer_v1_ask_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_peer_v1_ask_proto_rawDesc), len(file_kvpilot_peer_v1_ask_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

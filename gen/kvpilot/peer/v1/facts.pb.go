@@ -296,7 +296,9 @@ type DrainFact struct {
 	// The caller's reason, for operators.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Requests under way move to other replicas.
-	Move          bool `protobuf:"varint,7,opt,name=move,proto3" json:"move,omitempty"`
+	Move bool `protobuf:"varint,7,opt,name=move,proto3" json:"move,omitempty"`
+	// The data-parallel ranks that drain; none: all.
+	Ranks         []uint32 `protobuf:"varint,8,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +380,13 @@ func (x *DrainFact) GetMove() bool {
 		return x.Move
 	}
 	return false
+}
+
+func (x *DrainFact) GetRanks() []uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
 }
 
 // RegistrationFact is the latest state of a replica's registration.
@@ -819,7 +828,7 @@ const file_kvpilot_peer_v1_facts_proto_rawDesc = "" +
 	"\x04pins\x18\x04 \x03(\v2\x18.kvpilot.peer.v1.PinFactR\x04pins\"c\n" +
 	"\vFactVersion\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12$\n" +
-	"\trouter_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\"\xf3\x01\n" +
+	"\trouter_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x18\bR\brouterId\"\x89\x02\n" +
 	"\tDrainFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x126\n" +
@@ -828,7 +837,8 @@ const file_kvpilot_peer_v1_facts_proto_rawDesc = "" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
 	"\x02by\x18\x05 \x01(\tR\x02by\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x12\n" +
-	"\x04move\x18\a \x01(\bR\x04move\"\xe6\x01\n" +
+	"\x04move\x18\a \x01(\bR\x04move\x12\x14\n" +
+	"\x05ranks\x18\b \x03(\rR\x05ranks\"\xe6\x01\n" +
 	"\x10RegistrationFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x126\n" +

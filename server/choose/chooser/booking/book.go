@@ -155,7 +155,7 @@ func bookingOf(req *ask.Request, d *decision.Decision, hashes []blockhash.Hash) 
 	cand := d.Pick()
 	booking := load.Request{
 		ID: req.ID, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: cand.Slot, PromptTokens: req.PromptTokens,
-		PrefillTokens: int(cand.Uncached), PrefillTime: clock.Duration(cand.Prefill * (1 + cand.Slowdown)),
+		PrefillTokens: int(cand.Uncached), PrefillTime: clock.Duration(cand.Prefill*(1+cand.Slowdown) + float64(cand.AdapterLoad)),
 		Hashes: hashes, BlockSize: int(cand.BlockSize), ExpectedTokens: req.ExpectedOutput,
 		Lease: req.Lease, Unstreamed: req.Silent(), Again: req.Again,
 	}

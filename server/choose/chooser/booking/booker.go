@@ -86,6 +86,7 @@ func (b *Booker) start(c *Choice, req *ask.Request, of *evaluate.Model, booking 
 		c.observers.add(&c.belief)
 	}
 	if !d.TooLong {
+		b.adapt(c, req.Adapter, cand)
 		b.Memory.Remember(d, req, &of.Trail, booking.Hashes, at)
 	}
 	if c.reporting.Leased {
@@ -104,6 +105,22 @@ func (b *Booker) start(c *Choice, req *ask.Request, of *evaluate.Model, booking 
 	if c.reporting.Leased {
 		b.Leases.Add(&c.lease)
 	}
+}
+
+// adapt has the record of adapters follow a booked request with a LoRA adapter.
+func (b *Booker) adapt(c *Choice, adapter string, cand *decision.Candidate) {
+	if adapter == "" {
+		return
+	}
+	d, adapting := c.Decision, cand.Adapting
+	b.Metrics.Adapters.Add(adapting.Adapter)
+	if d.Split() != nil {
+		adapting = decision.Adapting{} // its first token comes after another rank's
+	}
+	c.observers.add(&follow.Adapted{
+		Reporting: c.reporting, Booking: b.Adapters.Book(adapter, cand.Slot, time.Duration(b.Clock.Since(d.At))), Clock: b.Clock,
+		Adapting: adapting, At: d.At, Predicted: cand.TTFT,
+	})
 }
 
 // shadowed records the shadow policy's choice, and counts it.

@@ -1,6 +1,7 @@
 package booking
 
 import (
+	"cmp"
 	"context"
 	"sync/atomic"
 
@@ -16,10 +17,20 @@ type Metrics struct {
 	Rejected, Races atomic.Int64
 	decisions       decisions
 	Shadow          shadows
+	// Adapters counts the bookings of requests with a LoRA adapter by where the rank has it.
+	Adapters instruments.Keyed[decision.AdapterState]
 }
 
 // NewMetrics declares the metrics of bookings.
-func NewMetrics(s *instruments.Set) *Metrics { return &Metrics{decisions: newDecisions(s)} }
+func NewMetrics(s *instruments.Set) *Metrics {
+	return &Metrics{
+		decisions: newDecisions(s),
+		Adapters: instruments.NewKeyed(s, "kvpilot.chooser.adapter_choices", "{request}", "Requests with a LoRA adapter by where the chosen rank has it: running (with requests in flight), resident (in GPU memory), absent (to be loaded), full (as many other adapters run as the engine can run at once).",
+			append(decision.AdapterStates(), decision.AdapterNone), func(st decision.AdapterState) metric.MeasurementOption {
+				return instruments.Label("state", cmp.Or(st.String(), "unknown"))
+			}),
+	}
+}
 
 // decisions measures the decisions that are booked.
 type decisions struct {

@@ -42,7 +42,7 @@ func bookings(s *evaluate.Evaluation, req *ask.Request) (booking, lead load.Requ
 	}
 	lead = load.Request{
 		ID: req.ID + prefillSuffix, Tenant: req.Tenant, Attempt: uint32(req.Attempt), Slot: by.Slot, PromptTokens: req.PromptTokens,
-		PrefillTokens: int(by.Uncached), PrefillTime: clock.Duration(by.Prefill * (1 + by.Slowdown)),
+		PrefillTokens: int(by.Uncached), PrefillTime: clock.Duration(by.Prefill*(1+by.Slowdown) + float64(by.AdapterLoad)),
 		Hashes: req.HashesFor(by), BlockSize: int(by.BlockSize), ExpectedTokens: 1, Again: req.Again,
 	}
 	return booking, lead
@@ -73,6 +73,7 @@ func (b *Booker) prefillChoice(s *evaluate.Evaluation, req *ask.Request, of *eva
 		c.flight.Belief = c.belief.Belief
 		c.observers.add(&c.belief)
 	}
+	b.adapt(c, req.Adapter, cand)
 	c.observers.add(&c.load)
 	c.flight.Enter(&part, booking.PrefillTime, c.reporting)
 	return c

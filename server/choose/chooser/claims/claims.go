@@ -20,8 +20,10 @@ type Claims struct {
 	chains *programs.Chains
 }
 
-// New returns the claims of a model without programs.
-func New() *Claims { return &Claims{Ledger: programs.New(), chains: programs.NewChains()} }
+// New returns the claims of a model without programs, on the memory of ranks.
+func New(ranks *programs.Ranks) *Claims {
+	return &Claims{Ledger: programs.New(ranks), chains: programs.NewChains()}
+}
 
 // Leave ends a call that the ledger counts and that is not placed.
 func (g *Claims) Leave(call *programs.Call) {

@@ -52,7 +52,9 @@ func (e *Evaluator) candidates(s *Evaluation, req *ask.Request, of *Model) {
 		cand.Replica, cand.Slot, cand.Rank, cand.Feed, cand.Veto, cand.Blocks = at.Replica, at.Slot, at.Index, state, veto, at.Blocks
 		cand.BlockSize = uint32(cmp.Or(known, p.Replicas[owner].BlockSize, DefaultBlock))
 		if veto == decision.VetoNone {
-			cand.Veto = f.Rank(int(at.Index))
+			if cand.Veto = f.Rank(int(at.Index)); !f.Draining && p.Replicas[owner].IsRankDrained(int(at.Index)) {
+				cand.Veto = decision.VetoDraining
+			}
 		}
 		if cand.BlockSize != size {
 			if size = cand.BlockSize; !slices.Contains(s.Matching.sizes, int(size)) {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/adapters"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/compare"
@@ -15,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/settings"
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -31,10 +33,12 @@ type Evaluator struct {
 	Gate       Gate
 	Queue      *holdqueue.Queue
 	Memory     *past.Memory
+	Contexts   *programs.Ranks
 	Comparison *compare.Comparison
 	Residence  *answers.Residence
 	Lanes      *transfer.Lanes
 	Copies     *transfer.Copies
+	Adapters   *adapters.Fleet
 	SplitAbove *selector.Threshold // nil: by price
 	Dice       *Dice
 	// Bias multiplies the prefill times that were learned.

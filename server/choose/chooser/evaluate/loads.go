@@ -84,6 +84,7 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 			usable++
 		}
 	}
+	e.adapt(s, now)
 	d.Load, d.Omega, d.Rate = 0, 1, 0
 	if usable > 0 {
 		d.Load, d.Rate = busy/float64(usable), rate/float64(usable)

@@ -63,8 +63,11 @@ func (s *Evaluation) begin(req *ask.Request, of *Model, now time.Time, t *settin
 	}
 	if d.Targets = req.Options.Targets; d.Policy == decision.PredictedTTFT {
 		d.Objective, d.Targets = t.Objective, d.Targets.Or(t.Targets)
-		if req.Options.Targets.Set() {
+		switch own := req.Options.Objective; {
+		case req.Options.Targets.Set():
 			d.Objective = decision.ObjectiveSLO // the caller's own targets
+		case own != "":
+			d.Objective, d.Params = own, t.Under(own)
 		}
 		if !s.Since.IsZero() {
 			d.Waited = max(0, now.Sub(s.Since))

@@ -28,6 +28,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -214,7 +215,7 @@ func plainLoads(e *evaluate.Evaluator, d *decision.Decision, owners []*replica.R
 			}
 			cand.Backlog += float64(max(0, rep.Waiting-l.Prefilling)) * rk.Work.Get()
 		}
-		if req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer {
+		if d.Policy == decision.PredictedTTFT && (d.Objective == decision.ObjectiveCompletion || req.Unstreamed && d.Objective == decision.ObjectiveAnswer) {
 			cand.Backlog += e.Undisturbed(d, cand, &l, rk.Work.Get())
 		}
 		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, layout.DefaultBudget))
@@ -320,7 +321,7 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 			Clock: scale, Settings: inForce, Ranks: table, Index: z.index, Book: z.book, Reports: zooReports(z.reports), Gate: zooGate{z}, Queue: queue,
 			Memory:     &past.Memory{Clock: scale, Settings: inForce, Index: z.index, Ring: cfg.Ring, Tree: cfg.Tree, Sessions: past.NewSessions(past.NewTurns(measured)), Affinity: past.NewAffinity(measured, cfg.Ring)},
 			Comparison: &compare.Comparison{Ranks: table, Book: z.book, Clock: scale, Waiting: nobody{}, Log: slog.New(slog.DiscardHandler), Suspicions: compare.NewCounter(measured)},
-			Residence:  answers.NewResidence(), Lanes: &transfer.Lanes{}, Dice: dice, Bias: 1, Unreachable: &unreachable,
+			Residence:  answers.NewResidence(), Lanes: &transfer.Lanes{}, Dice: dice, Contexts: programs.NewRanks(), Bias: 1, Unreachable: &unreachable,
 		},
 		Leases: leases.New(z.book), Waiters: nobody{}, Metrics: booking.NewMetrics(measured), Withdrawn: follow.NewWithdrawn(measured),
 	}

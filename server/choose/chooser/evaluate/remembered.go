@@ -26,16 +26,16 @@ type Model struct {
 
 // NewModel returns the memory of a model before its first request.
 func (e *Evaluator) NewModel(model string) *Model {
-	r := &Model{Name: model, Claims: claims.New()}
+	r := &Model{Name: model, Claims: claims.New(e.Contexts)}
 	r.Trail.Start(e.Dice.turn(model))
 	return r
 }
 
 // Forget forgets a rank.
-func (r *Model) Forget(slot replica.Slot) {
-	r.Trail.Forget(slot)
-	r.Claims.Ledger.Remove(slot)
-}
+func (r *Model) Forget(slot replica.Slot) { r.Trail.Forget(slot) }
+
+// Home names the pool that serves the model: models of one pool share its memory.
+func (r *Model) Home() replica.Slot { return r.pools.Home() }
 
 // Pressure counts the programs of the model. own leaves out programs that another router counts.
 func (r *Model) Pressure(own bool, now time.Duration) (stats programs.Stats, replicas, needed int) {

@@ -15,9 +15,13 @@ const (
 	wholeInterference = 3
 )
 
-// Wholly reports whether nothing but the end of the answer counts: it comes in one piece, and no objective asks for its first token.
+// Wholly reports whether nothing but the end of the answer counts: the objective says so, or the answer comes in one piece and no
+// objective asks for its first token.
 func Wholly(req *ask.Request, d *decision.Decision) bool {
-	return req.Unstreamed && d.Policy == decision.PredictedTTFT && d.Objective == decision.ObjectiveAnswer
+	if d.Policy != decision.PredictedTTFT {
+		return false
+	}
+	return d.Objective == decision.ObjectiveCompletion || req.Unstreamed && d.Objective == decision.ObjectiveAnswer
 }
 
 // undisturbed is how long in seconds a rank had better decode before a request is prefilled there of which nothing but the end of the

@@ -73,7 +73,7 @@ func termsOf(req *ask.Request) terms {
 // fits reports whether the replica of a rank, as it is now, can serve the request.
 func (t terms) fits(r *rank.Rank) bool {
 	view := r.Known.Load()
-	if t.served == "" || view.State != replica.StateReady || r.Leaving.Load() {
+	if t.served == "" || view.State != replica.StateReady || r.Leaving.Load() || view.IsRankDrained(r.Index) {
 		return false
 	}
 	_, ok := view.Serves(t.served)
@@ -202,7 +202,7 @@ func (f *Flight) CanMove(now time.Time) bool {
 	own := f.Decision.Pick().Replica
 	if f.terms.served != "" { // as the fleet is now: a rolling update replaces the replicas of the decision one after the other
 		for r := range f.Ranks.All() {
-			if r.Replica != own && f.terms.fits(r) && !r.Liveness.Avoided(now) {
+			if (r.Replica != own || f.leavesRank()) && f.terms.fits(r) && !r.Liveness.Avoided(now) {
 				return true
 			}
 		}
@@ -229,6 +229,11 @@ func (f *Flight) CanMove(now time.Time) bool {
 		}
 	}
 	return false
+}
+
+// leavesRank reports whether the request's rank drains, and others of its replica do not.
+func (f *Flight) leavesRank() bool {
+	return f.Rank != nil && f.Rank.Known.Load().IsRankDrained(f.Rank.Index)
 }
 
 // ShouldMove reports whether the requests of the replica are to move to others, and one of them could take this one.

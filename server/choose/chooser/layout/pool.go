@@ -53,10 +53,29 @@ func (k *Cache) Size() int {
 	return 0
 }
 
+// Home names the pool: models of one pool, as an alias and an adapter are, have the same. It is the first rank; NoSlot before a request.
+func (k *Cache) Home() replica.Slot {
+	home := replica.NoSlot
+	if p := k.last.Load(); p != nil {
+		for i := range p.Ranks {
+			if slot := p.Ranks[i].Slot; home == replica.NoSlot || slot < home {
+				home = slot
+			}
+		}
+	}
+	return home
+}
+
 func newPool(replicas []*replica.Replica) *Pool {
 	p := &Pool{Replicas: replicas}
 	for i, r := range replicas {
 		p.Mute = p.Mute || r.Mute
+		listed := 0
+		for _, m := range r.Models {
+			if m.Parent != "" {
+				listed++
+			}
+		}
 		for index, slot := range r.Slots {
 			for int(slot) >= len(p.bySlot) {
 				p.bySlot = append(p.bySlot, -1)
@@ -64,7 +83,7 @@ func newPool(replicas []*replica.Replica) *Pool {
 			p.bySlot[slot] = int32(len(p.Ranks))
 			p.Names = append(p.Names, r.ID)
 			p.Ranks = append(p.Ranks, Rank{
-				Replica: r.ID, Slot: slot, Owner: int32(i), Index: uint16(index), Blocks: uint32(max(0, r.Blocks)), Budget: Budget(r),
+				Replica: r.ID, Slot: slot, Owner: int32(i), Index: uint16(index), Blocks: uint32(max(0, r.Blocks)), Budget: Budget(r), Listed: listed,
 			})
 		}
 	}

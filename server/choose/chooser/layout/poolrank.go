@@ -12,6 +12,7 @@ type Rank struct {
 	Index   uint16
 	Blocks  uint32
 	Budget  float64 // tokens per step
+	Listed  int     // LoRA adapters that the replica serves
 }
 
 // DefaultBudget is the tokens per step when the engine does not report them.

@@ -32,6 +32,8 @@ type Report struct {
 	Uncached       uint64
 	PrefillSeconds float64
 	Computed       uint64
+	// Adapters are the LoRA adapters; nil: the engine does not say.
+	Adapters *enginestats.Adapters
 }
 
 // ReportOf fills r from an engine's newest statistics; it returns false when they are stale. prefilling is the number of
@@ -40,7 +42,7 @@ func ReportOf(s *enginestats.Stats, prefilling int, now time.Time, r *Report) bo
 	if !s.Fresh(now) {
 		return false
 	}
-	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds, Computed: s.ComputedTokens}
+	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds, Computed: s.ComputedTokens, Adapters: s.Adapters}
 	if r.Foreign < 1 {
 		// The statistics are older than the last booking: without requests of others, the requests that wait there beyond the booked ones have left
 		// the queue since.

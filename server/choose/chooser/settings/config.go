@@ -20,8 +20,9 @@ type Config struct {
 	// to use which.
 	Policy decision.Policy `yaml:"policy"`
 	// Objective is the quantity that predicted-ttft minimizes: answer (the time to the last token, with nearly the best time to the
-	// first), ttft (the time to the first token alone) or slo (the number of answers that miss the targets below; a
-	// request that no replica can serve in time is rejected with 429 at once and does not delay others).
+	// first), ttft (the time to the first token alone), completion (the time to the last token alone: prompts wait while many answers
+	// are written) or slo (the number of answers that miss the targets below; a request that no replica can serve in time is rejected
+	// with 429 at once and does not delay others).
 	Objective decision.Objective `yaml:"objective"`
 	// SLO sets the targets of models that have none of their own. Requests may set their own with the headers
 	// X-Kvpilot-TTFT-Ms and X-Kvpilot-TPOT-Ms.

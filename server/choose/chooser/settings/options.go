@@ -11,6 +11,8 @@ type Options struct {
 	Policy decision.Policy
 	// Weights overrides the policy's numbers by the names of selector.Numbers.
 	Weights map[string]float64
+	// Objective overrides the model's; empty keeps it. Targets have their own, which counts more.
+	Objective decision.Objective
 	// Targets override the model's.
 	Targets decision.Targets
 	// Allowed, when not empty, names the only replicas that may serve; Denied names replicas that may not.

@@ -27,7 +27,12 @@ type Rules struct {
 	// Objective and targets are the goals of predicted-ttft.
 	Objective decision.Objective
 	Targets   decision.Targets
+	// params are the numbers under each objective that a request may ask for.
+	params map[decision.Objective]decision.Params
 }
+
+// Under returns the numbers with which a request is chosen that has an objective of its own.
+func (r *Rules) Under(o decision.Objective) decision.Params { return r.params[o] }
 
 // New makes the settings of a valid config.
 func New(c Config) *Settings {
@@ -45,8 +50,12 @@ func (c Config) rules(own ModelConfig) Rules {
 		Policy: cmp.Or(own.Policy, c.Policy), Shadow: cmp.Or(own.Shadow, c.Shadow), Objective: cmp.Or(own.Objective, c.Objective),
 		Targets: own.SLO.targets().Or(c.SLO.targets()),
 	}
-	r.Params, _ = selector.Apply(selector.ForObjective(selector.DefaultParams(), r.Objective), c.Weights) // Validate checked both
-	r.Params, _ = selector.Apply(r.Params, own.Weights)
+	r.params = make(map[decision.Objective]decision.Params)
+	for _, o := range decision.Objectives() {
+		params, _ := selector.Apply(selector.ForObjective(selector.DefaultParams(), o), c.Weights) // Validate checked both
+		r.params[o], _ = selector.Apply(params, own.Weights)
+	}
+	r.Params = r.params[r.Objective]
 	return r
 }
 

@@ -53,6 +53,7 @@ class Objective(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OBJECTIVE_TTFT: _ClassVar[Objective]
     OBJECTIVE_ANSWER: _ClassVar[Objective]
     OBJECTIVE_SLO: _ClassVar[Objective]
+    OBJECTIVE_COMPLETION: _ClassVar[Objective]
 
 class Suspicion(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -77,6 +78,14 @@ class Alone(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ALONE_UNKNOWN_RANK: _ClassVar[Alone]
     ALONE_NO_REPLICA: _ClassVar[Alone]
     ALONE_MOVED: _ClassVar[Alone]
+
+class AdapterState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ADAPTER_STATE_UNSPECIFIED: _ClassVar[AdapterState]
+    ADAPTER_STATE_RUNNING: _ClassVar[AdapterState]
+    ADAPTER_STATE_RESIDENT: _ClassVar[AdapterState]
+    ADAPTER_STATE_ABSENT: _ClassVar[AdapterState]
+    ADAPTER_STATE_FULL: _ClassVar[AdapterState]
 
 class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -126,6 +135,7 @@ OBJECTIVE_UNSPECIFIED: Objective
 OBJECTIVE_TTFT: Objective
 OBJECTIVE_ANSWER: Objective
 OBJECTIVE_SLO: Objective
+OBJECTIVE_COMPLETION: Objective
 SUSPICION_UNSPECIFIED: Suspicion
 SUSPICION_SLOW: Suspicion
 SUSPICION_EMPTY: Suspicion
@@ -141,6 +151,11 @@ ALONE_SILENT: Alone
 ALONE_UNKNOWN_RANK: Alone
 ALONE_NO_REPLICA: Alone
 ALONE_MOVED: Alone
+ADAPTER_STATE_UNSPECIFIED: AdapterState
+ADAPTER_STATE_RUNNING: AdapterState
+ADAPTER_STATE_RESIDENT: AdapterState
+ADAPTER_STATE_ABSENT: AdapterState
+ADAPTER_STATE_FULL: AdapterState
 END_UNSPECIFIED: End
 END_COMPLETED: End
 END_CANCELED: End
@@ -326,7 +341,7 @@ class Way(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., prefill_replica_id: _Optional[str] = ..., prefill_rank: _Optional[int] = ..., decode_replica_id: _Optional[str] = ..., decode_rank: _Optional[int] = ..., held_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., cost: _Optional[float] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., compute: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., transfer: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct")
+    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct", "adapter")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     VETO_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +378,7 @@ class Candidate(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     DRAG_FIELD_NUMBER: _ClassVar[int]
     CONDUCT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     rank: int
     veto: Veto
@@ -399,7 +415,20 @@ class Candidate(_message.Message):
     place: int
     drag: _duration_pb2.Duration
     conduct: RankConduct
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[_Union[Veto, str]] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ...) -> None: ...
+    adapter: AdapterCost
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[_Union[Veto, str]] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ..., adapter: _Optional[_Union[AdapterCost, _Mapping]] = ...) -> None: ...
+
+class AdapterCost(_message.Message):
+    __slots__ = ("state", "wait", "load", "loss")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    state: AdapterState
+    wait: _duration_pb2.Duration
+    load: _duration_pb2.Duration
+    loss: _duration_pb2.Duration
+    def __init__(self, state: _Optional[_Union[AdapterState, str]] = ..., wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., load: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., loss: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RankConduct(_message.Message):
     __slots__ = ("suspicions", "slowness", "token_time", "empty_share", "overlap_trust")

@@ -79,18 +79,20 @@ class Replica(_message.Message):
     def __init__(self, replica_id: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., life: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ReplicaRank, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ReplicaModel, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., version: _Optional[str] = ..., rust_frontend: bool = ..., block_size: _Optional[int] = ..., blocks: _Optional[int] = ..., max_batched_tokens: _Optional[int] = ..., last_error: _Optional[str] = ..., drained: bool = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., drain: _Optional[_Union[ReplicaDrain, _Mapping]] = ...) -> None: ...
 
 class ReplicaDrain(_message.Message):
-    __slots__ = ("since", "by", "reason", "in_flight", "move")
+    __slots__ = ("since", "by", "reason", "in_flight", "move", "ranks")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     since: _timestamp_pb2.Timestamp
     by: str
     reason: str
     in_flight: int
     move: bool
-    def __init__(self, since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., move: bool = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, since: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., by: _Optional[str] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., move: bool = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaRank(_message.Message):
     __slots__ = ("rank", "events_endpoint", "replay_endpoint", "feed", "feed_error", "feed_lag", "gaps", "resets", "known_blocks", "known_lower_blocks")
@@ -180,16 +182,18 @@ class DeregisterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("replica_id", "reason", "force", "move")
+    __slots__ = ("replica_id", "reason", "force", "move", "ranks")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
     MOVE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     reason: str
     force: bool
     move: bool
-    def __init__(self, replica_id: _Optional[str] = ..., reason: _Optional[str] = ..., force: bool = ..., move: bool = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica_id: _Optional[str] = ..., reason: _Optional[str] = ..., force: bool = ..., move: bool = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("replica",)
@@ -198,10 +202,12 @@ class DrainResponse(_message.Message):
     def __init__(self, replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
 
 class UndrainRequest(_message.Message):
-    __slots__ = ("replica_id",)
+    __slots__ = ("replica_id", "ranks")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
-    def __init__(self, replica_id: _Optional[str] = ...) -> None: ...
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica_id: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UndrainResponse(_message.Message):
     __slots__ = ("replica",)

@@ -60,7 +60,7 @@ class Candidates(_message.Message):
     def __init__(self, allow: _Optional[_Iterable[str]] = ..., deny: _Optional[_Iterable[str]] = ..., pin: _Optional[str] = ..., min_rank: _Optional[int] = ..., max_rank: _Optional[int] = ...) -> None: ...
 
 class PolicyOverride(_message.Message):
-    __slots__ = ("name", "params", "temperature")
+    __slots__ = ("name", "params", "temperature", "objective")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -71,10 +71,12 @@ class PolicyOverride(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     name: str
     params: _containers.ScalarMap[str, float]
     temperature: float
-    def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ..., temperature: _Optional[float] = ...) -> None: ...
+    objective: _decision_pb2.Objective
+    def __init__(self, name: _Optional[str] = ..., params: _Optional[_Mapping[str, float]] = ..., temperature: _Optional[float] = ..., objective: _Optional[_Union[_decision_pb2.Objective, str]] = ...) -> None: ...
 
 class ChooseReplicaRequest(_message.Message):
     __slots__ = ("model", "token_ids", "text", "body", "candidates", "policy", "session_id", "priority", "ttft_deadline", "expected_output_tokens", "adapter", "cache_salt", "booking", "lease", "request_id", "explain", "return_token_ids", "reports")

@@ -1,0 +1,5 @@
+//go:build !race
+
+package kvindex_test
+
+const raceEnabled = false

@@ -1,0 +1,5 @@
+//go:build !race
+
+package resume_test
+
+const raceEnabled = false

@@ -1,0 +1,5 @@
+//go:build !race
+
+package splits_test
+
+const raceEnabled = false

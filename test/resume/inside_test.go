@@ -1,0 +1,166 @@
+package resume
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/test/stack"
+)
+
+// unstreamed are requests whose answers in one piece can be continued, by path.
+var unstreamed = map[string][2]string{
+	"chat":                    {"/v1/chat/completions", `"messages":[{"role":"user","content":"Größe \"quoted\" 你好"}],"max_tokens":90`},
+	"chat with a stop string": {"/v1/chat/completions", `"messages":[{"role":"user","content":"Hello"}],"max_tokens":90,"stop":["zzz","high"]`},
+	"completion":              {"/v1/completions", `"prompt":"Once upon a time","max_tokens":90`},
+}
+
+// whole asks for an answer in one piece, under a request id.
+func whole(t *testing.T, url, path, body, id string) (status int, header http.Header, answer string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", id)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, resp.Header, string(text)
+}
+
+// untimed is an answer without what differs between two equal ones: ids, the time, and how much of the prompt a cache had.
+func untimed(answer string) string {
+	answer = regexp.MustCompile(`"id":"[^"]*"`).ReplaceAllString(answer, `"id":""`)
+	answer = regexp.MustCompile(`"created":[0-9]+`).ReplaceAllString(answer, `"created":0`)
+	return regexp.MustCompile(`"(cached|created_cache)_tokens":[0-9]+`).ReplaceAllString(answer, `"${1}_tokens":0`)
+}
+
+// insides are two routers before the same engines without parsers: one requests answers in one piece as streams, the other one does not.
+func insides(t *testing.T, version string, change func(*enginesim.Config)) (streams, plain *stack.Stack) {
+	t.Helper()
+	settle := func(on bool) func(*config.Config) {
+		return func(c *config.Config) {
+			c.Upstream.Breaker.Failures, c.Upstream.Breaker.MinRequests = 0, 1_000_000
+			c.Chooser.Policy, c.Router.ResumeUnstreamed = "round-robin", on
+		}
+	}
+	streams = stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
+		c.Version, c.NoParser, c.MeanAnswer, c.Core.Timing.Speed = version, true, 600, 10
+		if change != nil {
+			change(c)
+		}
+	}, Configure: settle(true)})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	return streams, stack.Start(t, stack.Options{Existing: streams.Replicas, Configure: settle(false)})
+}
+
+// An answer in one piece that the engine streams is the engine's own, byte for byte, and is continued wherever its replica dies.
+func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
+	for _, version := range []string{"0.33.0", "0.33.0 without details of the prompt"} {
+		t.Run(version, func(t *testing.T) {
+			version, more, _ := strings.Cut(version, " ")
+			streams, plain := insides(t, version, func(c *enginesim.Config) { c.TokenDetails = more == "" })
+			for name, ask := range unstreamed {
+				t.Run(name, func(t *testing.T) {
+					continuedWhole(t, streams, plain, ask[0], `{"model":"sim","temperature":0,`+ask[1]+`}`)
+				})
+			}
+		})
+	}
+}
+
+func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string) {
+	t.Helper()
+	fault(t, streams, `{}`)
+	for i := range 2 * len(streams.Replicas) { // the first ones are the engines' own
+		status, head, want := whole(t, "http://"+plain.HTTP, path, body, fmt.Sprint("same-", i))
+		code, header, got := whole(t, "http://"+streams.HTTP, path, body, fmt.Sprint("same-", i))
+		if code != status || header.Get("Content-Type") != head.Get("Content-Type") || header.Get("Content-Length") != fmt.Sprint(len(got)) || untimed(got) != untimed(want) {
+			t.Fatalf("answer %d: %d %v\n%s\nwant %d %v\n%s", i, code, header, got, status, head, want)
+		}
+		if id := fmt.Sprint("-same-", i); !strings.Contains(got, id) {
+			t.Errorf("the answer has not the id of its request, %s: %s", id, got)
+		}
+	}
+	_, _, want := whole(t, "http://"+plain.HTTP, path, body, "x")
+	met := 0
+	for at := 1; at < 50; at += 12 {
+		faultAt(t, streams.Replicas, `{}`)
+		faultAt(t, streams.Replicas[at%len(streams.Replicas):][:1], fmt.Sprintf(`{"poison":"\"stream\":true","die_after":%d,"times":1}`, at))
+		before := resumed(t, streams)
+		for range 2 * len(streams.Replicas) {
+			if status, _, got := whole(t, "http://"+streams.HTTP, path, body, "x"); status != http.StatusOK || untimed(got) != untimed(want) {
+				t.Fatalf("cut after %d events: %d\n%s\nwant\n%s", at, status, got, want)
+			}
+			if resumed(t, streams) > before {
+				met++
+				break
+			}
+		}
+	}
+	if met < 3 {
+		t.Errorf("%d answers were continued: the test shows nothing", met)
+	}
+}
+
+// An answer in one piece is requested as it is where the engine's own cannot be made of a stream, and where it is short.
+func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
+	streams, _ := insides(t, "0.33.0", nil)
+	for name, more := range map[string]string{
+		"a short answer": `"messages":[{"role":"user","content":"hi"}],"max_tokens":20`,
+		"tools":          `"messages":[{"role":"user","content":"use get_weather"}],"max_tokens":90,` + weather,
+		"log probs":      `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"logprobs":true`,
+		"two answers":    `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"n":2`,
+		"a penalty":      `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"presence_penalty":0.4`,
+	} {
+		t.Run(name, func(t *testing.T) { sentAsItIs(t, streams, more) })
+	}
+	for name, change := range map[string]func(*enginesim.Config){
+		"an engine with parsers":            func(c *enginesim.Config) { c.NoParser = false },
+		"an engine that hides its parsers":  func(c *enginesim.Config) { c.ScaleOut = false },
+		"an older engine":                   func(c *enginesim.Config) { c.Version = "0.32.0" },
+		"an engine with the Rust front end": func(c *enginesim.Config) { c.Rust = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			streams, _ := insides(t, "0.33.0", change)
+			sentAsItIs(t, streams, `"messages":[{"role":"user","content":"hi"}],"max_tokens":90`)
+		})
+	}
+}
+
+func sentAsItIs(t *testing.T, s *stack.Stack, more string) {
+	t.Helper()
+	fault(t, s, `{"poison":"\"stream\":true","status":418,"times":1}`)
+	for range 2 * len(s.Replicas) {
+		if status, _, got := whole(t, "http://"+s.HTTP, "/v1/chat/completions", `{"model":"sim",`+more+`}`, "y"); status != http.StatusOK {
+			t.Fatalf("%d: %s", status, got)
+		}
+	}
+	for _, url := range s.Replicas {
+		resp, err := http.Get(url + "/sim/faults")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), "418") {
+			t.Error("an engine was asked for a stream")
+		}
+	}
+}
