@@ -144,6 +144,53 @@ func BenchmarkChooseWays(b *testing.B) {
 	}
 }
 
+// The booking of a split request costs two bookings: of the requests that are booked here, one in five is split.
+func BenchmarkChooseBookedWays(b *testing.B) {
+	for name, roles := range map[string][]string{"none": nil, "both": {"both"}, "fifth": {"both"}} {
+		b.Run(name, func(b *testing.B) {
+			x := newBed(b, 64, decision.PredictedTTFT)
+			if roles != nil {
+				x.withRoles(roles...)
+			}
+			times := make([]time.Duration, 0, 1<<16)
+			split, n := 0, 0
+			b.ReportAllocs()
+			for b.Loop() {
+				n++
+				hashes := x.prompts[n%len(x.prompts)]
+				req := &chooser.Request{
+					Request: decision.Request{ID: "w" + strconv.Itoa(n), Model: "m"}, Pool: chooser.Pool{Replicas: x.replicas},
+					Prompt: chooser.Prompt{PromptTokens: bedPrompt, Hashes: func(int) []blockhash.Hash { return hashes }},
+					Reply:  chooser.Reply{ExpectedOutput: 256}, Terms: chooser.Terms{NoQueue: true, Splittable: x.splits},
+				}
+				if name == "fifth" && n%5 == 0 {
+					req.Options.Weights = map[string]float64{"split_bonus": 1000}
+				}
+				began := time.Now()
+				choice, err := x.chooser.Choose(b.Context(), req)
+				took := time.Since(began)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if lead := choice.Prefill(); lead != nil {
+					split++
+					lead.Release(done(decision.EndCanceled))
+				}
+				choice.Release(done(decision.EndCanceled))
+				if len(times) < cap(times) {
+					times = append(times, took)
+				}
+			}
+			var sum time.Duration
+			for _, t := range times {
+				sum += t
+			}
+			b.ReportMetric(float64(sum)/float64(len(times))/1e3, "µs/choice-mean")
+			b.ReportMetric(float64(split)/float64(n), "split")
+		})
+	}
+}
+
 // price makes a choice that is not booked, so that all pools stay alike.
 func (x *bed) price(b *testing.B) (*chooser.Choice, time.Duration) {
 	hashes := x.prompts[x.asked%len(x.prompts)]

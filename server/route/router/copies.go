@@ -53,10 +53,10 @@ func newCopyResults(s *instruments.Set) instruments.Keyed[string] {
 		copyResults(), byResult)
 }
 
-// of returns the copier of the request's prompt; nil where its ids are not known.
+// of returns the copier of the request's prompt; nil where its ids are not known, and for an adapter, which the target may not have in memory.
 func (c *copier) of(rq *request) chooser.Copier {
 	if !rq.pool.Pairs || rq.question != nil || rq.upload != nil || rq.enc == nil || !rq.enc.Exact || rq.enc.Partial || len(rq.enc.IDs) == 0 ||
-		len(rq.enc.Batch) > 0 || len(rq.enc.Media) > 0 || rq.parsed.N > 1 {
+		len(rq.enc.Batch) > 0 || len(rq.enc.Media) > 0 || rq.parsed.N > 1 || rq.adapter != "" {
 		return nil
 	}
 	return &promptCopier{copier: c, id: rq.id, legs: openai.PrefixLegs{Model: rq.pool.Served, Salt: rq.parsed.Salt, IDs: rq.enc.IDs}}
