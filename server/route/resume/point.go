@@ -36,8 +36,8 @@ type Point struct {
 // tailTokens is more than the tokens of one character.
 const tailTokens = 16
 
-// Tail are the last ids of the answer.
-func (s *Point) Tail() []uint32 {
+// last are the last ids of the answer.
+func (s *Point) last() []uint32 {
 	n := min(tailTokens, s.Answer)
 	if s.lag > 0 {
 		n = s.tail
@@ -48,9 +48,9 @@ func (s *Point) Tail() []uint32 {
 // maxBack bounds the ids at the end of an answer that may be drawn again: more than a part of a character has.
 const maxBack = 3
 
-// Tails are lists of ids whose texts Settle takes: the Tail, and the same without its last ids.
+// Tails are lists of ids whose texts Settle takes: the last ids of the answer, and the same without its last ids.
 func (s *Point) Tails() [][]uint32 {
-	tail := s.Tail()
+	tail := s.last()
 	lists := [][]uint32{tail}
 	for n := 1; n <= min(s.back, maxBack, len(tail)-1); n++ {
 		lists = append(lists, tail[:len(tail)-n])
@@ -62,7 +62,7 @@ func (s *Point) Tails() [][]uint32 {
 // no text, since a character is not complete, are taken from the point: they are drawn again.
 func (s *Point) Settle(texts []string) bool {
 	for n, text := range texts {
-		if s.Whole(text) {
+		if s.ends(text) {
 			s.IDs, s.Answer = s.IDs[:len(s.IDs)-n], s.Answer-n
 			return true
 		}
@@ -70,10 +70,10 @@ func (s *Point) Settle(texts []string) bool {
 	return false
 }
 
-// Whole reports whether the client's text ends with text, which an engine decoded from Tail: then
-// nothing of it is held back but what is held because of stop strings. Tail may begin inside a character, and some tokenizers
+// ends reports whether the client's text ends with text, which an engine decoded from the last ids: then
+// nothing of it is held back but what is held because of stop strings. They may begin inside a character, and some tokenizers
 // drop the first space.
-func (s *Point) Whole(text string) bool {
+func (s *Point) ends(text string) bool {
 	if s.torn {
 		return false
 	}
