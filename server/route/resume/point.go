@@ -13,13 +13,13 @@ type Point struct {
 	// IDs are the ids of the prompt, followed by the Answer ids of the answer that the client has.
 	IDs    []uint32
 	Answer int
-	// Sure is set when the client has all text of the ids. Otherwise Whole decides, with the text of Tail.
+	// Sure is set when the client has all text of the ids. Otherwise Settle decides, with the texts of the Tails.
 	Sure bool
 
 	shown []byte
 	// back is how many of the last ids may have no text that the client has.
 	back int
-	// lag is how many characters at the end of the text the engine held back, because of stop strings. Then Tail has tail ids, of chars
+	// lag is how many characters at the end of the text the engine held back, because of stop strings. Then the tail has tail ids, of chars
 	// characters, and held becomes the text held back.
 	lag, tail, chars int
 	held             []byte
@@ -29,7 +29,7 @@ type Point struct {
 	// engine keeps it under that name; else it is empty.
 	Again    bool
 	Response string
-	// Replay is set for an answer that is continued by token ids. It decides, instead of Sure and Whole.
+	// Replay is set for an answer that is continued by token ids. It decides, instead of Sure and Settle.
 	Replay *Replay
 }
 
@@ -134,7 +134,7 @@ func (f *Follower) Resumable() bool {
 // torn reports whether the client has log probabilities of ids without text: these cannot be drawn again.
 func (f *Follower) torn() bool { return f.p.Logprobs && len(f.ids) > f.safe }
 
-// Resume announces that a completion is fed from now on that continues from p, which Point returned last and which is Sure, Whole or settled.
+// Resume announces that a completion is fed from now on that continues from p, which Point returned last and which is Sure or settled.
 // The completion is asked for without the stop strings: the Follower looks for them, and asks texts, which may be nil, a few
 // times when a string ends in an event of several ids.
 func (f *Follower) Resume(p *Point, texts Texts) {

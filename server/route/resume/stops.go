@@ -81,7 +81,7 @@ func (s *stops) point(p *Point, resumed bool) {
 	}
 }
 
-// holds reports whether text, decoded from Tail, is the end of the client's text and what is held back of it. It then keeps the latter.
+// holds reports whether text, decoded from the last ids, is the end of the client's text and what is held back of it. It then keeps the latter.
 func (s *Point) holds(text string) bool {
 	n := utf8.RuneCountInString(text)
 	if n == s.chars-1 { // some tokenizers drop the first space
