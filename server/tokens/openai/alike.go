@@ -16,6 +16,7 @@ type Chunks struct {
 	before, between, after sum
 	// head is the length of Head, index the choice's.
 	head, index int
+	nulls       Nulls
 }
 
 // sum stands for some bytes.
@@ -42,7 +43,7 @@ type Piece struct {
 func (s *Chunks) Read(data []byte, c *Chunk) bool {
 	if p, ok := s.Alike(data); ok {
 		text, ids := place{s.before.size, s.before.size + len(p.Text)}, place{p.From, p.From + len(p.IDs)}
-		*c = Chunk{Choices: 1, Index: s.index, Plain: true, Head: data[:s.head], Text: p.Text, IDs: p.IDs, data: data, text: text, ids: ids}
+		*c = Chunk{Choices: 1, Index: s.index, Plain: true, Head: data[:s.head], Text: p.Text, IDs: p.IDs, Nulls: s.nulls, data: data, text: text, ids: ids}
 		return true
 	}
 	if !readChunk(data, c) {
@@ -61,7 +62,7 @@ func (s *Chunks) remember(c *Chunk) {
 		s.seed = maphash.MakeSeed()
 	}
 	s.before, s.between, s.after = s.sum(c.data[:c.text.from]), s.sum(c.data[c.text.to:c.ids.from]), s.sum(c.data[c.ids.to:])
-	s.head, s.index = len(c.Head), c.Index
+	s.head, s.index, s.nulls = len(c.Head), c.Index, c.Nulls
 }
 
 // Alike reads an event that differs from the last one of its kind in its text and ids alone; false for any other.

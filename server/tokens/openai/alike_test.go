@@ -30,6 +30,8 @@ func alike() []string {
 		chat(`{"content":"a"}`, `"token_ids":[7]}],"error":{"code":500}}`),
 		`{"id":"a","choices":[{"index":0,"text":"x","finish_reason":null,"prompt_token_ids":null,"token_ids":[1]}]}`,
 		`{"id":"a","choices":[{"index":0,"text":"token_ids\":[1]","finish_reason":null,"prompt_token_ids":null,"token_ids":[12,3]}]}`,
+		`{"id":"a","choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[1],"weight_versions":null}],"kv_transfer_params":null}`,
+		`{"id":"a","choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[1]}],"kv_transfer_params":{"a":1}}`,
 		`{"id":"a","choices":[{"index":0,"token_ids":[1],"text":"x"}]}`,
 		`{"id":"b","choices":[{"index":0,"text":"x","finish_reason":"stop","token_ids":[1]}]}`,
 	}

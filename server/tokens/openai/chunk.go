@@ -22,9 +22,17 @@ type Chunk struct {
 	Usage, Fingerprint []byte
 	// Fault is the code of an error object, 0 when there is none; 500 when it gives none.
 	Fault int
+	// Nulls are those that say nothing.
+	Nulls Nulls
 
 	data              []byte
 	text, ids, prompt place
+}
+
+// Nulls are members that vLLM writes since 0.33, although they are null.
+type Nulls struct {
+	// Versions is weight_versions of the choice, Transfer kv_transfer_params of the event.
+	Versions, Transfer bool
 }
 
 // place is where a value is in the event; to is 0 when there is none.
@@ -105,6 +113,10 @@ func (r *chunkReader) member(name []byte, start int) bool {
 		return r.list(&c.PromptIDs, &c.prompt)
 	case "error":
 		return r.fault()
+	case "kv_transfer_params":
+		v, _, ok := r.raw()
+		c.Nulls.Transfer = v == nil
+		return ok
 	}
 	return r.s.Skip()
 }
@@ -136,6 +148,8 @@ func (r *chunkReader) choice(at int) bool {
 			return r.list(&c.IDs, &c.ids)
 		case "prompt_token_ids":
 			return r.list(&c.PromptIDs, &c.prompt)
+		case "weight_versions":
+			c.Nulls.Versions = true
 		}
 		return r.other()
 	})

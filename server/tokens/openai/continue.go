@@ -296,6 +296,9 @@ func (d *Continued) Event(dst []byte, c *Chunk) []byte {
 	if c.Fingerprint != nil {
 		dst = append(append(dst, `,"system_fingerprint":`...), c.Fingerprint...)
 	}
+	if c.Nulls.Transfer {
+		dst = append(dst, `,"kv_transfer_params":null`...)
+	}
 	return append(dst, '}')
 }
 
@@ -314,12 +317,22 @@ func (d *Continued) choice(dst []byte, c *Chunk) []byte {
 		if dst = orNull(dst, c.Finish); c.Finish != nil {
 			dst = orNull(append(dst, `,"stop_reason":`...), c.Stop)
 		}
-		return append(orNull(append(dst, `,"token_ids":`...), d.ids(c)), '}')
+		dst = orNull(append(dst, `,"token_ids":`...), d.ids(c))
+		return c.ended(dst, c.Finish != nil)
 	}
 	dst = orNull(append(append(append(dst, `{"index":0,"text":`...), text...), `,"logprobs":`...), c.Logprobs)
 	dst = append(dst, `,"finish_reason":`...)
 	dst = orNull(append(orNull(dst, c.Finish), `,"stop_reason":`...), c.Stop)
-	return append(orNull(append(dst, `,"prompt_token_ids":null,"token_ids":`...), d.ids(c)), '}')
+	dst = orNull(append(dst, `,"prompt_token_ids":null,"token_ids":`...), d.ids(c))
+	return c.ended(dst, true)
+}
+
+// ended appends the end of a choice, in which the API may have the versions of weights.
+func (c *Chunk) ended(dst []byte, versions bool) []byte {
+	if versions && c.Nulls.Versions {
+		dst = append(dst, `,"weight_versions":null`...)
+	}
+	return append(dst, '}')
 }
 
 // Usage appends the JSON of the event that ends a stream with its usage.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -257,6 +258,45 @@ func TestWhatIsRepeated(t *testing.T) {
 		}
 		if got := r.Continuation().Way() == openai.WayRepeat; got != want {
 			t.Errorf("%s is repeated: %v, want %v", body, got, want)
+		}
+	}
+}
+
+// vLLM writes further members since 0.33, although they are null. A continuation has those that the engine's own stream would have.
+func TestContinuationsHaveTheMembersOfTheEnginesVersion(t *testing.T) {
+	const chat, text = `{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",`, `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m",`
+	const head = `{"id":"cmpl-2","object":"text_completion","created":2,"model":"m",`
+	for _, tt := range []struct {
+		engine, chat, text string // the members after Head
+	}{
+		{
+			`"choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[7]}]}`,
+			`"choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":null}]}`,
+			`"choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}`,
+		},
+		{
+			`"choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":[7],"weight_versions":null}],"kv_transfer_params":null}`,
+			`"choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":null}],"kv_transfer_params":null}`,
+			`"choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null,"weight_versions":null}],"kv_transfer_params":null}`,
+		},
+		{
+			`"choices":[{"index":0,"text":"b","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":[8],"weight_versions":null}],"system_fingerprint":"f","kv_transfer_params":null}`,
+			`"choices":[{"index":0,"delta":{"content":"b"},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null,"weight_versions":null}],"system_fingerprint":"f","kv_transfer_params":null}`,
+			`"choices":[{"index":0,"text":"b","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,"token_ids":null,"weight_versions":null}],"system_fingerprint":"f","kv_transfer_params":null}`,
+		},
+	} {
+		var s openai.Chunks
+		var c openai.Chunk
+		for range 2 { // the second time by comparison with the first
+			if !s.Read([]byte(head+tt.engine), &c) {
+				t.Fatalf("not read: %s", tt.engine)
+			}
+		}
+		for api, want := range map[prompt.API]string{prompt.APIChat: chat + tt.chat, prompt.APICompletions: text + tt.text} {
+			w := openai.Continued{API: api, Head: []byte(want[:strings.Index(want, `"choices"`)])}
+			if got := string(w.Event(nil, &c)); got != want {
+				t.Errorf("%s\nis %s\nwant %s", tt.engine, got, want)
+			}
 		}
 	}
 }
