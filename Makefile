@@ -14,7 +14,7 @@ build-bench: ## build the benchmarks into bin/, as the router is built
 # the rest is compiled and linked meanwhile. go vet is a step of its own.
 ALONE := ./sim/replay ./server/fleet/kvindex ./server/peers/decide ./server/route/resume ./server/route/splits ./tools/words
 test: ## run all tests with the race detector, and those that it makes too long without it
-	$(GO) test -race -vet=off -p $$((2 * $$(getconf _NPROCESSORS_ONLN))) -timeout 600s ./test/... ./cmd/... ./...
+	$(GO) test -race -vet=off -p $$((1 + $$(getconf _NPROCESSORS_ONLN))) -timeout 600s ./test/... ./cmd/... ./...
 	@echo 'the rest without the race detector: $(ALONE), and attackers in test/hostile'; \
 	$(GO) test -vet=off $(ALONE) & alone=$$!; \
 	$(GO) test -vet=off -timeout 600s -run "^($$(sed -n 's/^func \(Test[A-Za-z0-9]*\).*/\1/p' test/hostile/ledger_test.go test/hostile/memory_test.go | paste -sd'|' -))$$" ./test/hostile; attackers=$$?; \
