@@ -22,7 +22,7 @@ type Chunk struct {
 	Usage, Fingerprint []byte
 	// Fault is the code of an error object, 0 when there is none; 500 when it gives none.
 	Fault int
-	// Nulls are those that say nothing.
+	// Nulls are members without a value.
 	Nulls Nulls
 
 	data              []byte
