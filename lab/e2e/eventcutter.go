@@ -21,25 +21,6 @@ func (c *eventCutter) cut(events int64) { c.left.Store(events) }
 // spared reports whether no stream was requested since the last cut, and takes the cut back.
 func (c *eventCutter) spared() bool { return c.left.Swap(0) != 0 }
 
-// listen serves an address of its own before an engine's port until ctx ends.
-func (c *eventCutter) listen(ctx context.Context, port string) (string, error) {
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	context.AfterFunc(ctx, func() { _ = ln.Close() })
-	go func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go c.serve(ctx, conn, port)
-		}
-	}()
-	return ln.Addr().String(), nil
-}
-
 // serve passes bytes both ways, until a stream has the last event that it may have.
 func (c *eventCutter) serve(ctx context.Context, from net.Conn, port string) {
 	defer from.Close()

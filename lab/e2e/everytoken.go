@@ -136,7 +136,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 	var c eventCutter
 	front := make([]string, 2)
 	for i := range front {
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
+		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
 			return "", err
 		}
 	}

@@ -33,7 +33,7 @@ func (r *disturbances) checkInside(ctx context.Context) (string, error) {
 	front := make([]string, 2)
 	for i := range front {
 		var err error
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
+		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
 			return "", err
 		}
 	}

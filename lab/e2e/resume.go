@@ -21,7 +21,7 @@ func (r *disturbances) behind(ctx context.Context, c *cutter) (url string, stop 
 	c.left.Store(whole)
 	front := make([]string, 2)
 	for i := range front {
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
+		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
 			return "", nil, err
 		}
 	}
@@ -215,8 +215,8 @@ type cutter struct {
 	left atomic.Int64
 }
 
-// listen serves an address of its own before an engine's port until ctx ends.
-func (c *cutter) listen(ctx context.Context, port string) (string, error) {
+// listenBefore serves an address of its own before an engine's port until ctx ends, each connection with serve.
+func listenBefore(ctx context.Context, port string, serve func(ctx context.Context, from net.Conn, port string)) (string, error) {
 	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -228,7 +228,7 @@ func (c *cutter) listen(ctx context.Context, port string) (string, error) {
 			if err != nil {
 				return
 			}
-			go c.serve(ctx, conn, port)
+			go serve(ctx, conn, port)
 		}
 	}()
 	return ln.Addr().String(), nil

@@ -93,7 +93,7 @@ func (r *disturbances) cutStops(ctx context.Context, letters []uint32) (cuts, ot
 	c.left.Store(whole)
 	front := make([]string, 2)
 	for i := range front {
-		if front[i], err = c.listen(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http)); err != nil {
+		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
 			return 0, 0, err
 		}
 	}
