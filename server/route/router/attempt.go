@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -51,6 +52,9 @@ type attempt struct {
 	// broken is set when the answer ended early, ended when the reservation was released.
 	broken, ended bool
 }
+
+// newAttempt makes an attempt that cancel stops.
+func newAttempt(cancel context.CancelFunc) *attempt { return &attempt{halt: halt{cancel: cancel}} }
 
 // admission is the breaker's: forced is set when the replica is used although its breaker is open.
 type admission struct {
@@ -420,3 +424,44 @@ type doubts struct {
 	// cause is that of the last failure, as far as it is known.
 	cause retry.Cause
 }
+
+// continueAt makes the rest of the answer what the next replica is chosen for.
+func (t *tries) continueAt(rq *request, point *resume.Point) {
+	t.point = point
+	if point.Again {
+		return
+	}
+	a := &t.ask
+	a.Splittable = false
+	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
+	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
+	ns := rq.namespace()
+	a.Hashes = func(blockSize int) []blockhash.Hash {
+		if blockSize <= 0 {
+			return nil
+		}
+		return blockhash.Extend(nil, 0, point.IDs, blockSize, ns.Seed())
+	}
+}
+
+// maxKept bounds an answer that is forwarded as one piece; a longer one goes to the client as it comes.
+const maxKept = 1 << 20
+
+// keep adds a piece to an answer that is forwarded as one piece. It returns what to forward once that has come whole, or is
+// too long.
+func (a *attempt) keep(piece []byte) (whole []byte, keeps bool) {
+	if len(a.kept) == 0 && int64(len(piece)) == a.resp.ContentLength {
+		return piece, false // as nearly always
+	}
+	if a.kept == nil && a.resp.ContentLength > 0 {
+		a.kept = make([]byte, 0, a.resp.ContentLength)
+	}
+	if a.kept = append(a.kept, piece...); len(a.kept) <= maxKept {
+		return nil, true
+	}
+	whole, a.kept = a.kept, nil
+	return whole, false
+}
+
+// reset forgets what earlier attempts failed at.
+func (t *tries) reset() { t.refusals, t.deaths = 0, deaths{} }

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -10,9 +11,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
+	"github.com/kvpilot/kvpilot/server/wire/breaker"
+	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -28,15 +34,57 @@ type dispatcher struct {
 	responses *responses
 	pausable  pauses.Replicas
 	stopper   stopper
+	retries   *retrier
+	copier    *copier
 	// aborted counts answers that an engine aborted.
 	aborted metric.Int64Counter
+}
+
+// dispatcherParams are the parts that attempts need. All but Guesses and Count are required.
+type dispatcherParams struct {
+	Registry *registry.Registry
+	Tokens   *tokenizer.Pool
+	// Decider decides and books.
+	Decider  Decider
+	Upstream *upstream.Client
+	Breaker  *breaker.Breaker
+	Budget   *retry.Budget
+	// Guesses notes where prompts go that are known by their text only; nil notes nothing.
+	Guesses Guesses
+	// Count counts retries; nil counts none.
+	Count  Counter
+	Intake *intake
+	// Resumes counts requests that stop replicas.
+	Resumes *instruments.Keyed[string]
+	Meter   metric.MeterProvider
+	Log     *slog.Logger
+}
+
+// newDispatcher makes a dispatcher.
+func newDispatcher(p dispatcherParams) *dispatcher {
+	m := newAttemptMetrics(p.Meter, p.Log)
+	known := poison.New()
+	m.remembered(p.Meter, known.Size)
+	blame := &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
+	sender := &sender{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
+	return &dispatcher{
+		picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: p.Intake.standby}, engines: sender,
+		legs: &splitter{
+			watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: blame,
+			prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log,
+		},
+		refusals: refusals{breaker: p.Breaker}, blame: blame, tokens: p.Tokens, responses: p.Intake.responses, aborted: m.aborted, stopper: stopper{p.Upstream, p.Resumes, p.Log},
+		retries: &retrier{blame: blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log},
+		copier:  &copier{upstream: p.Upstream, registry: p.Registry, patience: copyPatience, results: &m.copies, log: p.Log},
+	}
 }
 
 // open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
 // replica was chosen.
 func (at *dispatcher) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
 	actx, cancel := context.WithCancel(ctx)
-	a := &attempt{halt: halt{cancel: cancel}, part: part{point: t.point, warms: t.warms}}
+	a := newAttempt(cancel)
+	a.point, a.warms = t.point, t.warms
 	t.ask.Abandon, t.ask.Movable = a.stop, t.mayMove(rq)
 	if f := at.choose(ctx, rq, t, d, a); f != nil {
 		cancel()
@@ -135,7 +183,7 @@ func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, 
 	}
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)
-		at.responses.pin(rq, d)
+		at.pin(rq, d)
 	}
 	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()
@@ -189,4 +237,11 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 		text = "the replica's answer ended early, before it began"
 	}
 	return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, text, err)}
+}
+
+// pin remembers where the response of the answer under way is stored.
+func (at *dispatcher) pin(rq *request, d *delivery) {
+	if rq.call.Route == openai.RouteResponses {
+		at.responses.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
+	}
 }

@@ -1,13 +1,16 @@
 package router
 
 import (
+	"cmp"
 	"errors"
+	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // blame finds the party at fault for the failures of attempts, and reports it to breaker and registry.
@@ -27,7 +30,7 @@ func (b *blame) settle(rq *request, d *delivery, a *attempt, outcome retry.Verdi
 func (b *blame) settleAt(rq *request, d *delivery, id replica.ID, pass breaker.Pass, outcome retry.Verdict) {
 	switch outcome {
 	case retry.Unreachable, retry.Reset, retry.Broken, retry.Malformed, retry.Stalled:
-		b.registry.ReportFailure(id, errAnswer)
+		b.probe(id)
 	case retry.OK:
 		b.registry.Alive(id)
 	default: // says nothing about whether the replica is there
@@ -95,3 +98,16 @@ func (b *blame) suspects(rq *request, d *delivery) bool { return b.poison.Suspec
 
 // errAnswer is why the registry is asked to probe a replica again.
 var errAnswer = errors.New("a request to the replica failed")
+
+// sendable reports why no replica can be sent the call, before anything is done for it.
+func (b *blame) sendable(call *Call) error {
+	path, method := cmp.Or(call.Path, "/"), cmp.Or(call.Method, http.MethodPost)
+	if err := upstream.CheckLine(method, path, call.RawQuery); err != nil {
+		b.faults.found(retry.Find(retry.Unsendable, retry.Origin{}))
+		return unsendable(err)
+	}
+	return nil
+}
+
+// probe has a replica probed.
+func (b *blame) probe(id replica.ID) { b.registry.ReportFailure(id, errAnswer) }

@@ -3,14 +3,10 @@ package router
 import (
 	"context"
 	"net/http"
-	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
@@ -70,12 +66,6 @@ func tokensOf(rq *request) int {
 	return 0
 }
 
-// owns reports whether the caller made a response, as the fleet knows it.
-func (s *responses) owns(ctx context.Context, rq *request, id string) bool {
-	_, owner := s.pinned(ctx, rq.call.Tenant, id)
-	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && rq.call.Tenant == ""
-}
-
 // giveEnd gives a client the end of a stream of which it has all else.
 func (an *answers) giveEnd(d *delivery, end []byte) error {
 	if err := d.to.Begin(http.StatusOK, http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}); err != nil {
@@ -89,68 +79,4 @@ func (an *answers) giveEnd(d *delivery, end []byte) error {
 		return gone(err)
 	}
 	return nil
-}
-
-// leaving is the end of the router, for streams that their clients carry. It is safe for concurrent use.
-type leaving struct {
-	mu      sync.Mutex
-	gone    bool
-	streams map[*carrying]struct{}
-}
-
-// carrying is a stream that its client carries. finishes is set once no other router can continue it.
-type carrying struct {
-	end      context.CancelCauseFunc
-	finishes atomic.Bool
-}
-
-// leave ends the streams with an error that says how they continue, and those that begin later, too.
-func (l *leaving) leave() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.gone = true
-	for one := range l.streams {
-		if !one.finishes.Load() {
-			one.end(errLeaving)
-		}
-	}
-}
-
-// continuesElsewhere reports whether another router can probably continue a stream that its client carries. Events of sampled messages that are no
-// chats, and of sampled responses, have no ids, so it cannot continue them.
-func continuesElsewhere(rq *request) bool {
-	switch rq.or(rq.parsed).Continuation().Way() {
-	case openai.WayText, openai.WayRepeat:
-		return true
-	case openai.WayTokens:
-		return slices.ContainsFunc(rq.pool.Replicas, hasTokenRoutes) || rq.parsed.Continuation().Repeats()
-	case openai.WayNone:
-	}
-	return false
-}
-
-// endWith returns a context that also ends with the router, where the client of a request carries its stream, and another router can continue
-// it. Any other stream may end here.
-func (l *leaving) endWith(ctx context.Context, rq *request) (context.Context, context.CancelFunc) {
-	if !rq.keeps || !continuesElsewhere(rq) {
-		return ctx, func() {}
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	one := &carrying{end: cancel}
-	rq.carrying = one
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.gone {
-		cancel(errLeaving)
-	}
-	if l.streams == nil {
-		l.streams = map[*carrying]struct{}{}
-	}
-	l.streams[one] = struct{}{}
-	return ctx, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.streams, one)
-		cancel(nil)
-	}
 }

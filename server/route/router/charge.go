@@ -11,12 +11,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-const (
-	// templateTokens bounds the tokens that a chat template adds to a prompt of which only the bytes are known.
-	templateTokens = 1024
-	// longContext is the context of a model that has not reported one.
-	longContext = 1 << 17
-)
+// longContext is the context of a model that has not reported one.
+const longContext = 1 << 17
 
 // bounds are the most tokens that a request can have taken, whatever an engine or a caller reports.
 type bounds struct{ prompt, output int }
@@ -163,4 +159,22 @@ func clientLeft(err error) bool {
 	}
 	reason := apierror.From(err).Reason
 	return reason == apierror.Cancelled || reason == apierror.DeadlineExceeded
+}
+
+// settle ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
+// that the request can end.
+func settle(l *accounts, rq *request, d *delivery, err error) {
+	if rq.grant.InUse() {
+		l.settle(rq, bill{rq}.used(d, err))
+	}
+}
+
+// reserved hands the grant to its reservation: the end of the reservation settles it.
+func reserved(l *accounts, rq *request, c *chooser.Choice) {
+	if !rq.grant.InUse() {
+		return
+	}
+	most, prompt := bill{rq}.mostOutside(c), rq.promptSize()
+	end := l.handOver(rq)
+	c.OnEnd(func(result chooser.Result) { end(usedOutside(result, prompt, most)) })
 }

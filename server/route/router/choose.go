@@ -10,20 +10,17 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // advisor answers callers that send the request themselves.
 type advisor struct {
-	intake  *intake
-	picker  *picker
-	limits  *accounts
-	ends    *requestEnds
-	metrics *metrics
-	chooser *chooser.Chooser
+	intake   *intake
+	attempts *dispatcher
+	ends     *requestEnds
+	metrics  *metrics
+	chooser  *chooser.Chooser
 	// lease is the life of a reservation that names none.
 	lease  time.Duration
 	claims claims
@@ -38,7 +35,7 @@ func (qs *advisor) Choose(ctx context.Context, q *Question) (*Answer, error) {
 	if q.Booking == ReserveOnce {
 		return qs.chooseOnce(ctx, q)
 	}
-	return qs.account(ctx, qs.newQuestion(ctx, q), qs.decide)
+	return qs.account(ctx, qs.intake.newQuestion(ctx, q), qs.decide)
 }
 
 // account has answer answer a question, and accounts for it, however it ends.
@@ -46,17 +43,14 @@ func (qs *advisor) account(ctx context.Context, rq *request, answer func(context
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
-		qs.limits.settle(rq, d, err)
+		settle(qs.intake.limits, rq, d, err)
 		rq.enc.Release()
 		if !rq.onlyIDs && rq.question.Booking != DryRun {
 			qs.ends.countUnserved(d, public)
 		}
 		leaveStory(rq, d, public)
 	}()
-	if err := qs.question(ctx, rq, rq.question); err != nil {
-		return nil, err
-	}
-	if err := qs.intake.encoder.tokenize(ctx, rq); err != nil {
+	if err := qs.intake.ask(ctx, rq); err != nil {
 		return nil, err
 	}
 	return answer(ctx, rq)
@@ -68,7 +62,7 @@ func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
 	ask := &t.ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
 	if q.Booking != DryRun {
-		if err := qs.limits.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
+		if err := qs.intake.limits.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
 			return nil, err
 		}
 	}
@@ -89,7 +83,7 @@ func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
 		}
 	}
 	chosen := new(attempt)
-	if err := qs.picker.choose(ctx, rq, t, chosen); err != nil {
+	if err := qs.attempts.picker.choose(ctx, rq, t, chosen); err != nil {
 		return nil, err
 	}
 	choice := chosen.choice
@@ -102,7 +96,7 @@ func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
 		return nil, apierror.From(cause(ctx, ctx.Err()))
 	}
 	if q.Booking != DryRun {
-		qs.picker.learnRouted(ctx, rq, t, chosen)
+		qs.attempts.picker.learnRouted(ctx, rq, t, chosen)
 	}
 	host, port := replica.HostPort(choice.Replica.URL)
 	qs.metrics.decided(rq, chosen)
@@ -114,7 +108,7 @@ func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
 		a.Salt = rq.parsed.Salt
 	}
 	if q.Booking.Reserves() {
-		qs.limits.reserved(rq, choice)
+		reserved(qs.intake.limits, rq, choice)
 	}
 	return a, nil
 }
@@ -125,89 +119,10 @@ func tooLong(rq *request, c *chooser.Choice, tokens int) error {
 		contextOf(c.Replica, rq.pool.Served), tokens), nil, apierror.WithParam("prompt"))
 }
 
-// newQuestion makes the request of a question.
-func (qs *advisor) newQuestion(ctx context.Context, q *Question) *request {
-	rq := qs.intake.newRequest(ctx, &Call{
-		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
-		Caller: Caller{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true}, Options: q.Options, Received: q.Received,
-	})
-	rq.question = q
-	return rq
-}
-
-// question reads a question. Its caller must call limits.settle.
-func (qs *advisor) question(ctx context.Context, rq *request, q *Question) error {
-	if err := qs.limits.enter(rq); err != nil {
-		return err
-	}
-	if err := qs.readQuestion(rq, q); err != nil {
-		return err
-	}
-	if q.Model != "" {
-		rq.parsed.Model = q.Model
-	}
-	if q.Session != "" {
-		rq.parsed.Session, rq.parsed.SessionSource = q.Session, "session_id"
-	}
-	if q.Salt != "" {
-		rq.parsed.Salt, rq.parsed.Prompt.Salt = q.Salt, q.Salt
-	}
-	if q.Priority != 0 {
-		rq.parsed.Priority = -q.Priority
-	}
-	qs.limits.capPriority(rq)
-	if err := isolate(rq); err != nil {
-		return err
-	}
-	if err := qs.intake.places.findAdapter(ctx, rq, q.Adapter); err != nil {
-		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
-			return errCutBeforeModel() // the caller's body may well name one
-		}
-		return err
-	}
-	if err := denyOld(rq); err != nil {
-		return err
-	}
-	return qs.intake.places.place(ctx, rq)
-}
-
-// errCutBeforeModel rejects a cut body that lacks its model where the model is needed.
-func errCutBeforeModel() *apierror.Error {
-	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and the router does not serve exactly one: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
-}
-
-// readQuestion finds the prompt in any of its forms.
-func (qs *advisor) readQuestion(rq *request, q *Question) error {
-	switch {
-	case len(q.Body) > 0:
-		if err := qs.intake.reader.read(rq); err != nil {
-			return err
-		}
-		rq.call.Route = rq.parsed.Route
-	default:
-		rq.call.Route = openai.RouteCompletions
-		rq.parsed = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
-		p := &rq.parsed.Prompt
-		p.API = prompt.APICompletions
-		switch {
-		case len(q.IDs) > 0:
-			p.Kind, p.IDs = prompt.KindIDs, q.IDs
-		case q.Text != "":
-			p.Kind, p.Text = prompt.KindText, q.Text
-		}
-		rq.parsed.Session, rq.parsed.SessionSource = openai.SessionFrom(q.Header, rq.set.sessions)
-		rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(q.Header)
-	}
-	if !rq.call.Route.Generates() {
-		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)
-	}
-	return nil
-}
-
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
 func (qs *advisor) Encode(ctx context.Context, q *Question) (*Answer, error) {
-	rq := qs.newQuestion(ctx, q)
+	rq := qs.intake.newQuestion(ctx, q)
 	rq.onlyIDs = true
 	return qs.account(ctx, rq, promptIDs)
 }
@@ -226,7 +141,7 @@ func promptIDs(_ context.Context, rq *request) (*Answer, error) {
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
 // reservation lives by the same, with its lease renewed.
 func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
-	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(qs.claims.seed)
+	name, digest := claimName{q.Tenant, q.RequestID}, digestOf(q, qs.claims.seed)
 	for {
 		c, mine := qs.claims.take(name, digest)
 		if mine {
@@ -262,7 +177,7 @@ func (qs *advisor) claim(ctx context.Context, q *Question, name claimName, c *cl
 		}
 		close(c.done)
 	}()
-	if a, err = qs.account(ctx, qs.newQuestion(ctx, q), qs.decide); err != nil {
+	if a, err = qs.account(ctx, qs.intake.newQuestion(ctx, q), qs.decide); err != nil {
 		return nil, err
 	}
 	c.answer = a
@@ -275,4 +190,25 @@ func (qs *advisor) Claimed(tenant, name string) bool {
 	qs.claims.mu.Lock()
 	defer qs.claims.mu.Unlock()
 	return qs.claims.names[claimName{tenant, name}] != nil
+}
+
+// Answer is a choice handed to the caller.
+type Answer struct {
+	*chooser.Choice
+	// Host and Port are the replica's, for callers that open their own connection.
+	Host string
+	Port int
+	// Served is the model's name on the replica, Encoding what is known of the prompt.
+	Served   string
+	Encoding *tokenizer.Encoding
+	Lease    time.Duration
+	// Salt is the cache_salt that the body must carry, empty when it stays as it is; Lowered says that the request
+	// claims more than its tenant may, and is served at Priority (as engines have it: smaller first).
+	Salt     string
+	Lowered  bool
+	Priority int
+	// HideOverlap says that the caller may not see what replicas hold of the prompt.
+	HideOverlap bool
+	// Duplicate says that an earlier question of this name was given the same answer.
+	Duplicate bool
 }

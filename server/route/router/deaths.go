@@ -16,6 +16,9 @@ import (
 // stopPatience bounds the question whether a replica has stopped.
 const stopPatience = 500 * time.Millisecond
 
+// resultPoison is the result of a stream that two replicas stopped at, at the same token.
+const resultPoison = "poison"
+
 // stopper finds streamed requests that stop the replicas which get them, so that no third one does.
 type stopper struct {
 	upstream *upstream.Client

@@ -3,10 +3,14 @@ package router
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strconv"
 
+	"go.opentelemetry.io/otel/metric"
+
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -14,13 +18,22 @@ import (
 // answers gives clients the answers of attempts.
 type answers struct {
 	attempts  *dispatcher
-	blame     *blame
 	limits    *accounts
 	responses *responses
 	resumer   *resumer
 	blanks    blanks
 	// interrupted counts the streams that are lost.
 	interrupted *interruptions
+}
+
+// newAnswers makes answers. results counts the streams that end early.
+func newAnswers(in *intake, attempts *dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *answers {
+	s := instruments.New(meter, "server/route/router")
+	broken := newInterruptions(s)
+	return &answers{
+		attempts: attempts, limits: in.limits, responses: in.responses, blanks: blanks{empties: newEmpties(s), limits: in.limits}, interrupted: broken,
+		resumer: &resumer{attempts: attempts, retries: attempts.retries, tokens: attempts.tokens, results: results, interrupted: broken, log: log},
+	}
 }
 
 // deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
@@ -35,7 +48,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 				an.lost(rq, d.attempt, causeError, false)
 			}
 		}
-		an.blame.settle(rq, d, d.attempt, outcome)
+		an.attempts.blame.settle(rq, d, d.attempt, outcome)
 		an.blanks.compared(t, d)
 		return nil
 	}
@@ -51,7 +64,7 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 	if errors.Is(err, errTransfer) || errors.Is(err, resume.ErrNotTranslated) || errors.Is(err, resume.ErrNotWhole) || d.attempt.orphaned.Load() { // whose fault that is, is not known, or not this replica's
 		settled = retry.Canceled
 	}
-	an.blame.settle(rq, d, d.attempt, settled)
+	an.attempts.blame.settle(rq, d, d.attempt, settled)
 	if end = endOf(f.outcome); d.begun && f.outcome == retry.Broken {
 		end = decision.EndFailed
 	}
@@ -77,16 +90,13 @@ func (an *answers) lost(rq *request, a *attempt, cause string, counted bool) {
 	}
 }
 
-// maxKept bounds an answer that is forwarded as one piece; a longer one goes to the client as it comes.
-const maxKept = 1 << 20
-
 // forward gives the client the answer, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
 func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
 	a, first := d.attempt, newReply(rq, d)
 	streamed := first.streamed && a.whole == nil
 	d.scan.Reset(rq.parsed.Prompt.API, streamed)
-	d.open(rq, t, streamed)
+	expect(rq, t, d, streamed)
 	from := an.resumer.source(ctx, rq, t, d, first)
 	defer from.close()
 	// An object is of no use before its end: kept until then, one that ends early costs nothing.
@@ -148,22 +158,6 @@ func (an *answers) learnForm(ctx context.Context, rq *request, d *delivery, piec
 	}
 }
 
-// keep adds a piece to an answer that is forwarded as one piece. It returns what to forward once that has come whole, or is
-// too long.
-func (a *attempt) keep(piece []byte) (whole []byte, keeps bool) {
-	if len(a.kept) == 0 && int64(len(piece)) == a.resp.ContentLength {
-		return piece, false // as nearly always
-	}
-	if a.kept == nil && a.resp.ContentLength > 0 {
-		a.kept = make([]byte, 0, a.resp.ContentLength)
-	}
-	if a.kept = append(a.kept, piece...); len(a.kept) <= maxKept {
-		return nil, true
-	}
-	whole, a.kept = a.kept, nil
-	return whole, false
-}
-
 // write gives the client one piece, and reads it.
 func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []byte, streamed bool) error {
 	a := d.attempt
@@ -204,14 +198,14 @@ func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []
 func (an *answers) begin(rq *request, d *delivery) error {
 	resp := d.attempt.resp
 	d.begun, d.status = true, resp.Status
-	an.blame.served(rq, d, false)
-	an.responses.pin(rq, d) // before the client can continue the response
+	an.attempts.blame.served(rq, d, false)
+	an.attempts.pin(rq, d) // before the client can continue the response
 	h := resp.Header
 	delete(h, headerRetryAfter) // of an answer that succeeded; errors have one of the router's own
 	if resp.ContentLength >= 0 {
 		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	}
-	rq.explain(d.attempt, h)
+	d.attempt.explain(rq, h)
 	an.limits.explain(rq, h)
 	if err := d.to.Begin(resp.Status, h); err != nil {
 		return gone(err)
@@ -225,7 +219,7 @@ func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) 
 		if _, f = an.attempts.open(ctx, rq, t, d); f == nil {
 			f = an.deliver(ctx, rq, t, d)
 		}
-		if f == nil || !an.attempts.legs.again(ctx, t, d, f) && !rq.again(t, f) {
+		if f == nil || !an.attempts.legs.again(ctx, t, d, f) && !t.unchanged(rq, f) {
 			return f
 		}
 	}

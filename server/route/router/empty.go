@@ -23,8 +23,8 @@ const (
 
 func emptyResults() []string { return []string{emptyRetried, emptyAgreed, emptyPassed} }
 
-// open prepares d for the answer of the attempt under way.
-func (d *delivery) open(rq *request, t *tries, streamed bool) {
+// expect prepares d for the answer of the attempt under way.
+func expect(rq *request, t *tries, d *delivery, streamed bool) {
 	waits := t.blank == nil && t.point == nil && rq.call.Route.Generates() && rq.parsed.Prompt.API != prompt.APIOther &&
 		rq.upload == nil && rq.holder == "" && rq.call.Options.Pinned == "" && t.ask.Attempt+1 < rq.set.attempts &&
 		d.attempt.choice.Decision.HasOtherReplica()
@@ -66,7 +66,7 @@ func (b *blanks) give(ctx context.Context, rq *request, t *tries, d *delivery) (
 	}
 	b.empties.Add(emptyPassed)
 	d.begun, d.status = true, kept.status
-	rq.explain(&attempt{choice: kept.choice}, kept.header)
+	(&attempt{choice: kept.choice}).explain(rq, kept.header)
 	b.limits.explain(rq, kept.header)
 	kept.header.Set("Content-Length", strconv.Itoa(len(kept.body)))
 	if err = d.to.Begin(kept.status, kept.header); err == nil && len(kept.body) > 0 {
@@ -76,4 +76,9 @@ func (b *blanks) give(ctx context.Context, rq *request, t *tries, d *delivery) (
 		err = gone(err)
 	}
 	return true, err
+}
+
+func newEmpties(s *instruments.Set) *instruments.Keyed[string] {
+	empties := instruments.NewKeyed(s, metricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
+	return &empties
 }

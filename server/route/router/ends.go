@@ -4,9 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/route/router/story"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -75,16 +77,6 @@ func (e *requestEnds) logLine(rq *request, d *delivery, public *apierror.Error, 
 	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
 }
 
-// Counter counts requests as their clients see them, each once, whatever number of replicas is tried for it. It must not block.
-type Counter interface {
-	// Served counts a request that ended after a replica was chosen for it; failed says that its client got a failure.
-	Served(failed bool)
-	// Unserved counts a request that was answered with 429 or a server error before any replica was chosen, by the error's reason.
-	Unserved(reason string)
-	// Retried counts an attempt that is repeated or continued on another replica.
-	Retried()
-}
-
 // countEnd counts a request that this router sent; public is its error, nil when it has none.
 func (e *requestEnds) countEnd(d *delivery, public *apierror.Error) {
 	if e.count != nil && d.chosen {
@@ -108,4 +100,45 @@ func isFailure(e *apierror.Error) bool {
 	}
 	status := e.HTTPStatus()
 	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
+}
+
+// leaveStory ends the story of a request, which is over.
+func leaveStory(rq *request, d *delivery, public *apierror.Error) {
+	if rq.story == nil {
+		return
+	}
+	of := story.Subject{Route: rq.call.Route, RequestID: strings.Clone(rq.call.RequestID), DecisionID: rq.id}
+	if rq.parsed != nil {
+		of.Understood, of.Kind, of.Streamed, of.MaxTokens = true, rq.parsed.Prompt.Kind, rq.parsed.Stream, rq.parsed.MaxTokens
+		of.Unbodied = rq.question != nil && len(rq.question.Body) == 0
+		of.Session = strings.Clone(clip(rq.parsed.Session, 256))
+		if rq.pool != nil && rq.pool.Model == rq.parsed.Model {
+			of.Model = rq.pool.Model
+		} else {
+			of.Model = strings.Clone(clip(rq.parsed.Model, 128))
+		}
+	}
+	end := story.Ending{AnswerID: clip(d.scan.ResponseID(), 128), Finish: clip(d.scan.FinishReason(), 32), FirstToken: d.firstToken}
+	if d.doubts.cause != retry.CauseNone {
+		end.Cause = d.doubts.cause.String()
+	}
+	end.Usage, end.Counted = d.scan.Usage()
+	rq.story.Leave(of, end, public)
+}
+
+// endSide counts the end of a request on its side. What is not about the side is not counted: clients that leave, tenants' limits.
+func endSide(rq *request, d *delivery, public *apierror.Error, e splits.End) {
+	if rq.side == nil || public != nil && (public.Fault() == apierror.FaultGone || public.Reason == apierror.RateLimitExceeded) {
+		return
+	}
+	e.Failed = public != nil || d.status >= 400
+	if !d.firstToken.IsZero() {
+		e.FirstToken = d.firstToken.Sub(rq.received)
+	}
+	if d.attempt != nil {
+		if shadow := d.attempt.choice.Decision.Shadow; shadow != nil {
+			e.Regret, e.HasRegret = shadow.Regret, true
+		}
+	}
+	rq.side.Ended(e)
 }

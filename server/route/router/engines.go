@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"mime"
 	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -31,7 +32,7 @@ func (e *sender) exchange(ctx context.Context, rq *request, a *attempt) (*upstre
 	resp, err := e.do(ctx, rq, a, to)
 	if err == nil && a.rejectsStandIn(resp) {
 		resp.Close()
-		rq.drop(&a.part)
+		a.drop(rq)
 		a.asksIDs = false
 		resp, err = e.do(ctx, rq, a, to)
 	}
@@ -161,7 +162,7 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 		if followed {
 			return rq.chat.Edit(openai.IDsEdit())
 		}
-		rq.drop(&a.part)
+		a.drop(rq)
 	}
 	if a.cache != nil {
 		if followed {
@@ -173,15 +174,15 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.ResponseIDEdit(a.point.Response))
 	}
 	if rq.enc == nil || len(rq.enc.IDs) == 0 {
-		return rq.plain(from, followed)
+		return plain(rq, from, followed)
 	}
 	h := e.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
-		return rq.plain(from, followed)
+		return plain(rq, from, followed)
 	}
 	edit, ok := from.PromptIDsEdit(h.IDs)
 	if !ok {
-		return rq.plain(from, followed)
+		return plain(rq, from, followed)
 	}
 	a.handedOff = true
 	if followed {
@@ -192,7 +193,7 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 }
 
 // plain is the client's body; a stream that is followed, of the request from, asks for the ids.
-func (rq *request) plain(from *openai.Request, followed bool) []byte {
+func plain(rq *request, from *openai.Request, followed bool) []byte {
 	switch {
 	case !followed:
 		return rq.body
@@ -200,4 +201,27 @@ func (rq *request) plain(from *openai.Request, followed bool) []byte {
 		return from.Edit(openai.IDsEdit())
 	}
 	return from.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
+}
+
+// readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
+func (e *sender) readers(rq *request, a *attempt) []*replica.Replica {
+	var list []*replica.Replica
+	for _, r := range e.registry.Snapshot().Replicas {
+		if _, serves := r.Serves(rq.pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
+			continue
+		}
+		if a == nil || r.ID != a.choice.Replica.ID || r.Life != a.choice.Replica.Life {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// mediaType is the type of an answer without its parameters, empty when it cannot be read.
+func mediaType(h http.Header) string {
+	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if err != nil {
+		return ""
+	}
+	return kind
 }

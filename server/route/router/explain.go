@@ -7,7 +7,7 @@ import (
 )
 
 // explain puts into h what the operator lets clients know about the choice.
-func (rq *request) explain(a *attempt, h http.Header) {
+func (a *attempt) explain(rq *request, h http.Header) {
 	if rq.call.RequestID != "" {
 		h[headerRequestID] = []string{rq.call.RequestID}
 	}
@@ -42,3 +42,22 @@ func (rq *request) explain(a *attempt, h http.Header) {
 		h[headerOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
 	}
 }
+
+// The response headers that explain a choice.
+const (
+	headerRequestID = "X-Request-Id"
+	headerReplica   = "X-Kvpilot-Replica"
+	headerPrefill   = "X-Kvpilot-Prefill"
+	headerAddress   = "X-Kvpilot-Address"
+	headerOverlap   = "X-Kvpilot-Overlap-Tokens"
+	headerPolicy    = "X-Kvpilot-Policy"
+	headerChoice    = "X-Kvpilot-Choice"
+	headerDecision  = "X-Kvpilot-Decision"
+	headerOverhead  = "X-Kvpilot-Overhead-Us"
+)
+
+const (
+	// headerDropped names the members of the client's request that did not go to the engine.
+	headerDropped    = "X-Kvpilot-Dropped"
+	headerRetryAfter = "Retry-After"
+)

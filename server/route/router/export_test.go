@@ -21,13 +21,13 @@ func NewID(origin string) string { return newID(origin) }
 // SetLegs sets how long the legs of split requests may take in addition to their predicted time, and how long engines keep blocks that
 // nothing reads.
 func (r *Router) SetLegs(patience, lease time.Duration) {
-	r.answers.attempts.legs.legTiming = legTiming{patience, lease}
+	r.attempts.legs.legTiming = legTiming{patience, lease}
 }
 
 // CopyPrefix copies the beginning of a prompt as for a request that waits.
 func (r *Router) CopyPrefix(id, model, salt string, prompt []uint32, p *chooser.Prefix) {
-	(&promptCopier{copier: r.copier, id: id, legs: openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}}).Copy(p)
+	(&promptCopier{copier: r.attempts.copier, id: id, legs: openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}}).Copy(p)
 }
 
 // SetCopyPatience sets how long a copy may take in addition to its predicted time.
-func (r *Router) SetCopyPatience(patience time.Duration) { r.copier.patience = patience }
+func (r *Router) SetCopyPatience(patience time.Duration) { r.attempts.copier.patience = patience }

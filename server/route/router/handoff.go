@@ -14,23 +14,20 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/route/router/pools"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
-	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // handoffs chooses replicas for requests that a gateway sends, and follows their answers.
 type handoffs struct {
-	intake    *intake
-	attempts  *dispatcher
-	limits    *accounts
-	blame     *blame
-	responses *responses
-	breaker   *breaker.Breaker
-	ends      *requestEnds
-	inFlight  metric.Int64UpDownCounter
+	intake   *intake
+	attempts *dispatcher
+	registry *registry.Registry
+	breaker  *breaker.Breaker
+	ends     *requestEnds
+	inFlight metric.Int64UpDownCounter
 }
 
 // Handoff is a request that a gateway sends to the replica that was chosen for it. The holder reports the answer as the gateway
@@ -68,20 +65,22 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 			h.finish(ctx, err)
 		}
 	}()
-	if err = ho.intake.sendable(call); err != nil {
+	if err = ho.attempts.blame.sendable(call); err != nil {
 		return nil, err
 	}
 	h.rq.story.Admit(call.Received)
-	if id, about := storedID(call); about || len(call.Body) == 0 {
-		err = ho.placeAnywhere(ctx, h, id)
+	id, anywhere := storedID(call)
+	if anywhere = anywhere || len(call.Body) == 0; anywhere {
+		err = ho.intake.anywhere(ctx, h.rq, id)
 	} else {
 		err = ho.intake.prepare(ctx, h.rq)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if h.t == nil {
-		h.t = newTries(h.rq)
+	h.t = newTries(h.rq)
+	if anywhere {
+		h.t.ask.Unstreamed, h.t.ask.Quiet, h.t.ask.NoQueue = true, true, true
 	}
 	// A gateway sends the request to one replica. Where that one does not have the prompt computed elsewhere, or its first token is not seen,
 	// the request is served whole.
@@ -103,41 +102,9 @@ func storedID(call *Call) (id string, about bool) {
 	return id, about
 }
 
-// placeAnywhere prepares a call whose body says nothing about its place: any replica that takes requests may serve it, or the one
-// that stores the response. It books nothing.
-func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string) error {
-	rq := h.rq
-	if err := ho.limits.enter(rq); err != nil {
-		return err
-	}
-	rq.parsed, rq.body = &openai.Request{Route: rq.call.Route, N: 1, Model: rq.call.Model}, rq.call.Body
-	snapshot := ho.intake.places.registry.Snapshot()
-	pool, err := pools.Any(snapshot, rq.call.Model, rq.call.Route.Generates())
-	if err != nil {
-		return err
-	}
-	rq.pool = pool
-	if stored != "" {
-		if !ho.responses.mayRead(ctx, rq, stored) {
-			return unknownResponse(stored)
-		}
-		if at, owner := ho.responses.pinned(ctx, rq.call.Tenant, stored); owner == pins.OwnerSelf {
-			rq.holder, rq.pool = at, pools.Of(snapshot, at, pool)
-		}
-	}
-	if rq.holder == "" && rq.call.Options.Pinned != "" {
-		if err := ho.intake.places.checkPin(rq); err != nil {
-			return err
-		}
-	}
-	h.t = newTries(rq)
-	h.t.ask.Unstreamed, h.t.ask.Quiet, h.t.ask.NoQueue = true, true, true
-	return nil
-}
-
 // choose has a replica chosen, and makes that the attempt under way.
 func (h *Handoff) choose(ctx context.Context) error {
-	a := &attempt{halt: halt{cancel: func() {}}}
+	a := newAttempt(func() {})
 	if f := h.parts.attempts.choose(ctx, h.rq, h.t, h.d, a); f != nil {
 		return f.public
 	}
@@ -174,7 +141,7 @@ func (h *Handoff) Replicas(n int) []*replica.Replica {
 	if n < 2 || h.rq.holder != "" || h.rq.call.Options.Pinned != "" {
 		return list
 	}
-	view := h.parts.intake.places.registry.Snapshot()
+	view := h.parts.registry.Snapshot()
 	others := runnersUp(h.Decision().List(), chosen.ID)
 	for _, c := range others {
 		if len(list) == n {
@@ -214,8 +181,8 @@ func (h *Handoff) Served(ctx context.Context, id replica.ID) {
 		return
 	}
 	// Nothing is known about the first replica but that the gateway left it: it is probed again.
-	h.parts.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
-	h.parts.blame.settle(h.rq, h.d, a, retry.Canceled)
+	h.parts.attempts.blame.probe(a.choice.Replica.ID)
+	h.parts.attempts.blame.settle(h.rq, h.d, a, retry.Canceled)
 	h.release(a, nil, chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: id})
 	h.t.ask.Attempt++
 	h.t.ask.Options.Pinned, h.t.ask.Options.PinnedRank, h.t.ask.NoQueue = id, -1, true
@@ -245,11 +212,11 @@ func (h *Handoff) Begin(head Head) http.Header {
 	if h.verdict == retry.OK {
 		a.choice.Begin()
 		a.choice.Alive()
-		h.parts.blame.served(h.rq, h.d, false)
+		h.parts.attempts.blame.served(h.rq, h.d, false)
 	}
 	h.d.scan.Reset(h.rq.parsed.Prompt.API, mediaType(head.Header) == "text/event-stream")
-	h.rq.explain(a, out)
-	h.parts.limits.explain(h.rq, out)
+	a.explain(h.rq, out)
+	h.parts.intake.limits.explain(h.rq, out)
 	return out
 }
 
@@ -329,7 +296,7 @@ func (h *Handoff) End(ctx context.Context, err error) {
 		if a.isSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
 			blamed = retry.Canceled
 		}
-		h.parts.blame.settle(h.rq, h.d, a, blamed)
+		h.parts.attempts.blame.settle(h.rq, h.d, a, blamed)
 		result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 		if h.begun {
 			h.parts.attempts.learnUsage(ctx, h.rq, h.d, &result)
@@ -360,9 +327,9 @@ func (h *Handoff) finish(ctx context.Context, err error) {
 	if err == nil && h.d.attempt == nil {
 		err = errors.New("the choice panicked")
 	}
-	h.parts.blame.conclude(h.rq, h.d)
+	h.parts.attempts.blame.conclude(h.rq, h.d)
 	h.parts.ends.finish(ctx, h.rq, h.d, err)
-	h.parts.limits.settle(h.rq, h.d, err)
+	settle(h.parts.intake.limits, h.rq, h.d, err)
 	h.rq.enc.Release()
 }
 

@@ -4,109 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"sync"
 
-	"github.com/kvpilot/kvpilot/server/domain/prompt"
-	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/resume"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
-
-// longAnswer is the limit of tokens from which on an answer in one piece is requested as a stream: a shorter one is soon written again.
-const longAnswer = 64
-
-// askStreamed prepares an unstreamed request to be sent as a stream, where another replica could continue its answer as text. It must be called after the
-// body is final.
-func (c *standIn) askStreamed(rq *request) {
-	if !rq.set.ResumeUnstreamed || rq.parsed.Stream || rq.call.Route != openai.RouteChat && rq.call.Route != openai.RouteCompletions || rq.upload != nil || len(rq.pool.Replicas) < 2 {
-		return
-	}
-	if limit := rq.parsed.AnswerLimit(); limit > 0 && limit < longAnswer {
-		return
-	}
-	if c.streamed = openai.Streamed(rq.parsed, rq.pool.Served); c.streamed != nil && rq.way() != openai.WayText {
-		c.streamed = nil
-	}
-}
-
-// forms remembers in which form engines give answers in one piece. It is safe for concurrent use; it holds at most two entries for
-// each replica.
-type forms struct {
-	mu sync.RWMutex
-	of map[formOf]engineForm // guarded by mu
-}
-
-type formOf struct {
-	replica replica.ID
-	api     prompt.API
-}
-
-// engineForm is the form of one life of an engine; nil where the router cannot write it.
-type engineForm struct {
-	life    uint64
-	version string
-	form    *openai.WholeForm
-}
-
-// known returns the form of the replica's engine in its present life, nil when the router cannot write it.
-func (f *forms) known(r *replica.Replica, api prompt.API) (form *openai.WholeForm, known bool) {
-	f.mu.RLock()
-	defer f.mu.RUnlock()
-	e, ok := f.of[formOf{r.ID, api}]
-	return e.form, ok && e.life == r.Life && e.version == r.Version
-}
-
-// learn notes a form. When there are many more entries than replicas in view, it drops entries of other replicas.
-func (f *forms) learn(r *replica.Replica, api prompt.API, form *openai.WholeForm, view *registry.Snapshot) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.of == nil {
-		f.of = map[formOf]engineForm{}
-	}
-	if len(f.of) > 4*len(view.Replicas)+64 {
-		for of := range f.of {
-			if _, there := view.Replica(of.replica); !there {
-				delete(f.of, of)
-			}
-		}
-	}
-	f.of[formOf{r.ID, api}] = engineForm{life: r.Life, version: r.Version, form: form}
-}
-
-// formFor returns the form of the answer in one piece that an attempt is to have; nil where the engine is asked for it as the client asked.
-func (e *sender) formFor(rq *request, a *attempt) *openai.WholeForm {
-	if rq.streamed == nil || a.point != nil || !e.mayAskIDs(a) {
-		return nil
-	}
-	form, _ := e.forms.known(a.choice.Replica, rq.parsed.Prompt.API)
-	return form
-}
-
-// learnForm learns from an engine's own answer in which form it gives them, once in each life of the engine.
-func (e *sender) learnForm(ctx context.Context, rq *request, on *replica.Replica, answer []byte) {
-	api := rq.parsed.Prompt.API
-	if _, known := e.forms.known(on, api); known {
-		return
-	}
-	form := openai.ReadWholeForm(api, answer)
-	if form != nil && api == prompt.APIChat && !e.isParserless(ctx, rq, on) {
-		form = nil
-	}
-	if ctx.Err() == nil {
-		e.forms.learn(on, api, form, e.registry.Snapshot())
-	}
-}
-
-// isParserless reports whether an engine has no parser for tools or reasoning, by its own word: such an engine makes a chat of token ids alone. A
-// parser may take an answer apart in another way when it comes in pieces.
-func (e *sender) isParserless(ctx context.Context, rq *request, on *replica.Replica) bool {
-	if !hasTokenRoutes(on) {
-		return false
-	}
-	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderOne(rq.pool.Served))
-	return err == nil
-}
 
 // inside is an answer that the engine streams and the client gets in one piece: other replicas can continue it. Until it is whole, the client has
 // nothing, so where no replica continues it the request is sent again.
@@ -183,8 +83,7 @@ func (s *inside) settle() {
 func (s *inside) failed(err error) error {
 	s.settle()
 	if errors.Is(err, resume.ErrNotWhole) && !s.whole.Failed() {
-		e := s.attempts.engines
-		e.forms.learn(s.client.attempt.choice.Replica, s.rq.parsed.Prompt.API, nil, e.registry.Snapshot())
+		s.attempts.engines.noForm(s.client.attempt.choice.Replica, s.rq.parsed.Prompt.API)
 	}
 	if f, ok := errors.AsType[*failure](err); ok && s.tries.deaths.named {
 		poisoned := *f

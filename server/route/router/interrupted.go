@@ -47,7 +47,7 @@ type interruptions struct {
 	instruments.Keyed[interruption]
 }
 
-func newInterruptions(s *instruments.Set) interruptions {
+func newInterruptions(s *instruments.Set) *interruptions {
 	var all []interruption
 	for _, kind := range []string{kindChat, kindCompletion, kindParsed, kindRepeated, kindMessages, kindResponses, kindOther} {
 		for _, cause := range []string{causeBroken, causeError, causeStalled, causeAborted, causeDiverged, causeDrain, causeHalted, causeGone} {
@@ -65,7 +65,7 @@ func newInterruptions(s *instruments.Set) interruptions {
 			all = append(all, interruption{kind, cause, false})
 		}
 	}
-	return interruptions{instruments.NewKeyed(s, metricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
+	return &interruptions{instruments.NewKeyed(s, metricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
 		func(i interruption) metric.MeasurementOption {
 			result := "lost"
 			if i.continued {

@@ -34,7 +34,7 @@ func (k *keyless) note(ctx context.Context, rq *request, d *decision.Decision) {
 	if d.Reason != decision.ReasonNoKey || !rq.call.Route.Generates() { // prompts of other routes have no place in a cache
 		return
 	}
-	reason := rq.lacks(d.Policy)
+	reason := lacks(rq, d.Policy)
 	k.counter.Add(ctx, 1, k.reasons.Of(reason, func(reason string) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("reason", reason)}
 	}))
@@ -45,7 +45,7 @@ func (k *keyless) note(ctx context.Context, rq *request, d *decision.Decision) {
 }
 
 // lacks names what the request does not have.
-func (rq *request) lacks(policy decision.Policy) string {
+func lacks(rq *request, policy decision.Policy) string {
 	switch {
 	case policy == decision.ConsistentHash:
 		return lacksSession

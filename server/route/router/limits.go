@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -46,26 +45,6 @@ func (l *accounts) book(rq *request, limit int, reserve bool) error {
 	return nil
 }
 
-// settle ends a request's grant: with what it took, as far as that is known. It must be called for each request, in every way
-// that the request can end.
-func (l *accounts) settle(rq *request, d *delivery, err error) {
-	if rq.grant.InUse() {
-		l.owner.Settle(rq.grant, bill{rq}.used(d, err))
-	}
-}
-
-// reserved hands the grant to its reservation: the end of the reservation settles it.
-func (l *accounts) reserved(rq *request, c *chooser.Choice) {
-	g := rq.grant
-	if !g.InUse() {
-		return
-	}
-	rq.grant = nil
-	most := bill{rq}.mostOutside(c)
-	prompt := rq.promptSize()
-	c.OnEnd(func(result chooser.Result) { l.owner.Settle(g, usedOutside(result, prompt, most)) })
-}
-
 // capPriority lowers a request's priority to the highest that its tenant may claim.
 func (l *accounts) capPriority(rq *request) {
 	if l.owner == nil || rq.parsed == nil {
@@ -89,4 +68,14 @@ func (l *accounts) explain(rq *request, h http.Header) {
 	if s, ok := l.owner.State(rq.grant); ok {
 		s.Set(h)
 	}
+}
+
+// settle ends a request's grant with what it took.
+func (l *accounts) settle(rq *request, used quota.Usage) { l.owner.Settle(rq.grant, used) }
+
+// handOver takes the grant from a request. The caller ends it with what the request took.
+func (l *accounts) handOver(rq *request) (end func(quota.Usage)) {
+	g := rq.grant
+	rq.grant = nil
+	return func(used quota.Usage) { l.owner.Settle(g, used) }
 }

@@ -2,9 +2,7 @@ package router
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -14,7 +12,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/genai"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
@@ -24,16 +21,6 @@ type metrics struct {
 	inFlight metric.Int64UpDownCounter
 	tokens   metric.Int64Counter
 	requests metric.Int64Counter
-	aborted  metric.Int64Counter
-	retries  instruments.Keyed[retry.Verdict]
-	resumes  instruments.Keyed[string]
-	empties  instruments.Keyed[string]
-	broken   interruptions
-	keyless  keyless
-	faults   faults
-	steering steering
-	legs     legMetrics
-	copies   instruments.Keyed[string]
 	genai    *genai.Metrics
 
 	routes [routeCount]metric.MeasurementOption
@@ -43,9 +30,9 @@ type metrics struct {
 // histograms has a request's times.
 type histograms struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
 
-func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
+func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	s := instruments.New(p, "server/route/router")
-	m := &metrics{keyless: keyless{log: log}}
+	m := &metrics{}
 	var err error
 	if m.genai, err = genai.New(p); err != nil {
 		return nil, err
@@ -65,18 +52,6 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	m.held = s.Histogram(metricNS+"held", "s", "Time in the hold queue.", fast...)
 	m.encode = s.Histogram(metricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
 	m.tokens = s.CounterBy(metricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
-	retryable := slices.DeleteFunc(retry.Verdicts(), func(v retry.Verdict) bool { return !v.Retryable() })
-	m.retries = instruments.NewKeyed(s, metricNS+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
-		func(v retry.Verdict) metric.MeasurementOption { return instruments.Label("outcome", v.String()) })
-	m.faults = newFaults(s)
-	m.resumes = instruments.NewKeyed(s, metricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
-	m.broken = newInterruptions(s)
-	m.aborted = s.Counter(metricNS+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
-	m.steering = newSteering(s)
-	m.legs = newLegMetrics(s)
-	m.copies = newCopyResults(s)
-	m.empties = instruments.NewKeyed(s, metricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
-	m.keyless.counter = s.CounterBy(metricNS+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
 	return m, nil
 }
 
@@ -86,7 +61,7 @@ const notable = time.Millisecond
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency that a panel shows to its trace.
 func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *apierror.Error, took time.Duration) {
-	route, model := m.routes[rq.call.Route], m.models.of(rq.modelLabel())
+	route, model := m.routes[rq.call.Route], m.models.of(modelLabel(rq))
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
 	res := endLabels{route: rq.call.Route, status: d.status}
@@ -104,7 +79,7 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	}
 	a := d.attempt
 	if a == nil {
-		m.genai.Record(rq.genai(d, res, sse.Usage{}, took))
+		m.genai.Record(genaiOf(rq, d, res, sse.Usage{}, took))
 		return
 	}
 	if a.overhead > notable {
@@ -117,23 +92,23 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	if !d.firstToken.IsZero() {
 		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), model.timed.routes[rq.call.Route])
 	}
-	u, source := rq.cost(d)
+	u, source := costOf(rq, d)
 	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
 		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.call.Route])
 	}
-	m.genai.Record(rq.genai(d, res, u, took))
+	m.genai.Record(genaiOf(rq, d, res, u, took))
 }
 
-// genai is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
-func (rq *request) genai(d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
+// genaiOf is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
+func genaiOf(rq *request, d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
 		Operation: rq.call.Route.Operation(), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
 	}
-	if rq.modelLabel() != otherModel {
+	if modelLabel(rq) != otherModel {
 		r.Model = rq.pool.Model
 	}
 	if !d.firstToken.IsZero() {
@@ -148,8 +123,8 @@ func (rq *request) genai(d *delivery, res endLabels, u sse.Usage, took time.Dura
 	return r
 }
 
-// cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
-func (rq *request) cost(d *delivery) (u sse.Usage, source int) {
+// costOf is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
+func costOf(rq *request, d *delivery) (u sse.Usage, source int) {
 	if u, ok := d.scan.Usage(); ok {
 		return u, fromEngine
 	}
@@ -169,9 +144,10 @@ func (m *metrics) decided(rq *request, a *attempt) {
 	}
 }
 
-// remembered adds the number of requests that are known to fail everywhere to the metrics.
-func (m *metrics) remembered(p metric.MeterProvider, size func() int) {
-	s := instruments.New(p, "server/route/router")
-	gauge := s.ObservedGauge(metricNS+"poison", "{request}", "Requests of the last minutes that failed in the same way on two replicas: they are not retried, and count against no replica.")
-	s.Observe(func(o metric.Observer) { o.ObserveInt64(gauge, int64(size())) })
+// modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
+func modelLabel(rq *request) string {
+	if rq.pool == nil || rq.pool.Served == "" {
+		return otherModel
+	}
+	return rq.pool.Served
 }

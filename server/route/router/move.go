@@ -118,7 +118,7 @@ func (s *resumed) trial(point *resume.Point) *tries {
 	t := *s.tries
 	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
 	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
-	t.refusals, t.deaths = 0, deaths{}
+	t.reset()
 	t.continueAt(s.rq, point)
 	t.ask.Exclude = s.unable(point, nil)
 	t.next(s.reply.a, nil)
@@ -204,7 +204,7 @@ func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	s.leave(ctx, point, t)
 	s.d.attempt, s.d.attempts = a, s.d.attempts+1
 	*s.tries = *t
-	s.attempts.responses.pin(s.rq, s.d)
+	s.attempts.pin(s.rq, s.d)
 	s.d.follows()
 	s.reply, s.follower, s.ahead, s.fault = next, follower, first, err
 	context.AfterFunc(ctx, cancel)

@@ -3,52 +3,12 @@ package router
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net/http"
 	"slices"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
-
-const (
-	// parserPatience bounds one question to an engine's parser.
-	parserPatience = 10 * time.Second
-	// maxParserAnswer bounds the answer: a prompt's ids twice, and the sampling parameters.
-	maxParserAnswer = 16 << 20
-)
-
-// askParser sends an engine a question of its parser, and returns the answer.
-func (e *sender) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, parserPatience)
-	defer cancel()
-	resp, err := e.upstream.Do(ctx, upstream.Target{Replica: on}, &upstream.Request{
-		Method: http.MethodPost, Path: path, Header: rq.header(), Client: rq.call.Client, ContentType: "application/json", Body: body,
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Close()
-	answer, err := resp.ReadAll(maxParserAnswer)
-	if err == nil && resp.Status != http.StatusOK {
-		err = fmt.Errorf("%s answered with status %d", path, resp.Status)
-	}
-	return answer, err
-}
-
-// parser has a replica's parser take tokens of the request's answer.
-func (e *sender) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
-	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
-		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.orBody(rq.body), ids, finish, stop))
-		if err != nil {
-			return nil, err
-		}
-		return before.ReadDerendered(answer, len(ids))
-	}
-}
 
 // Why a stream is not continued by token ids: no replica was asked, or its answer is as long as it may be.
 var (

@@ -2,6 +2,8 @@ package router
 
 import (
 	"context"
+	"net/url"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -91,5 +93,29 @@ func (pl *places) findAdapter(ctx context.Context, rq *request, adapter string) 
 		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
 	}
 	rq.usePool(pool)
+	return nil
+}
+
+// findSocketPool finds the replicas of a WebSocket. The model of a session is named inside the WebSocket, so a handshake without one goes to
+// the first pool that can serve.
+func (pl *places) findSocketPool(rq *request) error {
+	snapshot := pl.registry.Snapshot()
+	pool, ok := snapshot.Pool(rq.parsed.Model)
+	switch {
+	case rq.parsed.Model == "":
+		if pool, ok = pools.FirstReady(snapshot); !ok {
+			return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
+		}
+	case !ok:
+		return pools.Unknown(rq.parsed.Model, snapshot)
+	case pool.Served != rq.parsed.Model:
+		query, err := url.ParseQuery(rq.call.RawQuery)
+		if err != nil {
+			return apierror.New(apierror.InvalidBody, "the query cannot be read", err)
+		}
+		query.Set("model", pool.Served)
+		rq.call.RawQuery = query.Encode()
+	}
+	rq.pool, rq.adapter = pool, pool.Adapter
 	return nil
 }

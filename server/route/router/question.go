@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // Question asks for a replica without sending the request there.
@@ -61,27 +60,6 @@ func (b Booking) Reserves() bool { return b == Reserve || b == ReserveOnce }
 
 // Reports is what the caller reports of a request.
 type Reports uint8
-
-// Answer is a choice handed to the caller.
-type Answer struct {
-	*chooser.Choice
-	// Host and Port are the replica's, for callers that open their own connection.
-	Host string
-	Port int
-	// Served is the model's name on the replica, Encoding what is known of the prompt.
-	Served   string
-	Encoding *tokenizer.Encoding
-	Lease    time.Duration
-	// Salt is the cache_salt that the body must carry, empty when it stays as it is; Lowered says that the request
-	// claims more than its tenant may, and is served at Priority (as engines have it: smaller first).
-	Salt     string
-	Lowered  bool
-	Priority int
-	// HideOverlap says that the caller may not see what replicas hold of the prompt.
-	HideOverlap bool
-	// Duplicate says that an earlier question of this name was given the same answer.
-	Duplicate bool
-}
 
 // truncated reports whether the body is the beginning of a longer one; nil asks nothing.
 func (q *Question) truncated() bool { return q != nil && q.Truncated }

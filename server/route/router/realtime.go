@@ -6,15 +6,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/url"
 	"strings"
-	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/route/router/tunnel"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
@@ -29,60 +25,27 @@ type Upgrade interface {
 // realtime connects clients and replicas by WebSockets.
 type realtime struct {
 	intake   *intake
-	retries  *retrier
 	attempts *dispatcher
-	refusals refusals
-	blame    *blame
 	upstream *upstream.Client
 }
 
 func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model string, up Upgrade) error {
-	session, source := openai.SessionFrom(rq.call.Header, rq.set.sessions)
-	rq.parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
-	rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(rq.call.Header)
-	if err := rl.findPool(rq); err != nil {
-		return err
-	}
-	if err := rl.intake.places.place(ctx, rq); err != nil {
+	if err := rl.intake.socket(ctx, rq, model); err != nil {
 		return err
 	}
 	t := newTries(rq)
 	// Only the two ends know when it computes, and it may be idle for hours.
 	t.ask.Unstreamed, t.ask.Quiet = true, true
-	if f := rl.retries.attempt(ctx, rq, t, d, func() *failure { return rl.connect(ctx, rq, t, d, up) }); f != nil {
+	if f := rl.attempts.retries.attempt(ctx, rq, t, d, func() *failure { return rl.connect(ctx, rq, t, d, up) }); f != nil {
 		return f.public
 	}
-	return nil
-}
-
-// findPool finds the replicas. The model of a session is named inside the WebSocket, so a handshake without one goes to
-// the first pool that can serve.
-func (rl *realtime) findPool(rq *request) error {
-	snapshot := rl.intake.places.registry.Snapshot()
-	pool, ok := snapshot.Pool(rq.parsed.Model)
-	switch {
-	case rq.parsed.Model == "":
-		if pool, ok = pools.FirstReady(snapshot); !ok {
-			return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
-		}
-	case !ok:
-		return pools.Unknown(rq.parsed.Model, snapshot)
-	case pool.Served != rq.parsed.Model:
-		query, err := url.ParseQuery(rq.call.RawQuery)
-		if err != nil {
-			return apierror.New(apierror.InvalidBody, "the query cannot be read", err)
-		}
-		query.Set("model", pool.Served)
-		rq.call.RawQuery = query.Encode()
-	}
-	rq.pool, rq.adapter = pool, pool.Adapter
 	return nil
 }
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
 func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
-	a := &attempt{halt: halt{cancel: func() {}}}
+	a := newAttempt(func() {})
 	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
 		return f
 	}
@@ -97,16 +60,16 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
 		a.hop.Answered(resp, outcome)
-		f := worded(rl.refusals.refusal(ctx, a, resp, err, outcome))
-		rl.blame.settle(rq, d, a, f.outcome)
+		f := worded(rl.attempts.refusals.refusal(ctx, a, resp, err, outcome))
+		rl.attempts.blame.settle(rq, d, a, f.outcome)
 		end = endOf(f.outcome)
 		return f
 	}
 	defer there.Close()
 	a.hop.Answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	rl.blame.settle(rq, d, a, retry.OK)
+	rl.attempts.blame.settle(rq, d, a, retry.OK)
 	delete(there.Header, headerRetryAfter)
-	rq.explain(a, there.Header)
+	a.explain(rq, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {
 		end = decision.EndCanceled
@@ -121,7 +84,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	a.endedEarly()
 	if f.outcome == retry.Broken {
 		// Its health is checked at once. The breaker does not count it: the engine may have closed the connection because of the client.
-		rl.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
+		rl.attempts.blame.probe(a.choice.Replica.ID)
 		return f
 	}
 	end = decision.EndCanceled

@@ -3,8 +3,6 @@ package router
 import (
 	"context"
 	"io"
-	"mime"
-	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -81,13 +79,4 @@ func (p *reply) complete() bool {
 	case prompt.APIResponses, prompt.APIMessages:
 	}
 	return false
-}
-
-// mediaType is the type of an answer without its parameters, empty when it cannot be read.
-func mediaType(h http.Header) string {
-	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
-	if err != nil {
-		return ""
-	}
-	return kind
 }

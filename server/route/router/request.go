@@ -1,12 +1,14 @@
 package router
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"maps"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -17,7 +19,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router/story"
 	"github.com/kvpilot/kvpilot/server/route/splits"
@@ -264,16 +265,11 @@ func (rq *request) promptSize() int {
 	return len(rq.body) / bytesPerToken
 }
 
+// templateTokens bounds the tokens that a chat template adds to a prompt of which only the bytes are known.
+const templateTokens = 1024
+
 // bytesPerToken estimates the tokens of a prompt if only its size is known.
 const bytesPerToken = 4
-
-// modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
-func (rq *request) modelLabel() string {
-	if rq.pool == nil || rq.pool.Served == "" {
-		return otherModel
-	}
-	return rq.pool.Served
-}
 
 // carried is the client's part in a stream whose events it keeps, so that any router can continue it: no router keeps anything of it.
 type carried struct {
@@ -296,9 +292,6 @@ func (rq *request) surfaces(f *tokenizer.ClientFault) bool {
 	}
 	return f.Firm && f.Rendered
 }
-
-// otherModel is the label of requests for no served model: clients invent names.
-const otherModel = labels.Other
 
 // standIn is a request to engines in place of the client's, so that another one can continue the answer. The zero value is a
 // request that is sent unchanged.
@@ -336,4 +329,10 @@ func (c *standIn) orBody(body []byte) []byte {
 		return c.chat.Body
 	}
 	return body
+}
+
+// carrying is a stream that its client carries. finishes is set once no other router can continue it.
+type carrying struct {
+	end      context.CancelCauseFunc
+	finishes atomic.Bool
 }

@@ -70,13 +70,6 @@ type FleetPins interface {
 	FindPin(ctx context.Context, response string) bool
 }
 
-// pin remembers where a response is stored.
-func (s *responses) pin(rq *request, d *delivery) {
-	if rq.call.Route == openai.RouteResponses {
-		s.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
-	}
-}
-
 // keepPin remembers where a response is stored, here and in the fleet.
 func (s *responses) keepPin(tenant, response string, id replica.ID) {
 	s.pins.Put(tenant, response, id)
@@ -163,4 +156,10 @@ func (s *responses) stores(ctx context.Context, rep *replica.Replica, id string)
 	}
 	defer resp.Close()
 	return resp.Status == http.StatusOK
+}
+
+// owns reports whether the caller made a response, as the fleet knows it.
+func (s *responses) owns(ctx context.Context, rq *request, id string) bool {
+	_, owner := s.pinned(ctx, rq.call.Tenant, id)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && rq.call.Tenant == ""
 }

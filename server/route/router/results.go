@@ -1,5 +1,11 @@
 package router
 
+import (
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
+)
+
 // The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
 const (
 	resultResumed    = "resumed"
@@ -8,7 +14,6 @@ const (
 	resultIneligible = "ineligible" // a request or a stream that cannot be resumed exactly
 	resultSeam       = "seam"       // the client may not have all text of the last token
 	resultDiverged   = "diverged"   // the answer was to be repeated, and another replica wrote another one
-	resultPoison     = "poison"     // two replicas stopped at the same token
 	resultLimit      = "limit"
 	resultBudget     = "budget"
 	resultTaken      = "taken_over" // a client continued a stream of another router here
@@ -16,4 +21,10 @@ const (
 
 func resumeResults() []string {
 	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, resultPoison, resultLimit, resultBudget, resultTaken}
+}
+
+// newResumes declares the count of streams that ended early.
+func newResumes(p metric.MeterProvider) *instruments.Keyed[string] {
+	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), metricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
+	return &resumes
 }

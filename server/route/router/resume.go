@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -279,7 +279,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 		case f == nil:
 			a.earlier, a.follower = earlier, s.follower
 			s.reply, s.fault = newReply(s.rq, s.d), nil
-			s.attempts.responses.pin(s.rq, s.d)
+			s.attempts.pin(s.rq, s.d)
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
@@ -349,7 +349,7 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([
 	var texts []string
 	var err error
 	for try := range textTries {
-		if try > 0 && !pause(ctx, textPause) {
+		if try > 0 && !sleep.For(ctx, textPause) {
 			break
 		}
 		within, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
@@ -365,54 +365,26 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([
 	return texts, err == nil
 }
 
-// readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
-func (e *sender) readers(rq *request, a *attempt) []*replica.Replica {
-	var list []*replica.Replica
-	for _, r := range e.registry.Snapshot().Replicas {
-		if _, serves := r.Serves(rq.pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
-			continue
-		}
-		if a == nil || r.ID != a.choice.Replica.ID || r.Life != a.choice.Replica.Life {
-			list = append(list, r)
-		}
-	}
-	return list
-}
-
-// pause waits; false when ctx ends before.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// continueAt makes the rest of the answer what the next replica is chosen for.
-func (t *tries) continueAt(rq *request, point *resume.Point) {
-	t.point = point
-	if point.Again {
-		return
-	}
-	a := &t.ask
-	a.Splittable = false
-	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
-	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
-	ns := rq.namespace()
-	a.Hashes = func(blockSize int) []blockhash.Hash {
-		if blockSize <= 0 {
-			return nil
-		}
-		return blockhash.Extend(nil, 0, point.IDs, blockSize, ns.Seed())
-	}
-}
-
 // pickUp has an attempt follow the stream from the point on.
 func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt) {
 	a.follower = t.carried.Clone()
 	s := &resumed{resumer: rs, rq: rq, tries: t}
 	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
+}
+
+// otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.
+type otherRoutes struct{ known, yes bool }
+
+// exist reports whether there is another one, as of the first call.
+func (o *otherRoutes) exist(rq *request) bool {
+	if !o.known {
+		n := 0
+		for _, r := range rq.pool.Replicas {
+			if hasTokenRoutes(r) {
+				n++
+			}
+		}
+		o.known, o.yes = true, n > 1
+	}
+	return o.yes
 }

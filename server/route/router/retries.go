@@ -92,3 +92,13 @@ func (rt *retrier) again() {
 		rt.count.Retried()
 	}
 }
+
+// Counter counts requests as their clients see them, each once, whatever number of replicas is tried for it. It must not block.
+type Counter interface {
+	// Served counts a request that ended after a replica was chosen for it; failed says that its client got a failure.
+	Served(failed bool)
+	// Unserved counts a request that was answered with 429 or a server error before any replica was chosen, by the error's reason.
+	Unserved(reason string)
+	// Retried counts an attempt that is repeated or continued on another replica.
+	Retried()
+}

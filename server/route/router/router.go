@@ -4,7 +4,6 @@ import (
 	"context"
 	"hash/maphash"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -15,25 +14,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
-	"github.com/kvpilot/kvpilot/server/route/router/pools"
-	"github.com/kvpilot/kvpilot/server/route/splits"
-	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
-	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
-
-// PerModel are parts that matter to the models that the settings name.
-type PerModel struct {
-	// Splits share the requests for models between sides; nil splits none.
-	Splits *splits.Splits
-	// Standby holds requests for models that are scaled from zero; nil holds none.
-	Standby *standby.Room
-}
 
 // Params are the parts that a Router joins. All but Decider, Origin, Fleet, Bodies, Limits, Guesses, PerModel, Count, Log, Meter and Tracer are required.
 type Params struct {
@@ -75,16 +62,12 @@ type Params struct {
 // what they answer, retries decide what follows an attempt, and ends accounts for the end.
 type Router struct {
 	*advisor
+	catalog
 
-	set      atomic.Pointer[settings]
-	registry *registry.Registry
 	inFlight metric.Int64UpDownCounter
 	intake   *intake
-	limits   *accounts
-	blame    *blame
-	retries  *retrier
+	attempts *dispatcher
 	answers  *answers
-	copier   *copier
 	ends     *requestEnds
 	stored   *storedCalls
 	adapters *adapters
@@ -104,47 +87,28 @@ func New(c Config, p Params) (*Router, error) {
 	if p.Decider == nil {
 		p.Decider = p.Chooser
 	}
-	m, err := newMetrics(p.Meter, p.Log)
+	m, err := newMetrics(p.Meter)
 	if err != nil {
 		return nil, err
 	}
-	known := poison.New()
-	m.remembered(p.Meter, known.Size)
-	r := &Router{registry: p.Registry, inFlight: m.inFlight, limits: &accounts{owner: p.Limits}}
-	r.set.Store(newSettings(c, p.Attempts))
-	responses := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}
-	standby := standbys{p.Standby}
-	r.intake = &intake{
-		set: &r.set, chooser: p.Chooser, limits: r.limits,
-		reader:  reader{bodies: p.Bodies, steering: &m.steering},
-		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
-		places:  places{registry: p.Registry, standby: standby, responses: responses},
-		encoder: encoder{p.Tokens},
-		faults:  &m.faults, prefix: p.Origin, tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
-	}
-	r.blame = &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
-	r.retries = &retrier{blame: r.blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log}
+	r := &Router{catalog: catalog{p.Registry}, inFlight: m.inFlight}
+	r.intake = newIntake(c, p.Attempts, intakeParams{
+		Registry: p.Registry, Tokens: p.Tokens, Upstream: p.Upstream, Policies: p.Chooser, Pins: p.Pins, Fleet: p.Fleet, Bodies: p.Bodies,
+		Limits: p.Limits, PerModel: p.PerModel, Origin: p.Origin, Meter: p.Meter,
+		Tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
+	})
+	results := newResumes(p.Meter)
+	r.attempts = newDispatcher(dispatcherParams{
+		Registry: p.Registry, Tokens: p.Tokens, Decider: p.Decider, Upstream: p.Upstream, Breaker: p.Breaker, Budget: p.Budget, Guesses: p.Guesses,
+		Count: p.Count, Intake: r.intake, Resumes: results, Meter: p.Meter, Log: p.Log,
+	})
+	r.answers = newAnswers(r.intake, r.attempts, results, p.Meter, p.Log)
 	r.ends = &requestEnds{metrics: m, count: p.Count, log: p.Log}
-	refused := refusals{breaker: p.Breaker}
-	picker := &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: standby}
-	sender := &sender{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
-	attempts := &dispatcher{
-		picker: picker, engines: sender,
-		legs:     &splitter{watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
-		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
-	}
-	r.answers = &answers{
-		attempts: attempts, blame: r.blame, limits: r.limits, responses: responses, blanks: blanks{empties: &m.empties, limits: r.limits}, interrupted: &m.broken,
-		resumer: &resumer{attempts: attempts, retries: r.retries, tokens: p.Tokens, results: &m.resumes, interrupted: &m.broken, log: p.Log},
-	}
-	r.copier = &copier{upstream: p.Upstream, registry: p.Registry, patience: copyPatience, results: &m.copies, log: p.Log}
-	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: responses, limits: r.limits, attempts: attempts, answers: r.answers}
+	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: r.intake.responses, attempts: r.attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream, record: p.Chooser}
-	r.realtime = &realtime{intake: r.intake, retries: r.retries, attempts: attempts, refusals: refused, blame: r.blame, upstream: p.Upstream}
-	r.handoffs = &handoffs{
-		intake: r.intake, attempts: attempts, limits: r.limits, blame: r.blame, responses: responses, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight,
-	}
-	r.advisor = &advisor{intake: r.intake, picker: picker, limits: r.limits, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
+	r.realtime = &realtime{intake: r.intake, attempts: r.attempts, upstream: p.Upstream}
+	r.handoffs = &handoffs{intake: r.intake, attempts: r.attempts, registry: p.Registry, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight}
+	r.advisor = &advisor{intake: r.intake, attempts: r.attempts, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
 }
 
@@ -153,7 +117,7 @@ func (r *Router) Update(c Config, attempts int) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	r.set.Store(newSettings(c, attempts))
+	r.intake.update(c, attempts)
 	return nil
 }
 
@@ -181,14 +145,14 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 	rq, d := r.intake.newRequest(ctx, call), &delivery{to: to}
 	r.inFlight.Add(context.Background(), 1)
 	defer func() { // also when a handler panics
-		r.blame.conclude(rq, d)
-		r.limits.settle(rq, d, err)
+		r.attempts.blame.conclude(rq, d)
+		settle(r.intake.limits, rq, d, err)
 		rq.enc.Release()
 	}()
-	if err = r.intake.sendable(call); err == nil {
+	if err = r.attempts.blame.sendable(call); err == nil {
 		err = serve(rq, d)
 	}
-	r.blame.conclude(rq, d)
+	r.attempts.blame.conclude(rq, d)
 	r.ends.finish(ctx, rq, d, err)
 	return err
 }
@@ -196,13 +160,13 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 // answer tries replicas until one has answered or the request must end.
 func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 	t := newTries(rq)
-	t.ask.Copier = r.copier.of(rq)
+	t.ask.Copier = r.attempts.copier.of(rq)
 	if rq.has != nil {
 		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
 			return err
 		}
 	}
-	f := r.retries.attempt(ctx, rq, t, d, func() *failure { return r.answers.try(ctx, rq, t, d) })
+	f := r.attempts.retries.attempt(ctx, rq, t, d, func() *failure { return r.answers.try(ctx, rq, t, d) })
 	if f == nil {
 		return nil
 	}
@@ -233,7 +197,7 @@ func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgr
 // every replica that takes requests.
 func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
 	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
-		if err := r.limits.enter(rq); err != nil {
+		if err := r.intake.limits.enter(rq); err != nil {
 			return err
 		}
 		return r.stored.serve(ctx, rq, id, d)
@@ -244,17 +208,4 @@ func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) err
 // that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
 func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
 	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
-}
-
-// Models answers GET /v1/models: every name that a replica serves or an alias defines.
-func (r *Router) Models() ([]byte, error) { return pools.Cards(r.registry.Snapshot()) }
-
-// Model answers GET /v1/models/{id}.
-func (r *Router) Model(id string) ([]byte, error) {
-	s := r.registry.Snapshot()
-	pool, ok := s.Pool(id)
-	if !ok {
-		return nil, pools.Unknown(id, s)
-	}
-	return pools.Card(pool)
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/splits"
@@ -101,21 +100,4 @@ func hasLabels(r *replica.Replica, labels map[string]string) bool {
 		}
 	}
 	return true
-}
-
-// endSide counts the end of a request on its side. What is not about the side is not counted: clients that leave, tenants' limits.
-func endSide(rq *request, d *delivery, public *apierror.Error, e splits.End) {
-	if rq.side == nil || public != nil && (public.Fault() == apierror.FaultGone || public.Reason == apierror.RateLimitExceeded) {
-		return
-	}
-	e.Failed = public != nil || d.status >= 400
-	if !d.firstToken.IsZero() {
-		e.FirstToken = d.firstToken.Sub(rq.received)
-	}
-	if d.attempt != nil {
-		if shadow := d.attempt.choice.Decision.Shadow; shadow != nil {
-			e.Regret, e.HasRegret = shadow.Regret, true
-		}
-	}
-	rq.side.Ended(e)
 }

@@ -21,7 +21,6 @@ type storedCalls struct {
 	registry  *registry.Registry
 	breaker   *breaker.Breaker
 	responses *responses
-	limits    *accounts
 	attempts  *dispatcher
 	answers   *answers
 }
@@ -65,7 +64,9 @@ func (st *storedCalls) serve(ctx context.Context, rq *request, id string, d *del
 func (st *storedCalls) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.story.Direct()
-	a := &attempt{choice: &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}, chosen: time.Now(), halt: halt{cancel: cancel}}
+	a := newAttempt(cancel)
+	a.choice = &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}
+	a.chosen = time.Now()
 	a.pass, _ = st.breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true
 	if f := st.attempts.send(ctx, actx, rq, d); f != nil {

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -44,44 +43,3 @@ func hasTokenRoutes(r *replica.Replica) bool {
 	n, err := strconv.Atoi(minor)
 	return err == nil && n >= 33
 }
-
-// otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.
-type otherRoutes struct{ known, yes bool }
-
-// exist reports whether there is another one, as of the first call.
-func (o *otherRoutes) exist(rq *request) bool {
-	if !o.known {
-		n := 0
-		for _, r := range rq.pool.Replicas {
-			if hasTokenRoutes(r) {
-				n++
-			}
-		}
-		o.known, o.yes = true, n > 1
-	}
-	return o.yes
-}
-
-// parserOf reports whether the answer may be one that the replica's parser takes apart, and that another one can continue.
-func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
-	if way == openai.WayNone || !hasTokenRoutes(r) {
-		return resume.NoParser
-	}
-	switch way {
-	case openai.WayTokens:
-		return resume.HasParser
-	case openai.WayText:
-		if rq.or(rq.parsed).Route == openai.RouteChat {
-			return resume.PerhapsParser
-		}
-	case openai.WayNone, openai.WayRepeat:
-	}
-	return resume.NoParser
-}
-
-// The routes by which an engine continues an answer that a parser takes apart.
-const (
-	pathGenerate = "/inference/v1/generate"
-	pathRender   = "/v1/chat/completions/render"
-	pathDerender = "/v1/chat/completions/derender"
-)

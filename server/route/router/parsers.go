@@ -1,0 +1,73 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// parserOf reports whether the answer may be one that the replica's parser takes apart, and that another one can continue.
+func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
+	if way == openai.WayNone || !hasTokenRoutes(r) {
+		return resume.NoParser
+	}
+	switch way {
+	case openai.WayTokens:
+		return resume.HasParser
+	case openai.WayText:
+		if rq.or(rq.parsed).Route == openai.RouteChat {
+			return resume.PerhapsParser
+		}
+	case openai.WayNone, openai.WayRepeat:
+	}
+	return resume.NoParser
+}
+
+// The routes by which an engine continues an answer that a parser takes apart.
+const (
+	pathGenerate = "/inference/v1/generate"
+	pathRender   = "/v1/chat/completions/render"
+	pathDerender = "/v1/chat/completions/derender"
+)
+
+const (
+	// parserPatience bounds one question to an engine's parser.
+	parserPatience = 10 * time.Second
+	// maxParserAnswer bounds the answer: a prompt's ids twice, and the sampling parameters.
+	maxParserAnswer = 16 << 20
+)
+
+// askParser sends an engine a question of its parser, and returns the answer.
+func (e *sender) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, parserPatience)
+	defer cancel()
+	resp, err := e.upstream.Do(ctx, upstream.Target{Replica: on}, &upstream.Request{
+		Method: http.MethodPost, Path: path, Header: rq.header(), Client: rq.call.Client, ContentType: "application/json", Body: body,
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Close()
+	answer, err := resp.ReadAll(maxParserAnswer)
+	if err == nil && resp.Status != http.StatusOK {
+		err = fmt.Errorf("%s answered with status %d", path, resp.Status)
+	}
+	return answer, err
+}
+
+// parser has a replica's parser take tokens of the request's answer.
+func (e *sender) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
+	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
+		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.orBody(rq.body), ids, finish, stop))
+		if err != nil {
+			return nil, err
+		}
+		return before.ReadDerendered(answer, len(ids))
+	}
+}

@@ -1,0 +1,42 @@
+package router
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/wire/upstream"
+)
+
+// rejectsStandIn reports whether a replica rejected a request in place of the client's, or answered it with something else than a stream. The client's own is
+// sent then, and the client gets the engine's words about that. A status that only says that the replica takes no request now is no rejection.
+func (p *part) rejectsStandIn(resp *upstream.Response) bool {
+	if !p.asChat && p.whole == nil {
+		return false
+	}
+	switch resp.Status {
+	case http.StatusOK:
+		return mediaType(resp.Header) != "text/event-stream"
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false
+	}
+	return true
+}
+
+// drop has the client's request sent unchanged from now on.
+func (p *part) drop(rq *request) {
+	rq.clear()
+	p.follower, p.asChat, p.whole = nil, false, nil
+}
+
+// unchanged reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was to another request.
+// That attempt counts as none.
+func (t *tries) unchanged(rq *request, f *failure) bool {
+	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || rq.chat == nil && rq.streamed == nil {
+		return false
+	}
+	rq.clear()
+	t.ask.Attempt++
+	t.passed++
+	return true
+}
