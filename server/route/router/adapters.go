@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -44,12 +45,12 @@ type loaded struct {
 	err    error
 }
 
-func (ad *adapters) serve(ctx context.Context, rq *request, d *delivery) error {
-	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: rq.call.Header, Body: rq.call.Body})
+func (ad *adapters) serve(ctx context.Context, rq *intake.Request, d *delivery) error {
+	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: rq.Call.Header, Body: rq.Call.Body})
 	if err != nil {
-		return badRequest(err)
+		return intake.BadRequest(err)
 	}
-	rq.parsed, rq.body = req, req.Body
+	rq.Parsed, rq.Body = req, req.Body
 	targets, err := ad.targets(rq, req)
 	if err != nil {
 		return err
@@ -65,13 +66,13 @@ func (ad *adapters) serve(ctx context.Context, rq *request, d *delivery) error {
 	}
 	_ = g.Wait() // each answer holds its own error
 	if ctx.Err() != nil {
-		return apierror.From(cause(ctx, ctx.Err()))
+		return apierror.From(intake.Cause(ctx, ctx.Err()))
 	}
 	name, _ := req.Text("lora_name")
 	for i, rep := range targets {
 		ad.registry.Refresh(rep.ID) // /v1/models lists the adapter now, or no longer
 		if name != "" && answers[i].err == nil && answers[i].status == http.StatusOK {
-			ad.record.AdapterLoaded(rep, name, !strings.HasSuffix(rq.call.path(), "/unload_lora_adapter"))
+			ad.record.AdapterLoaded(rep, name, !strings.HasSuffix(rq.Call.EnginePath(), "/unload_lora_adapter"))
 		}
 	}
 	return joined(d, targets, answers)
@@ -79,9 +80,9 @@ func (ad *adapters) serve(ctx context.Context, rq *request, d *delivery) error {
 
 // targets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
 // adapter, or of the only base model; of them the one that the call is pinned to.
-func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replica, error) {
+func (ad *adapters) targets(rq *intake.Request, req *openai.Request) ([]*replica.Replica, error) {
 	s := ad.registry.Snapshot()
-	pinned := rq.call.Options.Pinned
+	pinned := rq.Call.Options.Pinned
 	var in []*replica.Replica
 	pool, known := s.Pool(req.Model)
 	name, _ := req.Text("lora_name")
@@ -117,10 +118,10 @@ func (ad *adapters) targets(rq *request, req *openai.Request) ([]*replica.Replic
 }
 
 // ask sends the call to one replica.
-func (ad *adapters) ask(ctx context.Context, rq *request, rep *replica.Replica) loaded {
+func (ad *adapters) ask(ctx context.Context, rq *intake.Request, rep *replica.Replica) loaded {
 	resp, err := ad.upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
-		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery, Header: rq.call.Header, ContentType: rq.call.ContentType,
-		RequestID: rq.engineID(), Steers: rq.call.Steers, Body: rq.body,
+		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery, Header: rq.Call.Header, ContentType: rq.Call.ContentType,
+		RequestID: rq.EngineID(), Steers: rq.Call.Steers, Body: rq.Body,
 	})
 	if err != nil {
 		return loaded{err: err}
@@ -149,7 +150,7 @@ func joined(d *delivery, targets []*replica.Replica, answers []loaded) error {
 	}
 	list := strings.Join(each, " ")
 	if worst >= 0 && answers[worst].err != nil {
-		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas failed (%s); retry: replicas that already succeeded report it", failed, len(targets), clip(list, 1024)), answers[worst].err)
+		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas failed (%s); retry: replicas that already succeeded report it", failed, len(targets), intake.Clip(list, 1024)), answers[worst].err)
 	}
 	a := answers[max(worst, 0)]
 	d.status = a.status

@@ -17,6 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/opening"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
 	"github.com/kvpilot/kvpilot/server/route/router/story"
@@ -164,12 +165,12 @@ func leavesRank(a *attempt, view *registry.Snapshot) bool {
 
 // mayMove reports whether the request may be retried on another replica when its rank is stalled. The last attempt runs
 // to its end: if every engine takes that long, another one does not help.
-func (t *tries) mayMove(rq *request) bool {
+func (t *tries) mayMove(rq *intake.Request) bool {
 	tried := t.tried()
 	if t.point != nil {
 		tried = t.refusals
 	}
-	return rq.upload == nil && rq.call.Options.Pinned == "" && len(t.ask.Replicas) > 1 && tried+1 < rq.set.attempts
+	return rq.Upload == nil && rq.Call.Options.Pinned == "" && len(t.ask.Replicas) > 1 && tried+1 < rq.Settings.Attempts
 }
 
 // endOf says how the decision ended, for the record.
@@ -197,30 +198,30 @@ func (a *attempt) cachedOwn() int {
 }
 
 // newTries makes the question to the chooser for the first attempt.
-func newTries(rq *request) *tries {
-	t := &tries{before: rq.standby.took, ask: chooser.Request{
-		Settings: rq.policies, Bytes: rq.size(),
-		Request: decision.Request{ID: rq.id, RequestID: rq.call.RequestID, Tenant: rq.call.Tenant, Model: rq.pool.Model, Adapter: rq.adapter, Side: sideOf(rq.side)},
-		Pool:    chooser.Pool{Served: rq.pool.Served, Replicas: rq.pool.Replicas},
-		Prompt:  chooser.Prompt{Unread: rq.parsed.Unread()},
-		Caller:  chooser.Caller{Session: rq.apart(rq.parsed.Session), SessionReturn: rq.sessionReturn(), Priority: -rq.parsed.Priority},
+func newTries(rq *intake.Request) *tries {
+	t := &tries{before: rq.Standby.Took, ask: chooser.Request{
+		Settings: rq.Policies, Bytes: rq.Size(),
+		Request: decision.Request{ID: rq.ID, RequestID: rq.Call.RequestID, Tenant: rq.Call.Tenant, Model: rq.Pool.Model, Adapter: rq.Adapter, Side: sideOf(rq.Side)},
+		Pool:    chooser.Pool{Served: rq.Pool.Served, Replicas: rq.Pool.Replicas},
+		Prompt:  chooser.Prompt{Unread: rq.Parsed.Unread()},
+		Caller:  chooser.Caller{Session: rq.Apart(rq.Parsed.Session), SessionReturn: rq.SessionReturn(), Priority: -rq.Parsed.Priority},
 		Reply: chooser.Reply{
-			ExpectedOutput: rq.parsed.Expected(), OutputLimit: rq.parsed.MaxTokens, Samples: rq.parsed.N,
-			Unstreamed: !rq.parsed.Stream, Uneven: len(rq.parsed.Raw("tools")) > 0,
+			ExpectedOutput: rq.Parsed.Expected(), OutputLimit: rq.Parsed.MaxTokens, Samples: rq.Parsed.N,
+			Unstreamed: !rq.Parsed.Stream, Uneven: len(rq.Parsed.Raw("tools")) > 0,
 		},
-		Limits: chooser.Limits{Options: rq.call.Options, Holder: rq.holder},
+		Limits: chooser.Limits{Options: rq.Call.Options, Holder: rq.Holder},
 	}}
-	rq.prompt(&t.ask)
-	t.ask.Splittable = rq.pool.Pairs && (rq.question == nil || rq.question.Booking == DryRun) && rq.upload == nil && openai.Splittable(rq.parsed)
-	if rq.policies.ReadsText(rq.pool.Model, &rq.call.Options) {
-		t.ask.Text = rq.apart(rq.parsed.PromptText())
+	rq.FillPrompt(&t.ask)
+	t.ask.Splittable = rq.Pool.Pairs && (rq.Question == nil || rq.Question.Booking == intake.DryRun) && rq.Upload == nil && openai.Splittable(rq.Parsed)
+	if rq.Policies.ReadsText(rq.Pool.Model, &rq.Call.Options) {
+		t.ask.Text = rq.Apart(rq.Parsed.PromptText())
 	}
 	return t
 }
 
 // delivery is the answer as the client gets it, from one or more attempts. It belongs to one goroutine.
 type delivery struct {
-	to Sink
+	to intake.Sink
 	// begun is set once the client has the head of the answer, of this status.
 	begun  bool
 	status int
@@ -335,19 +336,19 @@ func (c *cache) booked(end decision.End) chooser.Result {
 func (a *attempt) isSplit() bool { return a.choice != nil && a.choice.Prefill() != nil }
 
 // legID is the request id of a leg: no leg of any other request has it. Engines that push find each other by it, so both legs have the same.
-func legID(rq *request, a *attempt, leg string) string {
+func legID(rq *intake.Request, a *attempt, leg string) string {
 	if a.cache.pushes() {
 		leg = "s"
 	}
-	return rq.id + "-" + leg + strconv.Itoa(a.choice.Decision.Attempt)
+	return rq.ID + "-" + leg + strconv.Itoa(a.choice.Decision.Attempt)
 }
 
 // idAt is the request id that an attempt's engine gets.
-func idAt(rq *request, a *attempt) string {
+func idAt(rq *intake.Request, a *attempt) string {
 	if a.cache != nil {
 		return legID(rq, a, "d")
 	}
-	return rq.engineID()
+	return rq.EngineID()
 }
 
 // progressStep is how many content events are reported together: fewer than a block holds, since
@@ -426,7 +427,7 @@ type doubts struct {
 }
 
 // continueAt makes the rest of the answer what the next replica is chosen for.
-func (t *tries) continueAt(rq *request, point *resume.Point) {
+func (t *tries) continueAt(rq *intake.Request, point *resume.Point) {
 	t.point = point
 	if point.Again {
 		return
@@ -434,8 +435,8 @@ func (t *tries) continueAt(rq *request, point *resume.Point) {
 	a := &t.ask
 	a.Splittable = false
 	a.PromptTokens, a.Estimated, a.Longest, a.Keyless = len(point.IDs), false, len(point.IDs), false
-	a.ExpectedOutput, a.OutputLimit = max(rq.parsed.Expected()-point.Answer, 0), max(rq.parsed.MaxTokens-point.Answer, 0)
-	ns := rq.namespace()
+	a.ExpectedOutput, a.OutputLimit = max(rq.Parsed.Expected()-point.Answer, 0), max(rq.Parsed.MaxTokens-point.Answer, 0)
+	ns := rq.Namespace()
 	a.Hashes = func(blockSize int) []blockhash.Hash {
 		if blockSize <= 0 {
 			return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -31,7 +32,7 @@ type dispatcher struct {
 	refusals  refusals
 	blame     *blame
 	tokens    *tokenizer.Pool
-	responses *responses
+	responses *intake.Responses
 	pausable  pauses.Replicas
 	stopper   stopper
 	retries   *retrier
@@ -53,7 +54,7 @@ type dispatcherParams struct {
 	Guesses Guesses
 	// Count counts retries; nil counts none.
 	Count  Counter
-	Intake *intake
+	Intake *intake.Intake
 	// Resumes counts requests that stop replicas.
 	Resumes *instruments.Keyed[string]
 	Meter   metric.MeterProvider
@@ -68,12 +69,12 @@ func newDispatcher(p dispatcherParams) *dispatcher {
 	blame := &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
 	sender := &sender{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	return &dispatcher{
-		picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: p.Intake.standby}, engines: sender,
+		picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: p.Intake.Standby}, engines: sender,
 		legs: &splitter{
 			watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: blame,
 			prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log,
 		},
-		refusals: refusals{breaker: p.Breaker}, blame: blame, tokens: p.Tokens, responses: p.Intake.responses, aborted: m.aborted, stopper: stopper{p.Upstream, p.Resumes, p.Log},
+		refusals: refusals{breaker: p.Breaker}, blame: blame, tokens: p.Tokens, responses: p.Intake.Responses, aborted: m.aborted, stopper: stopper{p.Upstream, p.Resumes, p.Log},
 		retries: &retrier{blame: blame, budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log},
 		copier:  &copier{upstream: p.Upstream, registry: p.Registry, patience: copyPatience, results: &m.copies, log: p.Log},
 	}
@@ -81,7 +82,7 @@ func newDispatcher(p dispatcherParams) *dispatcher {
 
 // open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
 // replica was chosen.
-func (at *dispatcher) open(ctx context.Context, rq *request, t *tries, d *delivery) (*attempt, *failure) {
+func (at *dispatcher) open(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (*attempt, *failure) {
 	actx, cancel := context.WithCancel(ctx)
 	a := newAttempt(cancel)
 	a.point, a.warms = t.point, t.warms
@@ -109,12 +110,12 @@ func (at *dispatcher) open(ctx context.Context, rq *request, t *tries, d *delive
 }
 
 // choose has a replica chosen, and makes a the attempt under way.
-func (at *dispatcher) choose(ctx context.Context, rq *request, t *tries, d *delivery, a *attempt) *failure {
+func (at *dispatcher) choose(ctx context.Context, rq *intake.Request, t *tries, d *delivery, a *attempt) *failure {
 	d.attempt = nil
 	d.attempts++
 	if err := at.picker.pick(ctx, rq, t, a); err != nil {
-		if rq.refused != nil && rq.refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
-			err = rq.refusal()
+		if rq.Refused != nil && rq.Refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
+			err = rq.Refusal()
 		}
 		return &failure{unchosen: true, public: apierror.From(err)}
 	}
@@ -124,7 +125,7 @@ func (at *dispatcher) choose(ctx context.Context, rq *request, t *tries, d *deli
 
 // send sends the request to the chosen replica, under actx, which ends with ctx or when the attempt is stopped, and
 // reads the head of the answer.
-func (at *dispatcher) send(ctx, actx context.Context, rq *request, d *delivery) *failure {
+func (at *dispatcher) send(ctx, actx context.Context, rq *intake.Request, d *delivery) *failure {
 	a := d.attempt
 	a.hop = beginHop(rq, a)
 	d.follows()
@@ -132,7 +133,7 @@ func (at *dispatcher) send(ctx, actx context.Context, rq *request, d *delivery) 
 		actx = at.legs.send(ctx, actx, rq, a)
 		a.hop.Began()
 	}
-	if rq.parsed.Prompt.API == prompt.APIResponses {
+	if rq.Parsed.Prompt.API == prompt.APIResponses {
 		a.paused = at.pausable.Watch(actx, at.engines.upstream, a.choice.Replica)
 	}
 	resp, err := at.engines.exchange(actx, rq, a)
@@ -152,7 +153,7 @@ func (at *dispatcher) send(ctx, actx context.Context, rq *request, d *delivery) 
 }
 
 // end ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
-func (at *dispatcher) end(ctx context.Context, rq *request, d *delivery, f *failure, end decision.End) {
+func (at *dispatcher) end(ctx context.Context, rq *intake.Request, d *delivery, f *failure, end decision.End) {
 	a := d.attempt
 	if a == nil || a.ended {
 		return
@@ -173,7 +174,7 @@ func (at *dispatcher) end(ctx context.Context, rq *request, d *delivery, f *fail
 
 // learnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the
 // router's own count is used, and marked.
-func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, to *chooser.Result) {
+func (at *dispatcher) learnUsage(ctx context.Context, rq *intake.Request, d *delivery, to *chooser.Result) {
 	a := d.attempt
 	if u, ok := d.scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
@@ -187,20 +188,20 @@ func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, 
 	}
 	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()
-		to.OutputTokens, to.Counted = rq.tokensIn(n), true
+		to.OutputTokens, to.Counted = rq.TokensIn(n), true
 	}
-	if a.point == nil && rq.parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
-		at.tokens.Answered(rq.pool.Served, rq.enc, a.choice.Slot, to.OutputTokens)
+	if a.point == nil && rq.Parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
+		at.tokens.Answered(rq.Pool.Served, rq.Enc, a.choice.Slot, to.OutputTokens)
 	}
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.
-func (at *dispatcher) observe(ctx context.Context, rq *request, a *attempt, res *chooser.Result) {
-	if rq.enc == nil || res.PromptTokens < 0 {
+func (at *dispatcher) observe(ctx context.Context, rq *intake.Request, a *attempt, res *chooser.Result) {
+	if rq.Enc == nil || res.PromptTokens < 0 {
 		return
 	}
 	at.tokens.Observe(ctx, tokenizer.Observation{
-		Pool: rq.pool.Served, Encoding: rq.enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
+		Pool: rq.Pool.Served, Encoding: rq.Enc, PromptTokens: res.PromptTokens, CachedTokens: res.CachedTokens,
 		PredictedOverlap: a.choice.Held(), HandedOff: a.handedOff,
 	})
 }
@@ -221,14 +222,14 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 	text := "the replica's answer ended early"
 	switch {
 	case errors.Is(err, errClientGone):
-		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
+		return &failure{outcome: retry.Canceled, public: apierror.From(intake.Cause(ctx, context.Canceled))}
 	case errors.Is(err, errStalled), d.attempt.isStopped(ctx):
 		if !d.begun {
 			return d.attempt.stoppedBefore(err)
 		}
 		text = "the replica stopped in the middle of its answer"
 	case ctx.Err() != nil:
-		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, context.Canceled))}
+		return &failure{outcome: retry.Canceled, public: apierror.From(intake.Cause(ctx, context.Canceled))}
 	case errors.Is(err, errTransfer):
 		return &failure{outcome: retry.EngineError, public: apierror.New(apierror.UpstreamError, errTransfer.Error(), err)}
 	case errors.Is(err, resume.ErrAborted):
@@ -240,8 +241,8 @@ func broken(ctx context.Context, d *delivery, err error) *failure {
 }
 
 // pin remembers where the response of the answer under way is stored.
-func (at *dispatcher) pin(rq *request, d *delivery) {
-	if rq.call.Route == openai.RouteResponses {
-		at.responses.keepPin(rq.call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
+func (at *dispatcher) pin(rq *intake.Request, d *delivery) {
+	if rq.Call.Route == openai.RouteResponses {
+		at.responses.KeepPin(rq.Call.Tenant, d.scan.ResponseID(), d.attempt.choice.Replica.ID)
 	}
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -17,10 +18,10 @@ func errNotCarried(why string) error {
 
 // takeOver prepares the attempts of a request whose client has the beginning of its stream from another router. over is set when the client
 // has got all that was missing.
-func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *delivery) (over bool, err error) {
-	on := rq.pool.Replicas[0]
-	for _, r := range rq.pool.Replicas {
-		if hasTokenRoutes(r) && (rq.chat == nil || answersChat(r)) {
+func (an *answers) takeOver(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (over bool, err error) {
+	on := rq.Pool.Replicas[0]
+	for _, r := range rq.Pool.Replicas {
+		if intake.HasTokenRoutes(r) && (rq.Chat == nil || intake.AnswersChat(r)) {
 			on = r
 			break
 		}
@@ -33,10 +34,10 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 		return true, an.giveEnd(d, end)
 	}
 	point, result := s.point(ctx, false, false)
-	if result == resultResumed && !point.Again && len(point.IDs)-point.Answer > len(rq.call.Body)+templateTokens {
+	if result == resultResumed && !point.Again && len(point.IDs)-point.Answer > len(rq.Call.Body)+intake.TemplateTokens {
 		result = resultIneligible // the tenant pays for the prompt of the body
 	}
-	if result == resultResumed && point.Response != "" && !an.responses.owns(ctx, rq, point.Response) {
+	if result == resultResumed && point.Response != "" && !an.responses.Owns(ctx, rq, point.Response) {
 		result = resultIneligible
 	}
 	if result != resultResumed {
@@ -45,10 +46,10 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 	}
 	an.resumer.results.Add(resultTaken)
 	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
-	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.call.RequestID, "tokens", point.Answer)
-	t.carried, rq.before = s.follower, point.Answer
+	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.Call.RequestID, "tokens", point.Answer)
+	t.carried, rq.Before = s.follower, point.Answer
 	if point.Again {
-		rq.before = tokensOf(rq)
+		rq.Before = tokensOf(rq)
 	}
 	t.continueAt(rq, point)
 	t.ask.Exclude = s.unable(point, t.ask.Exclude)
@@ -56,12 +57,12 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 }
 
 // tokensOf is about how many tokens the client's events are, which have no ids.
-func tokensOf(rq *request) int {
+func tokensOf(rq *intake.Request) int {
 	var scan sse.Scanner
-	scan.Reset(rq.parsed.Prompt.API, true)
-	scan.Feed(rq.has)
+	scan.Reset(rq.Parsed.Prompt.API, true)
+	scan.Feed(rq.Events)
 	if n := scan.ContentEvents(); n > 0 {
-		return rq.tokensIn(n)
+		return rq.TokensIn(n)
 	}
 	return 0
 }

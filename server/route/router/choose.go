@@ -11,12 +11,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // advisor answers callers that send the request themselves.
 type advisor struct {
-	intake   *intake
+	intake   *intake.Intake
 	attempts *dispatcher
 	ends     *requestEnds
 	metrics  *metrics
@@ -28,55 +29,55 @@ type advisor struct {
 
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
-func (qs *advisor) Choose(ctx context.Context, q *Question) (*Answer, error) {
-	if q.Explain && !qs.intake.set.Load().showsOverlap(q.Caller) {
+func (qs *advisor) Choose(ctx context.Context, q *intake.Question) (*Answer, error) {
+	if q.Explain && !qs.intake.ShowsOverlap(q.Caller) {
 		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
 	}
-	if q.Booking == ReserveOnce {
+	if q.Booking == intake.ReserveOnce {
 		return qs.chooseOnce(ctx, q)
 	}
-	return qs.account(ctx, qs.intake.newQuestion(ctx, q), qs.decide)
+	return qs.account(ctx, qs.intake.NewQuestion(ctx, q), qs.decide)
 }
 
 // account has answer answer a question, and accounts for it, however it ends.
-func (qs *advisor) account(ctx context.Context, rq *request, answer func(context.Context, *request) (*Answer, error)) (_ *Answer, err error) {
+func (qs *advisor) account(ctx context.Context, rq *intake.Request, answer func(context.Context, *intake.Request) (*Answer, error)) (_ *Answer, err error) {
 	d := &delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
-		settle(qs.intake.limits, rq, d, err)
-		rq.enc.Release()
-		if !rq.onlyIDs && rq.question.Booking != DryRun {
+		settle(qs.intake.Limits, rq, d, err)
+		rq.Enc.Release()
+		if !rq.OnlyIDs && rq.Question.Booking != intake.DryRun {
 			qs.ends.countUnserved(d, public)
 		}
 		leaveStory(rq, d, public)
 	}()
-	if err := qs.intake.ask(ctx, rq); err != nil {
+	if err := qs.intake.Ask(ctx, rq); err != nil {
 		return nil, err
 	}
 	return answer(ctx, rq)
 }
 
 // decide chooses, and books what the question asks for.
-func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
-	q, t := rq.question, newTries(rq)
+func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, error) {
+	q, t := rq.Question, newTries(rq)
 	ask := &t.ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
-	if q.Booking != DryRun {
-		if err := qs.intake.limits.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
+	if q.Booking != intake.DryRun {
+		if err := qs.intake.Limits.Book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
 			return nil, err
 		}
 	}
 	ask.Explain = q.Explain
 	switch q.Booking {
-	case DryRun:
+	case intake.DryRun:
 		ask.Booking = chooser.DryRun
-	case BookNothing:
+	case intake.BookNothing:
 		ask.Booking = chooser.Unbooked
-	case Reserve, ReserveOnce:
+	case intake.Reserve, intake.ReserveOnce:
 	}
 	// The first token of an answer in one piece is not seen, unless the caller says that it will be.
-	ask.Unstreamed = q.Reports == ReportsEnd || q.Reports == ReportsAny && len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
-	ask.Reports = q.Reports == ReportsFirstToken
+	ask.Unstreamed = q.Reports == intake.ReportsEnd || q.Reports == intake.ReportsAny && len(q.Body) > 0 && !rq.Parsed.Truncated && !rq.Parsed.Stream
+	ask.Reports = q.Reports == intake.ReportsFirstToken
 	if q.Booking.Reserves() {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
 			ask.Lease = qs.lease
@@ -91,56 +92,56 @@ func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
 		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		return nil, tooLong(rq, choice, ask.Longest)
 	}
-	if q.Booking == Reserve && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
+	if q.Booking == intake.Reserve && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
 		choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-		return nil, apierror.From(cause(ctx, ctx.Err()))
+		return nil, apierror.From(intake.Cause(ctx, ctx.Err()))
 	}
-	if q.Booking != DryRun {
+	if q.Booking != intake.DryRun {
 		qs.attempts.picker.learnRouted(ctx, rq, t, chosen)
 	}
 	host, port := replica.HostPort(choice.Replica.URL)
 	qs.metrics.decided(rq, chosen)
 	a := &Answer{
-		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,
-		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !rq.set.showsOverlap(q.Caller),
+		Choice: choice, Host: host, Port: port, Served: rq.Pool.Served, Encoding: rq.Enc, Lease: ask.Lease,
+		Lowered: rq.Lowered, Priority: rq.Parsed.Priority, HideOverlap: !rq.Settings.ShowsOverlap(q.Caller),
 	}
-	if rq.isolated {
-		a.Salt = rq.parsed.Salt
+	if rq.Isolated {
+		a.Salt = rq.Parsed.Salt
 	}
 	if q.Booking.Reserves() {
-		reserved(qs.intake.limits, rq, choice)
+		reserved(qs.intake.Limits, rq, choice)
 	}
 	return a, nil
 }
 
 // tooLong is what an engine would say of a prompt of so many tokens.
-func tooLong(rq *request, c *chooser.Choice, tokens int) error {
+func tooLong(rq *intake.Request, c *chooser.Choice, tokens int) error {
 	return apierror.New(apierror.InvalidBody, fmt.Sprintf("This model's maximum context length is %d tokens. However, the prompt has %d tokens. Please reduce its length.",
-		contextOf(c.Replica, rq.pool.Served), tokens), nil, apierror.WithParam("prompt"))
+		contextOf(c.Replica, rq.Pool.Served), tokens), nil, apierror.WithParam("prompt"))
 }
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
-func (qs *advisor) Encode(ctx context.Context, q *Question) (*Answer, error) {
-	rq := qs.intake.newQuestion(ctx, q)
-	rq.onlyIDs = true
+func (qs *advisor) Encode(ctx context.Context, q *intake.Question) (*Answer, error) {
+	rq := qs.intake.NewQuestion(ctx, q)
+	rq.OnlyIDs = true
 	return qs.account(ctx, rq, promptIDs)
 }
 
 // promptIDs answers with the token ids of the prompt.
-func promptIDs(_ context.Context, rq *request) (*Answer, error) {
-	if rq.enc.Reason == tokenizer.ReasonNoPrompt {
+func promptIDs(_ context.Context, rq *intake.Request) (*Answer, error) {
+	if rq.Enc.Reason == tokenizer.ReasonNoPrompt {
 		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
 	}
-	if len(rq.enc.IDs) == 0 && rq.enc.Source == tokenizer.SourceNone {
-		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+rq.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
+	if len(rq.Enc.IDs) == 0 && rq.Enc.Source == tokenizer.SourceNone {
+		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+rq.Enc.Reason, nil, apierror.WithRetryAfter(time.Second))
 	}
-	return &Answer{Served: rq.pool.Served, Encoding: rq.enc}, nil
+	return &Answer{Served: rq.Pool.Served, Encoding: rq.Enc}, nil
 }
 
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
 // reservation lives by the same, with its lease renewed.
-func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
+func (qs *advisor) chooseOnce(ctx context.Context, q *intake.Question) (*Answer, error) {
 	name, digest := claimName{q.Tenant, q.RequestID}, digestOf(q, qs.claims.seed)
 	for {
 		c, mine := qs.claims.take(name, digest)
@@ -153,7 +154,7 @@ func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error)
 		select {
 		case <-c.done:
 		case <-ctx.Done():
-			return nil, apierror.From(cause(ctx, ctx.Err()))
+			return nil, apierror.From(intake.Cause(ctx, ctx.Err()))
 		}
 		if c.answer == nil {
 			continue // the first one failed: this may be the first now
@@ -170,14 +171,14 @@ func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error)
 }
 
 // claim makes the choice of a claim.
-func (qs *advisor) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
+func (qs *advisor) claim(ctx context.Context, q *intake.Question, name claimName, c *claim) (a *Answer, err error) {
 	defer func() {
 		if c.answer == nil {
 			qs.claims.drop(name, c)
 		}
 		close(c.done)
 	}()
-	if a, err = qs.account(ctx, qs.intake.newQuestion(ctx, q), qs.decide); err != nil {
+	if a, err = qs.account(ctx, qs.intake.NewQuestion(ctx, q), qs.decide); err != nil {
 		return nil, err
 	}
 	c.answer = a

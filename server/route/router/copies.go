@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -49,17 +50,17 @@ type copier struct {
 }
 
 func newCopyResults(s *instruments.Set) instruments.Keyed[string] {
-	return instruments.NewKeyed(s, metricNS+"copies", "{copy}", "Copies of prompts' beginnings from one replica's cache to another's, by result: done, missing (done, but the source had to compute a part), source (it refused or failed), no_cache (it passed no cache on), mismatch (it counted other tokens), target (it refused or failed) or late (one of them took far longer than predicted, or is gone).",
-		copyResults(), byResult)
+	return instruments.NewKeyed(s, intake.MetricNS+"copies", "{copy}", "Copies of prompts' beginnings from one replica's cache to another's, by result: done, missing (done, but the source had to compute a part), source (it refused or failed), no_cache (it passed no cache on), mismatch (it counted other tokens), target (it refused or failed) or late (one of them took far longer than predicted, or is gone).",
+		copyResults(), intake.ByResult)
 }
 
 // of returns the copier of the request's prompt; nil where its ids are not known, and for an adapter, which the target may not have in memory.
-func (c *copier) of(rq *request) chooser.Copier {
-	if !rq.pool.Pairs || rq.question != nil || rq.upload != nil || rq.enc == nil || !rq.enc.Exact || rq.enc.Partial || len(rq.enc.IDs) == 0 ||
-		len(rq.enc.Batch) > 0 || len(rq.enc.Media) > 0 || rq.parsed.N > 1 || rq.adapter != "" {
+func (c *copier) of(rq *intake.Request) chooser.Copier {
+	if !rq.Pool.Pairs || rq.Question != nil || rq.Upload != nil || rq.Enc == nil || !rq.Enc.Exact || rq.Enc.Partial || len(rq.Enc.IDs) == 0 ||
+		len(rq.Enc.Batch) > 0 || len(rq.Enc.Media) > 0 || rq.Parsed.N > 1 || rq.Adapter != "" {
 		return nil
 	}
-	return &promptCopier{copier: c, id: rq.id, legs: openai.PrefixLegs{Model: rq.pool.Served, Salt: rq.parsed.Salt, IDs: rq.enc.IDs}}
+	return &promptCopier{copier: c, id: rq.ID, legs: openai.PrefixLegs{Model: rq.Pool.Served, Salt: rq.Parsed.Salt, IDs: rq.Enc.IDs}}
 }
 
 // promptCopier copies beginnings of one prompt. A copy may outlive the request.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -28,9 +29,9 @@ type stopper struct {
 
 // stops notes the end of the attempt under way with f, and reports whether the request has stopped two replicas at the same token, or both
 // before the first one.
-func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
+func (s *stopper) stops(ctx context.Context, rq *intake.Request, t *tries, d *delivery, f *failure) bool {
 	a := d.attempt
-	if !rq.parsed.Stream && !d.begun || !rq.call.Route.Generates() || a == nil || !a.died(f) {
+	if !rq.Parsed.Stream && !d.begun || !rq.Call.Route.Generates() || a == nil || !a.died(f) {
 		return false
 	}
 	own := a.choice.Replica
@@ -44,8 +45,8 @@ func (s *stopper) stops(ctx context.Context, rq *request, t *tries, d *delivery,
 	if !t.deaths.named {
 		t.deaths.named = true
 		s.results.Add(resultPoison)
-		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.call.RequestID, "decision", rq.id,
-			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.tokensIn(d.scan.ContentEvents()), "error", f.public)
+		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.Call.RequestID, "decision", rq.ID,
+			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.TokensIn(d.scan.ContentEvents()), "error", f.public)
 	}
 	return true
 }

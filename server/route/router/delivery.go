@@ -12,14 +12,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // answers gives clients the answers of attempts.
 type answers struct {
 	attempts  *dispatcher
-	limits    *accounts
-	responses *responses
+	limits    *intake.Accounts
+	responses *intake.Responses
 	resumer   *resumer
 	blanks    blanks
 	// interrupted counts the streams that are lost.
@@ -27,17 +28,17 @@ type answers struct {
 }
 
 // newAnswers makes answers. results counts the streams that end early.
-func newAnswers(in *intake, attempts *dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *answers {
+func newAnswers(in *intake.Intake, attempts *dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *answers {
 	s := instruments.New(meter, "server/route/router")
 	broken := newInterruptions(s)
 	return &answers{
-		attempts: attempts, limits: in.limits, responses: in.responses, blanks: blanks{empties: newEmpties(s), limits: in.limits}, interrupted: broken,
+		attempts: attempts, limits: in.Limits, responses: in.Responses, blanks: blanks{empties: newEmpties(s), limits: in.Limits}, interrupted: broken,
 		resumer: &resumer{attempts: attempts, retries: attempts.retries, tokens: attempts.tokens, results: results, interrupted: broken, log: log},
 	}
 }
 
 // deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
-func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+func (an *answers) deliver(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (f *failure) {
 	end := decision.EndFailed // of an attempt that a panic ends
 	defer func() { an.attempts.end(ctx, rq, d, f, end) }()
 	err := an.forward(ctx, rq, t, d)
@@ -76,8 +77,8 @@ func (an *answers) deliver(ctx context.Context, rq *request, t *tries, d *delive
 
 // lost counts a stream that ended early for its client, too. Its result is counted where another replica was looked for; elsewhere it was
 // not followed.
-func (an *answers) lost(rq *request, a *attempt, cause string, counted bool) {
-	if !rq.parsed.Stream {
+func (an *answers) lost(rq *intake.Request, a *attempt, cause string, counted bool) {
+	if !rq.Parsed.Stream {
 		return
 	}
 	var follower *resume.Follower
@@ -85,17 +86,17 @@ func (an *answers) lost(rq *request, a *attempt, cause string, counted bool) {
 		follower = a.follower
 	}
 	an.interrupted.Add(interruption{kindOf(rq, follower), cause, false})
-	if !counted && rq.set.ResumeStreams > 0 {
+	if !counted && rq.Settings.ResumeStreams > 0 {
 		an.resumer.results.Add(resultIneligible)
 	}
 }
 
 // forward gives the client the answer, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
-func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delivery) error {
+func (an *answers) forward(ctx context.Context, rq *intake.Request, t *tries, d *delivery) error {
 	a, first := d.attempt, newReply(rq, d)
 	streamed := first.streamed && a.whole == nil
-	d.scan.Reset(rq.parsed.Prompt.API, streamed)
+	d.scan.Reset(rq.Parsed.Prompt.API, streamed)
 	expect(rq, t, d, streamed)
 	from := an.resumer.source(ctx, rq, t, d, first)
 	defer from.close()
@@ -103,7 +104,7 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 	keeps := a.resp.ContentLength <= maxKept && mediaType(a.resp.Header) == "application/json"
 	for {
 		piece, err := from.next(ctx)
-		if isEnd(err) {
+		if intake.IsEnd(err) {
 			break
 		}
 		if err != nil {
@@ -152,14 +153,14 @@ func (an *answers) forward(ctx context.Context, rq *request, t *tries, d *delive
 }
 
 // learnForm learns from an engine's own answer in one piece in which form it gives them, where that is of use.
-func (an *answers) learnForm(ctx context.Context, rq *request, d *delivery, piece []byte) {
-	if a := d.attempt; rq.streamed != nil && a.whole == nil && d.status == http.StatusOK && int64(len(piece)) == a.resp.ContentLength {
+func (an *answers) learnForm(ctx context.Context, rq *intake.Request, d *delivery, piece []byte) {
+	if a := d.attempt; rq.Streamed != nil && a.whole == nil && d.status == http.StatusOK && int64(len(piece)) == a.resp.ContentLength {
 		an.attempts.engines.learnForm(ctx, rq, a.choice.Replica, piece)
 	}
 }
 
 // write gives the client one piece, and reads it.
-func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []byte, streamed bool) error {
+func (an *answers) write(ctx context.Context, rq *intake.Request, d *delivery, piece []byte, streamed bool) error {
 	a := d.attempt
 	over := streamed && d.scan.Done() // before this piece: a client that left lacks nothing of the answer
 	first := d.scan.ContentEvents() == a.earlier
@@ -195,7 +196,7 @@ func (an *answers) write(ctx context.Context, rq *request, d *delivery, piece []
 }
 
 // begin gives the client the head of the answer.
-func (an *answers) begin(rq *request, d *delivery) error {
+func (an *answers) begin(rq *intake.Request, d *delivery) error {
 	resp := d.attempt.resp
 	d.begun, d.status = true, resp.Status
 	an.attempts.blame.served(rq, d, false)
@@ -206,7 +207,7 @@ func (an *answers) begin(rq *request, d *delivery) error {
 		h.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	}
 	d.attempt.explain(rq, h)
-	an.limits.explain(rq, h)
+	an.limits.Explain(rq, h)
 	if err := d.to.Begin(resp.Status, h); err != nil {
 		return gone(err)
 	}
@@ -214,7 +215,7 @@ func (an *answers) begin(rq *request, d *delivery) error {
 }
 
 // try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
-func (an *answers) try(ctx context.Context, rq *request, t *tries, d *delivery) (f *failure) {
+func (an *answers) try(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (f *failure) {
 	for {
 		if _, f = an.attempts.open(ctx, rq, t, d); f == nil {
 			f = an.deliver(ctx, rq, t, d)

@@ -7,6 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/opening"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -24,11 +25,11 @@ const (
 func emptyResults() []string { return []string{emptyRetried, emptyAgreed, emptyPassed} }
 
 // expect prepares d for the answer of the attempt under way.
-func expect(rq *request, t *tries, d *delivery, streamed bool) {
-	waits := t.blank == nil && t.point == nil && rq.call.Route.Generates() && rq.parsed.Prompt.API != prompt.APIOther &&
-		rq.upload == nil && rq.holder == "" && rq.call.Options.Pinned == "" && t.ask.Attempt+1 < rq.set.attempts &&
+func expect(rq *intake.Request, t *tries, d *delivery, streamed bool) {
+	waits := t.blank == nil && t.point == nil && rq.Call.Route.Generates() && rq.Parsed.Prompt.API != prompt.APIOther &&
+		rq.Upload == nil && rq.Holder == "" && rq.Call.Options.Pinned == "" && t.ask.Attempt+1 < rq.Settings.Attempts &&
 		d.attempt.choice.Decision.HasOtherReplica()
-	shape := opening.Shape{API: rq.parsed.Prompt.API, Choices: max(1, rq.parsed.N), Streamed: streamed}
+	shape := opening.Shape{API: rq.Parsed.Prompt.API, Choices: max(1, rq.Parsed.N), Streamed: streamed}
 	d.opening.Begin(shape, waits, streamed && d.attempt.isSplit())
 }
 
@@ -42,7 +43,7 @@ func withhold(t *tries, d *delivery) *failure {
 // blanks judges answers without a token, and gives the client one where no other replica gave a better one.
 type blanks struct {
 	empties *instruments.Keyed[string]
-	limits  *accounts
+	limits  *intake.Accounts
 }
 
 // compared judges an answer without a token by what another replica gave for the same request.
@@ -59,7 +60,7 @@ func (b *blanks) compared(t *tries, d *delivery) {
 }
 
 // give gives the client the answer without a token that no other replica could better. It reports false when there is none.
-func (b *blanks) give(ctx context.Context, rq *request, t *tries, d *delivery) (given bool, err error) {
+func (b *blanks) give(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (given bool, err error) {
 	kept := t.blank
 	if kept == nil || d.begun || ctx.Err() != nil {
 		return false, nil
@@ -67,7 +68,7 @@ func (b *blanks) give(ctx context.Context, rq *request, t *tries, d *delivery) (
 	b.empties.Add(emptyPassed)
 	d.begun, d.status = true, kept.status
 	(&attempt{choice: kept.choice}).explain(rq, kept.header)
-	b.limits.explain(rq, kept.header)
+	b.limits.Explain(rq, kept.header)
 	kept.header.Set("Content-Length", strconv.Itoa(len(kept.body)))
 	if err = d.to.Begin(kept.status, kept.header); err == nil && len(kept.body) > 0 {
 		err = d.to.Write(kept.body)
@@ -79,6 +80,6 @@ func (b *blanks) give(ctx context.Context, rq *request, t *tries, d *delivery) (
 }
 
 func newEmpties(s *instruments.Set) *instruments.Keyed[string] {
-	empties := instruments.NewKeyed(s, metricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
+	empties := instruments.NewKeyed(s, intake.MetricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), intake.ByResult)
 	return &empties
 }

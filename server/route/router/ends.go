@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/story"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -21,8 +22,8 @@ type requestEnds struct {
 }
 
 // finish is the one place where a request's end is counted, logged and put on its span.
-func (e *requestEnds) finish(ctx context.Context, rq *request, d *delivery, err error) {
-	took := time.Since(rq.received)
+func (e *requestEnds) finish(ctx context.Context, rq *intake.Request, d *delivery, err error) {
+	took := time.Since(rq.Received)
 	public := apierror.From(err)
 	if public == nil && d.scan.Failed() { // the client knows it from the engine
 		public = apierror.New(apierror.UpstreamError, "the replica reported an error in its stream", nil)
@@ -48,24 +49,24 @@ func (e *requestEnds) finish(ctx context.Context, rq *request, d *delivery, err 
 }
 
 // logLine is the one line that a request leaves; nothing of its prompt or answer is in it.
-func (e *requestEnds) logLine(rq *request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
+func (e *requestEnds) logLine(rq *intake.Request, d *delivery, public *apierror.Error, took time.Duration) []slog.Attr {
 	line := append(make([]slog.Attr, 0, 16),
-		slog.String("id", rq.call.RequestID), slog.String("decision", rq.id), slog.String("route", rq.call.Route.String()))
-	if rq.parsed != nil {
-		line = append(line, slog.String("model", clip(rq.parsed.Model, 128)), slog.Bool("stream", rq.parsed.Stream))
+		slog.String("id", rq.Call.RequestID), slog.String("decision", rq.ID), slog.String("route", rq.Call.Route.String()))
+	if rq.Parsed != nil {
+		line = append(line, slog.String("model", intake.Clip(rq.Parsed.Model, 128)), slog.Bool("stream", rq.Parsed.Stream))
 	}
-	if rq.standby.took > 0 {
-		line = append(line, slog.Duration("waited_for_replica", rq.standby.took.Round(time.Millisecond)))
+	if rq.Standby.Took > 0 {
+		line = append(line, slog.Duration("waited_for_replica", rq.Standby.Took.Round(time.Millisecond)))
 	}
-	if rq.side != nil {
-		line = append(line, slog.String("split", rq.side.Split), slog.String("side", rq.side.Side))
+	if rq.Side != nil {
+		line = append(line, slog.String("split", rq.Side.Split), slog.String("side", rq.Side.Side))
 	}
 	if d.attempt != nil {
 		c := d.attempt.choice
 		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
 	}
 	if !d.firstToken.IsZero() {
-		line = append(line, slog.Duration("ttft", d.firstToken.Sub(rq.received).Round(time.Microsecond)))
+		line = append(line, slog.Duration("ttft", d.firstToken.Sub(rq.Received).Round(time.Microsecond)))
 	}
 	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.attempts)))
 	if public == nil {
@@ -103,42 +104,42 @@ func isFailure(e *apierror.Error) bool {
 }
 
 // leaveStory ends the story of a request, which is over.
-func leaveStory(rq *request, d *delivery, public *apierror.Error) {
-	if rq.story == nil {
+func leaveStory(rq *intake.Request, d *delivery, public *apierror.Error) {
+	if rq.Story == nil {
 		return
 	}
-	of := story.Subject{Route: rq.call.Route, RequestID: strings.Clone(rq.call.RequestID), DecisionID: rq.id}
-	if rq.parsed != nil {
-		of.Understood, of.Kind, of.Streamed, of.MaxTokens = true, rq.parsed.Prompt.Kind, rq.parsed.Stream, rq.parsed.MaxTokens
-		of.Unbodied = rq.question != nil && len(rq.question.Body) == 0
-		of.Session = strings.Clone(clip(rq.parsed.Session, 256))
-		if rq.pool != nil && rq.pool.Model == rq.parsed.Model {
-			of.Model = rq.pool.Model
+	of := story.Subject{Route: rq.Call.Route, RequestID: strings.Clone(rq.Call.RequestID), DecisionID: rq.ID}
+	if rq.Parsed != nil {
+		of.Understood, of.Kind, of.Streamed, of.MaxTokens = true, rq.Parsed.Prompt.Kind, rq.Parsed.Stream, rq.Parsed.MaxTokens
+		of.Unbodied = rq.Question != nil && len(rq.Question.Body) == 0
+		of.Session = strings.Clone(intake.Clip(rq.Parsed.Session, 256))
+		if rq.Pool != nil && rq.Pool.Model == rq.Parsed.Model {
+			of.Model = rq.Pool.Model
 		} else {
-			of.Model = strings.Clone(clip(rq.parsed.Model, 128))
+			of.Model = strings.Clone(intake.Clip(rq.Parsed.Model, 128))
 		}
 	}
-	end := story.Ending{AnswerID: clip(d.scan.ResponseID(), 128), Finish: clip(d.scan.FinishReason(), 32), FirstToken: d.firstToken}
+	end := story.Ending{AnswerID: intake.Clip(d.scan.ResponseID(), 128), Finish: intake.Clip(d.scan.FinishReason(), 32), FirstToken: d.firstToken}
 	if d.doubts.cause != retry.CauseNone {
 		end.Cause = d.doubts.cause.String()
 	}
 	end.Usage, end.Counted = d.scan.Usage()
-	rq.story.Leave(of, end, public)
+	rq.Story.Leave(of, end, public)
 }
 
 // endSide counts the end of a request on its side. What is not about the side is not counted: clients that leave, tenants' limits.
-func endSide(rq *request, d *delivery, public *apierror.Error, e splits.End) {
-	if rq.side == nil || public != nil && (public.Fault() == apierror.FaultGone || public.Reason == apierror.RateLimitExceeded) {
+func endSide(rq *intake.Request, d *delivery, public *apierror.Error, e splits.End) {
+	if rq.Side == nil || public != nil && (public.Fault() == apierror.FaultGone || public.Reason == apierror.RateLimitExceeded) {
 		return
 	}
 	e.Failed = public != nil || d.status >= 400
 	if !d.firstToken.IsZero() {
-		e.FirstToken = d.firstToken.Sub(rq.received)
+		e.FirstToken = d.firstToken.Sub(rq.Received)
 	}
 	if d.attempt != nil {
 		if shadow := d.attempt.choice.Decision.Shadow; shadow != nil {
 			e.Regret, e.HasRegret = shadow.Regret, true
 		}
 	}
-	rq.side.Ended(e)
+	rq.Side.Ended(e)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -27,7 +28,7 @@ type sender struct {
 
 // exchange sends an attempt's request and reads the head of the answer. An engine that rejects a body for a member that the router
 // has added gets the body again, without it: the client MUST NOT see the difference.
-func (e *sender) exchange(ctx context.Context, rq *request, a *attempt) (*upstream.Response, error) {
+func (e *sender) exchange(ctx context.Context, rq *intake.Request, a *attempt) (*upstream.Response, error) {
 	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
 	resp, err := e.do(ctx, rq, a, to)
 	if err == nil && a.rejectsStandIn(resp) {
@@ -65,9 +66,9 @@ func (e *sender) exchange(ctx context.Context, rq *request, a *attempt) (*upstre
 }
 
 // do sends an attempt's request once.
-func (e *sender) do(ctx context.Context, rq *request, a *attempt, to upstream.Target) (*upstream.Response, error) {
+func (e *sender) do(ctx context.Context, rq *intake.Request, a *attempt, to upstream.Target) (*upstream.Response, error) {
 	out := e.toEngine(ctx, rq, a)
-	a.hop.Observe(out, clip(out.Path, 256))
+	a.hop.Observe(out, intake.Clip(out.Path, 256))
 	return e.upstream.Do(ctx, to, out)
 }
 
@@ -77,10 +78,10 @@ func (e *sender) mayAskIDs(a *attempt) bool {
 }
 
 // toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
-func (e *sender) toEngine(ctx context.Context, rq *request, a *attempt) *upstream.Request {
+func (e *sender) toEngine(ctx context.Context, rq *intake.Request, a *attempt) *upstream.Request {
 	out := &upstream.Request{
-		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery,
-		Header: rq.header(), Client: rq.call.Client, RequestID: idAt(rq, a), Steers: rq.call.Steers, ContentType: rq.call.ContentType,
+		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery,
+		Header: rq.Header(), Client: rq.Call.Client, RequestID: idAt(rq, a), Steers: rq.Call.Steers, ContentType: rq.Call.ContentType,
 	}
 	if a.point != nil && a.point.Replay != nil {
 		out.Path, out.Query, a.asksIDs = pathGenerate, "", false
@@ -97,41 +98,41 @@ func (e *sender) toEngine(ctx context.Context, rq *request, a *attempt) *upstrea
 	if a.asChat {
 		out.Path, out.Query = openai.RouteChat.Path(), ""
 	}
-	if rq.upload != nil {
-		rq.upload.into(out)
+	if rq.Upload != nil {
+		rq.Upload.Into(out)
 	}
 	return out
 }
 
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
-func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
-	if rq.chat != nil && !answersChat(on) {
+func (e *sender) follow(rq *intake.Request, on *replica.Replica) *resume.Follower {
+	if rq.Chat != nil && !intake.AnswersChat(on) {
 		return nil
 	}
-	way := rq.way()
+	way := rq.Way()
 	parser := parserOf(rq, way, on)
 	if way == openai.WayTokens && parser == resume.NoParser {
-		if way = openai.WayNone; rq.parsed.Continuation().Repeats() {
+		if way = openai.WayNone; rq.Parsed.Continuation().Repeats() {
 			way = openai.WayRepeat
 		}
 	}
 	switch {
 	case way == openai.WayRepeat:
-		return resume.New(resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Repeated: rq.parsed.N, Shown: rq.keeps, Received: rq.has})
-	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
+		return resume.New(resume.Params{API: rq.Parsed.Prompt.API, Usage: rq.Parsed.IncludeUsage, Repeated: rq.Parsed.N, Shown: rq.Keeps, Received: rq.Events})
+	case way == openai.WayNone, rq.Enc == nil, rq.Enc.Tokens >= resume.MaxTokens, !rq.Enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps, Received: rq.has, Message: rq.chat != nil}
-	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
-		p.Repeated = rq.parsed.N
+	p := resume.Params{API: rq.Or(rq.Parsed).Prompt.API, Usage: rq.Or(rq.Parsed).IncludeUsage, Parser: parser, Shown: rq.Keeps, Received: rq.Events, Message: rq.Chat != nil}
+	if parser == resume.HasParser && rq.Parsed.Continuation().Repeats() {
+		p.Repeated = rq.Parsed.N
 	}
-	p.Stops, _ = rq.or(rq.parsed).Stops()
-	p.Logprobs = rq.or(rq.parsed).Logprobs()
-	if rq.enc.Exact && !rq.enc.Partial {
-		p.Known = rq.enc.IDs
+	p.Stops, _ = rq.Or(rq.Parsed).Stops()
+	p.Logprobs = rq.Or(rq.Parsed).Logprobs()
+	if rq.Enc.Exact && !rq.Enc.Partial {
+		p.Known = rq.Enc.IDs
 	}
-	if rq.chat != nil && len(p.Known) == 0 { // nothing shows that the chat has the prompt of the message
+	if rq.Chat != nil && len(p.Known) == 0 { // nothing shows that the chat has the prompt of the message
 		return nil
 	}
 	return resume.New(p)
@@ -139,18 +140,18 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 
 // outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
-func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
+func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *attempt) []byte {
 	followed := false
 	if a.cache != nil {
-		rq.clear() // a request that is decoded elsewhere is sent unchanged
+		rq.Clear() // a request that is decoded elsewhere is sent unchanged
 	}
 	form := e.formFor(rq, a)
-	if a.point == nil && (form != nil || rq.streamed == nil) { // else the answer is repeated, and its follower has what the client has
+	if a.point == nil && (form != nil || rq.Streamed == nil) { // else the answer is repeated, and its follower has what the client has
 		a.follower = e.follow(rq, a.choice.Replica)
 	}
-	from := rq.parsed
+	from := rq.Parsed
 	if form != nil && a.follower != nil {
-		a.whole, from = resume.NewWhole(form), rq.streamed
+		a.whole, from = resume.NewWhole(form), rq.Streamed
 	}
 	if a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
@@ -158,9 +159,9 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 		}
 	}
 	a.asksIDs = followed
-	if a.asChat = a.point == nil && a.follower != nil && rq.chat != nil; a.asChat {
+	if a.asChat = a.point == nil && a.follower != nil && rq.Chat != nil; a.asChat {
 		if followed {
-			return rq.chat.Edit(openai.IDsEdit())
+			return rq.Chat.Edit(openai.IDsEdit())
 		}
 		a.drop(rq)
 	}
@@ -171,12 +172,12 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 		return a.cache.legs.Decode(a.cache.params)
 	}
 	if a.point != nil && a.point.Response != "" {
-		return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), openai.ResponseIDEdit(a.point.Response))
+		return rq.Parsed.Edit(openai.ModelEdit(rq.Pool.Served), openai.ResponseIDEdit(a.point.Response))
 	}
-	if rq.enc == nil || len(rq.enc.IDs) == 0 {
+	if rq.Enc == nil || len(rq.Enc.IDs) == 0 {
 		return plain(rq, from, followed)
 	}
-	h := e.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, a.choice.Replica)
+	h := e.tokens.Handoff(ctx, rq.EncodeRequest(), rq.Enc, a.choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
 		return plain(rq, from, followed)
 	}
@@ -186,28 +187,28 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	}
 	a.handedOff = true
 	if followed {
-		return from.Edit(openai.ModelEdit(rq.pool.Served), edit, openai.IDsEdit())
+		return from.Edit(openai.ModelEdit(rq.Pool.Served), edit, openai.IDsEdit())
 	}
-	rq.enc.LetGo() // another attempt sends the text
-	return rq.parsed.Edit(openai.ModelEdit(rq.pool.Served), edit)
+	rq.Enc.LetGo() // another attempt sends the text
+	return rq.Parsed.Edit(openai.ModelEdit(rq.Pool.Served), edit)
 }
 
 // plain is the client's body; a stream that is followed, of the request from, asks for the ids.
-func plain(rq *request, from *openai.Request, followed bool) []byte {
+func plain(rq *intake.Request, from *openai.Request, followed bool) []byte {
 	switch {
 	case !followed:
-		return rq.body
+		return rq.Body
 	case from.Model == "":
 		return from.Edit(openai.IDsEdit())
 	}
-	return from.Edit(openai.ModelEdit(rq.pool.Served), openai.IDsEdit())
+	return from.Edit(openai.ModelEdit(rq.Pool.Served), openai.IDsEdit())
 }
 
 // readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
-func (e *sender) readers(rq *request, a *attempt) []*replica.Replica {
+func (e *sender) readers(rq *intake.Request, a *attempt) []*replica.Replica {
 	var list []*replica.Replica
 	for _, r := range e.registry.Snapshot().Replicas {
-		if _, serves := r.Serves(rq.pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
+		if _, serves := r.Serves(rq.Pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
 			continue
 		}
 		if a == nil || r.ID != a.choice.Replica.ID || r.Life != a.choice.Replica.Life {

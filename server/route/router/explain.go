@@ -1,20 +1,21 @@
 package router
 
 import (
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"net/http"
 	"strconv"
 	"strings"
 )
 
 // explain puts into h what the operator lets clients know about the choice.
-func (a *attempt) explain(rq *request, h http.Header) {
-	if rq.call.RequestID != "" {
-		h[headerRequestID] = []string{rq.call.RequestID}
+func (a *attempt) explain(rq *intake.Request, h http.Header) {
+	if rq.Call.RequestID != "" {
+		h[headerRequestID] = []string{rq.Call.RequestID}
 	}
-	if rq.dropped != 0 {
-		h[headerDropped] = []string{strings.Join(rq.dropped.Names(), ", ")}
+	if rq.Dropped != 0 {
+		h[headerDropped] = []string{strings.Join(rq.Dropped.Names(), ", ")}
 	}
-	show := rq.set.Headers
+	show := rq.Settings.Headers
 	c := a.choice
 	if show.Replica {
 		h[headerReplica] = []string{string(c.Replica.ID)}
@@ -25,7 +26,7 @@ func (a *attempt) explain(rq *request, h http.Header) {
 	if show.Address {
 		h[headerAddress] = []string{c.Replica.URL}
 	}
-	overlap := rq.set.showsOverlap(rq.call.Caller)
+	overlap := rq.Settings.ShowsOverlap(rq.Call.Caller)
 	if show.Overlap && overlap {
 		h[headerOverlap] = []string{strconv.Itoa(c.Held())}
 	}
@@ -36,7 +37,7 @@ func (a *attempt) explain(rq *request, h http.Header) {
 		}
 	}
 	if show.Decision {
-		h[headerDecision] = []string{rq.id}
+		h[headerDecision] = []string{rq.ID}
 	}
 	if show.Overhead {
 		h[headerOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -12,11 +13,11 @@ const (
 	HeaderOverlap = headerOverlap
 	HeaderReplica = headerReplica
 	HeaderAdapter = headerAdapter
-	HeaderResume  = headerResume
+	HeaderResume  = intake.HeaderResume
 )
 
 // NewID makes the id of a request.
-func NewID(origin string) string { return newID(origin) }
+func NewID(origin string) string { return intake.NewID(origin) }
 
 // SetLegs sets how long the legs of split requests may take in addition to their predicted time, and how long engines keep blocks that
 // nothing reads.

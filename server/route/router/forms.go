@@ -7,6 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -55,17 +56,17 @@ func (f *forms) learn(r *replica.Replica, api prompt.API, form *openai.WholeForm
 }
 
 // formFor returns the form of the answer in one piece that an attempt is to have; nil where the engine is asked for it as the client asked.
-func (e *sender) formFor(rq *request, a *attempt) *openai.WholeForm {
-	if rq.streamed == nil || a.point != nil || !e.mayAskIDs(a) {
+func (e *sender) formFor(rq *intake.Request, a *attempt) *openai.WholeForm {
+	if rq.Streamed == nil || a.point != nil || !e.mayAskIDs(a) {
 		return nil
 	}
-	form, _ := e.forms.known(a.choice.Replica, rq.parsed.Prompt.API)
+	form, _ := e.forms.known(a.choice.Replica, rq.Parsed.Prompt.API)
 	return form
 }
 
 // learnForm learns from an engine's own answer in which form it gives them, once in each life of the engine.
-func (e *sender) learnForm(ctx context.Context, rq *request, on *replica.Replica, answer []byte) {
-	api := rq.parsed.Prompt.API
+func (e *sender) learnForm(ctx context.Context, rq *intake.Request, on *replica.Replica, answer []byte) {
+	api := rq.Parsed.Prompt.API
 	if _, known := e.forms.known(on, api); known {
 		return
 	}
@@ -80,11 +81,11 @@ func (e *sender) learnForm(ctx context.Context, rq *request, on *replica.Replica
 
 // isParserless reports whether an engine has no parser for tools or reasoning, by its own word: such an engine makes a chat of token ids alone. A
 // parser may take an answer apart in another way when it comes in pieces.
-func (e *sender) isParserless(ctx context.Context, rq *request, on *replica.Replica) bool {
-	if !hasTokenRoutes(on) {
+func (e *sender) isParserless(ctx context.Context, rq *intake.Request, on *replica.Replica) bool {
+	if !intake.HasTokenRoutes(on) {
 		return false
 	}
-	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderOne(rq.pool.Served))
+	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderOne(rq.Pool.Served))
 	return err == nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -22,7 +23,7 @@ import (
 
 // handoffs chooses replicas for requests that a gateway sends, and follows their answers.
 type handoffs struct {
-	intake   *intake
+	intake   *intake.Intake
 	attempts *dispatcher
 	registry *registry.Registry
 	breaker  *breaker.Breaker
@@ -34,7 +35,7 @@ type handoffs struct {
 // reports it: Begin, Write and End, which must be called. Its methods are called from one goroutine at a time.
 type Handoff struct {
 	parts *handoffs
-	rq    *request
+	rq    *intake.Request
 	t     *tries
 	d     *delivery
 	ahead leadBooking
@@ -56,8 +57,8 @@ const (
 	SeesNothing
 )
 
-func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Handoff, err error) {
-	h := &Handoff{parts: ho, rq: ho.intake.newRequest(ctx, call), d: &delivery{}}
+func (ho *handoffs) make(ctx context.Context, call *intake.Call, sight Sight) (_ *Handoff, err error) {
+	h := &Handoff{parts: ho, rq: ho.intake.NewRequest(ctx, call), d: &delivery{}}
 	ho.inFlight.Add(context.Background(), 1)
 	done := false
 	defer func() {
@@ -68,12 +69,12 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 	if err = ho.attempts.blame.sendable(call); err != nil {
 		return nil, err
 	}
-	h.rq.story.Admit(call.Received)
+	h.rq.Story.Admit(call.Received)
 	id, anywhere := storedID(call)
 	if anywhere = anywhere || len(call.Body) == 0; anywhere {
-		err = ho.intake.anywhere(ctx, h.rq, id)
+		err = ho.intake.Anywhere(ctx, h.rq, id)
 	} else {
-		err = ho.intake.prepare(ctx, h.rq)
+		err = ho.intake.Prepare(ctx, h.rq)
 	}
 	if err != nil {
 		return nil, err
@@ -96,7 +97,7 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 }
 
 // storedID is the id of the stored response that a call is about; empty where the call is about all of them.
-func storedID(call *Call) (id string, about bool) {
+func storedID(call *intake.Call) (id string, about bool) {
 	rest, about := strings.CutPrefix(call.Path, openai.RouteResponses.Path()+"/")
 	id, _, _ = strings.Cut(rest, "/")
 	return id, about
@@ -111,22 +112,22 @@ func (h *Handoff) choose(ctx context.Context) error {
 	h.ahead.lead = a.choice.Prefill()
 	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
 	a.hop = beginHop(h.rq, a)
-	a.hop.Sends(clip(h.rq.call.path(), 256), a.chosen)
+	a.hop.Sends(intake.Clip(h.rq.Call.EnginePath(), 256), a.chosen)
 	return nil
 }
 
 // Body is the body for the replica, and whether it is another one than the client's.
 func (h *Handoff) Body() (body []byte, changed bool) {
-	body = h.rq.body
-	if h.rq.upload != nil {
-		body = h.rq.upload.head
+	body = h.rq.Body
+	if h.rq.Upload != nil {
+		body = h.rq.Upload.Head
 	}
-	was := h.rq.call.Body
+	was := h.rq.Call.Body
 	return body, len(body) != len(was) || len(body) > 0 && &body[0] != &was[0]
 }
 
 // Streams reports whether the client asks for a stream of events.
-func (h *Handoff) Streams() bool { return h.rq.parsed.Stream }
+func (h *Handoff) Streams() bool { return h.rq.Parsed.Stream }
 
 // Replica is the one that was chosen.
 func (h *Handoff) Replica() *replica.Replica { return h.d.attempt.choice.Replica }
@@ -138,7 +139,7 @@ func (h *Handoff) Decision() *decision.Decision { return h.d.attempt.choice.Deci
 func (h *Handoff) Replicas(n int) []*replica.Replica {
 	chosen := h.Replica()
 	list := []*replica.Replica{chosen}
-	if n < 2 || h.rq.holder != "" || h.rq.call.Options.Pinned != "" {
+	if n < 2 || h.rq.Holder != "" || h.rq.Call.Options.Pinned != "" {
 		return list
 	}
 	view := h.parts.registry.Snapshot()
@@ -158,7 +159,7 @@ func (h *Handoff) Replicas(n int) []*replica.Replica {
 // Header is what the request to the replica has in addition to the client's headers, or in place of them.
 func (h *Handoff) Header(ctx context.Context) http.Header {
 	out, a := http.Header{}, h.d.attempt
-	if id := h.rq.engineID(); id != "" {
+	if id := h.rq.EngineID(); id != "" {
 		out.Set("X-Request-Id", id)
 	}
 	if len(a.choice.Replica.Slots) > 1 {
@@ -167,8 +168,8 @@ func (h *Handoff) Header(ctx context.Context) http.Header {
 	if key := a.choice.Replica.APIKey; !key.IsEmpty() {
 		out.Set("Authorization", "Bearer "+key.Reveal())
 	}
-	if h.rq.lowered {
-		out.Set(headerPriority, strconv.Itoa(h.rq.parsed.Priority))
+	if h.rq.Lowered {
+		out.Set(intake.HeaderPriority, strconv.Itoa(h.rq.Parsed.Priority))
 	}
 	traceHeader(ctx, a.hop.Span(), out)
 	return out
@@ -214,9 +215,9 @@ func (h *Handoff) Begin(head Head) http.Header {
 		a.choice.Alive()
 		h.parts.attempts.blame.served(h.rq, h.d, false)
 	}
-	h.d.scan.Reset(h.rq.parsed.Prompt.API, mediaType(head.Header) == "text/event-stream")
+	h.d.scan.Reset(h.rq.Parsed.Prompt.API, mediaType(head.Header) == "text/event-stream")
 	a.explain(h.rq, out)
-	h.parts.intake.limits.explain(h.rq, out)
+	h.parts.intake.Limits.Explain(h.rq, out)
 	return out
 }
 
@@ -249,7 +250,7 @@ func (h *Handoff) Write(piece []byte) {
 	d.scan.Feed(piece)
 	a.choice.Alive()
 	n := d.scan.ContentEvents()
-	if n == 0 || !h.rq.parsed.Stream {
+	if n == 0 || !h.rq.Parsed.Stream {
 		return
 	}
 	if first {
@@ -329,8 +330,8 @@ func (h *Handoff) finish(ctx context.Context, err error) {
 	}
 	h.parts.attempts.blame.conclude(h.rq, h.d)
 	h.parts.ends.finish(ctx, h.rq, h.d, err)
-	settle(h.parts.intake.limits, h.rq, h.d, err)
-	h.rq.enc.Release()
+	settle(h.parts.intake.Limits, h.rq, h.d, err)
+	h.rq.Enc.Release()
 }
 
 // Lasts is how long the answer is predicted to take from the choice on.

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // inside is an answer that the engine streams and the client gets in one piece: other replicas can continue it. Until it is whole, the client has
@@ -20,9 +21,9 @@ type inside struct {
 }
 
 // inside returns the answer in one piece that the attempt under way streams.
-func (rs *resumer) inside(ctx context.Context, rq *request, t *tries, d *delivery) source {
+func (rs *resumer) inside(ctx context.Context, rq *intake.Request, t *tries, d *delivery) source {
 	own, stream := *t, &delivery{attempt: d.attempt, doubts: d.doubts}
-	stream.scan.Reset(rq.parsed.Prompt.API, true)
+	stream.scan.Reset(rq.Parsed.Prompt.API, true)
 	first := newReply(rq, stream)
 	s := &resumed{resumer: rs, rq: rq, tries: &own, d: stream, reply: first, follower: first.a.follower}
 	return &inside{resumed: s, client: d, tries: t, whole: first.a.whole}
@@ -35,7 +36,7 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 	}
 	for {
 		piece, err := s.resumed.next(ctx)
-		if isEnd(err) {
+		if intake.IsEnd(err) {
 			break
 		}
 		if err == nil {
@@ -83,7 +84,7 @@ func (s *inside) settle() {
 func (s *inside) failed(err error) error {
 	s.settle()
 	if errors.Is(err, resume.ErrNotWhole) && !s.whole.Failed() {
-		s.attempts.engines.noForm(s.client.attempt.choice.Replica, s.rq.parsed.Prompt.API)
+		s.attempts.engines.noForm(s.client.attempt.choice.Replica, s.rq.Parsed.Prompt.API)
 	}
 	if f, ok := errors.AsType[*failure](err); ok && s.tries.deaths.named {
 		poisoned := *f

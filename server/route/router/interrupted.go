@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // The kinds of streams: those that continue by token ids, those that are repeated, and the others by their API.
@@ -65,7 +66,7 @@ func newInterruptions(s *instruments.Set) *interruptions {
 			all = append(all, interruption{kind, cause, false})
 		}
 	}
-	return &interruptions{instruments.NewKeyed(s, metricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
+	return &interruptions{instruments.NewKeyed(s, intake.MetricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
 		func(i interruption) metric.MeasurementOption {
 			result := "lost"
 			if i.continued {
@@ -76,8 +77,8 @@ func newInterruptions(s *instruments.Set) *interruptions {
 }
 
 // kindOf is the kind of a stream; the follower may be nil.
-func kindOf(rq *request, f *resume.Follower) string {
-	api := rq.parsed.Prompt.API
+func kindOf(rq *intake.Request, f *resume.Follower) string {
+	api := rq.Parsed.Prompt.API
 	switch {
 	case api == prompt.APIMessages:
 		return kindMessages

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // Why a request lacks the key that its policy goes by; the other reasons are the tokenizer's.
@@ -30,8 +31,8 @@ type keyless struct {
 }
 
 // note counts a decision that was made without a key.
-func (k *keyless) note(ctx context.Context, rq *request, d *decision.Decision) {
-	if d.Reason != decision.ReasonNoKey || !rq.call.Route.Generates() { // prompts of other routes have no place in a cache
+func (k *keyless) note(ctx context.Context, rq *intake.Request, d *decision.Decision) {
+	if d.Reason != decision.ReasonNoKey || !rq.Call.Route.Generates() { // prompts of other routes have no place in a cache
 		return
 	}
 	reason := lacks(rq, d.Policy)
@@ -40,25 +41,25 @@ func (k *keyless) note(ctx context.Context, rq *request, d *decision.Decision) {
 	}))
 	if _, again := k.logged.LoadOrStore(reason, true); !again {
 		k.log.LogAttrs(ctx, slog.LevelWarn, "a request has no key for its policy and was placed by load; others like it are counted only",
-			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", rq.call.RequestID), slog.String("advice", advice(reason)))
+			slog.String("key_reason", reason), slog.String("policy", string(d.Policy)), slog.String("request", rq.Call.RequestID), slog.String("advice", advice(reason)))
 	}
 }
 
 // lacks names what the request does not have.
-func lacks(rq *request, policy decision.Policy) string {
+func lacks(rq *intake.Request, policy decision.Policy) string {
 	switch {
 	case policy == decision.ConsistentHash:
 		return lacksSession
-	case rq.parsed.Prompt.Kind == prompt.KindNone && (rq.question.truncated() || rq.parsed.Truncated):
+	case rq.Parsed.Prompt.Kind == prompt.KindNone && (rq.Question.IsCut() || rq.Parsed.Truncated):
 		return lacksRest
-	case rq.parsed.Prompt.Kind == prompt.KindNone || rq.enc == nil:
+	case rq.Parsed.Prompt.Kind == prompt.KindNone || rq.Enc == nil:
 		return lacksPrompt
 	case policy == decision.PrefixAffinity:
 		return lacksText
-	case rq.enc.Reason == "":
+	case rq.Enc.Reason == "":
 		return lacksPrompt
 	}
-	return rq.enc.Reason
+	return rq.Enc.Reason
 }
 
 // advice says what an operator can do about it.

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -63,24 +64,24 @@ type legMetrics struct {
 
 func newLegMetrics(s *instruments.Set) legMetrics {
 	m := legMetrics{
-		prefills: instruments.NewKeyed(s, metricNS+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
-			prefillResults(), byResult),
-		transfers: instruments.NewKeyed(s, metricNS+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
-			transferResults(), byResult),
-		pinned: s.UpDownCounter(metricNS+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
+		prefills: instruments.NewKeyed(s, intake.MetricNS+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
+			prefillResults(), intake.ByResult),
+		transfers: instruments.NewKeyed(s, intake.MetricNS+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
+			transferResults(), intake.ByResult),
+		pinned: s.UpDownCounter(intake.MetricNS+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
 	}
 	m.pinned.Add(context.Background(), 0)
 	return m
 }
 
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
-func (l *splitter) prefill(ctx, actx context.Context, rq *request, d *delivery, a *attempt) bool {
+func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *delivery, a *attempt) bool {
 	lead := a.choice.Prefill()
-	c := &cache{lead: lead, vigil: newVigil(), legs: openai.Legs{Request: rq.parsed, Model: rq.pool.Served, IDs: l.ids(ctx, rq, a)}}
+	c := &cache{lead: lead, vigil: newVigil(), legs: openai.Legs{Request: rq.Parsed, Model: rq.Pool.Served, IDs: l.ids(ctx, rq, a)}}
 	a.cache = c
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
-	note := rq.story.Lead(a.chosen, a.choice.Decision)
+	note := rq.Story.Lead(a.chosen, a.choice.Decision)
 	result := l.ask(ctx, lctx, rq, d, a)
 	note.Ended(result, result == prefillDone, c.usage.PromptTokens, c.usage.CachedTokens)
 	l.prefills.Add(result)
@@ -89,7 +90,7 @@ func (l *splitter) prefill(ctx, actx context.Context, rq *request, d *delivery, 
 		return true
 	}
 	if result != prefillCanceled {
-		l.log.Info("a replica did not prefill for another one: the request is served whole", "request", rq.call.RequestID, "replica", string(lead.Replica.ID), "result", result)
+		l.log.Info("a replica did not prefill for another one: the request is served whole", "request", rq.Call.RequestID, "replica", string(lead.Replica.ID), "result", result)
 	}
 	if c.usage.PromptTokens >= 0 && c.params != nil { // its blocks are pinned
 		lead.FirstToken()
@@ -101,13 +102,13 @@ func (l *splitter) prefill(ctx, actx context.Context, rq *request, d *delivery, 
 }
 
 // ids are the prompt's ids where both replicas take them instead of the text. Either both legs have them or none.
-func (l *splitter) ids(ctx context.Context, rq *request, a *attempt) []uint32 {
-	if rq.enc == nil || len(rq.enc.IDs) == 0 {
+func (l *splitter) ids(ctx context.Context, rq *intake.Request, a *attempt) []uint32 {
+	if rq.Enc == nil || len(rq.Enc.IDs) == 0 {
 		return nil
 	}
 	var last tokenizer.Handoff
 	for _, to := range []*chooser.Choice{a.choice.Prefill(), a.choice} {
-		last = l.engines.tokens.Handoff(ctx, rq.encodeRequest(), rq.enc, to.Replica)
+		last = l.engines.tokens.Handoff(ctx, rq.EncodeRequest(), rq.Enc, to.Replica)
 		if last.Form == tokenizer.HandoffNone {
 			return nil
 		}
@@ -117,7 +118,7 @@ func (l *splitter) ids(ctx context.Context, rq *request, a *attempt) []uint32 {
 }
 
 // ask sends the leg and reads its answer.
-func (l *splitter) ask(ctx, lctx context.Context, rq *request, d *delivery, a *attempt) string {
+func (l *splitter) ask(ctx, lctx context.Context, rq *intake.Request, d *delivery, a *attempt) string {
 	c := a.cache
 	to := c.lead.Replica
 	pass, ok := l.blame.breaker.Allow(to.ID)
@@ -125,7 +126,7 @@ func (l *splitter) ask(ctx, lctx context.Context, rq *request, d *delivery, a *a
 		return prefillRefused
 	}
 	resp, err := l.engines.upstream.Do(lctx, upstream.Target{Replica: to, Rank: c.lead.Rank}, &upstream.Request{
-		Method: rq.call.method(), Path: rq.call.path(), Header: rq.header(), Client: rq.call.Client, ContentType: rq.call.ContentType,
+		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Header: rq.Header(), Client: rq.Call.Client, ContentType: rq.Call.ContentType,
 		RequestID: legID(rq, a, "p"), Body: c.legs.Prefill(),
 	})
 	outcome := upstream.Classify(resp, err)
@@ -147,7 +148,7 @@ func (l *splitter) ask(ctx, lctx context.Context, rq *request, d *delivery, a *a
 	switch c.params = c.usage.Params; {
 	case c.params == nil, !c.fits():
 		return prefillNoCache
-	case rq.enc != nil && rq.enc.Exact && c.usage.PromptTokens >= 0 && c.usage.PromptTokens != rq.enc.Tokens:
+	case rq.Enc != nil && rq.Enc.Exact && c.usage.PromptTokens >= 0 && c.usage.PromptTokens != rq.Enc.Tokens:
 		return prefillMismatch
 	}
 	return prefillDone
@@ -175,7 +176,7 @@ func (l *splitter) result(ctx, lctx context.Context, a *attempt, outcome retry.V
 
 // settle reports the outcome of the leg against the replica that was to prefill. A 4xx is the other replica's to repeat: the
 // client gets its words.
-func (l *splitter) settle(rq *request, d *delivery, a *attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
+func (l *splitter) settle(rq *intake.Request, d *delivery, a *attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
 	switch result {
 	case prefillLate:
 		outcome = retry.Stalled
@@ -193,7 +194,7 @@ func (l *splitter) settle(rq *request, d *delivery, a *attempt, pass breaker.Pas
 }
 
 // send prepares an attempt to decode from its cache: from now on the answer has a time limit. It returns the context of the leg.
-func (l *splitter) send(ctx, actx context.Context, rq *request, a *attempt) context.Context {
+func (l *splitter) send(ctx, actx context.Context, rq *intake.Request, a *attempt) context.Context {
 	c := a.cache
 	c.sent = time.Now()
 	a.choice.Sent()
@@ -258,7 +259,7 @@ func (l *splitter) pin(c *cache) bool {
 }
 
 // abandon ends an attempt whose prompt was not computed, before anything was sent to the replica that was to decode.
-func (l *splitter) abandon(rq *request, d *delivery, t *tries, a *attempt) {
+func (l *splitter) abandon(rq *intake.Request, d *delivery, t *tries, a *attempt) {
 	a.ended = true
 	l.blame.settleAt(rq, d, a.choice.Replica.ID, a.pass, retry.Canceled)
 	a.choice.Release(chooser.ResultOf(decision.EndHandedOver))

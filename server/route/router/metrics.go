@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/genai"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -42,16 +43,16 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	}
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
-	m.inFlight = s.UpDownCounter(metricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(metricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
+	m.inFlight = s.UpDownCounter(intake.MetricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
+	m.requests = s.CounterBy(intake.MetricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
 		m.models.of(otherModel).result(endLabels{route: openai.RouteChat, status: http.StatusOK}))
-	m.duration = s.Histogram(metricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
-	m.ttft = s.Histogram(metricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
-	m.perToken = s.Histogram(metricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = s.Histogram(metricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
-	m.held = s.Histogram(metricNS+"held", "s", "Time in the hold queue.", fast...)
-	m.encode = s.Histogram(metricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = s.CounterBy(metricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
+	m.duration = s.Histogram(intake.MetricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
+	m.ttft = s.Histogram(intake.MetricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
+	m.perToken = s.Histogram(intake.MetricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.held = s.Histogram(intake.MetricNS+"held", "s", "Time in the hold queue.", fast...)
+	m.encode = s.Histogram(intake.MetricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
+	m.tokens = s.CounterBy(intake.MetricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	return m, nil
 }
 
@@ -60,22 +61,22 @@ const notable = time.Millisecond
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency that a panel shows to its trace.
-func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *apierror.Error, took time.Duration) {
-	route, model := m.routes[rq.call.Route], m.models.of(modelLabel(rq))
+func (m *metrics) end(ctx context.Context, rq *intake.Request, d *delivery, public *apierror.Error, took time.Duration) {
+	route, model := m.routes[rq.Call.Route], m.models.of(modelLabel(rq))
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
-	res := endLabels{route: rq.call.Route, status: d.status}
+	res := endLabels{route: rq.Call.Route, status: d.status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
 	m.requests.Add(plain, 1, model.result(res))
 	if d.firstToken.IsZero() { // else the first token's latency has it
-		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.call.Route])
+		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.Call.Route])
 	} else {
-		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.call.Route])
+		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.Call.Route])
 	}
-	if rq.tokenizing > 0 {
-		m.encode.Record(plain, rq.tokenizing.Seconds(), route)
+	if rq.Tokenizing > 0 {
+		m.encode.Record(plain, rq.Tokenizing.Seconds(), route)
 	}
 	a := d.attempt
 	if a == nil {
@@ -90,29 +91,29 @@ func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *api
 	m.held.Record(plain, a.held.Seconds(), route)
 	m.tokens.Add(plain, int64(a.choice.Held()), model.kinds[fromRouter][tokensOverlap])
 	if !d.firstToken.IsZero() {
-		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), model.timed.routes[rq.call.Route])
+		m.ttft.Record(ctx, d.firstToken.Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
 	}
 	u, source := costOf(rq, d)
 	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
 	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.call.Route])
+		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
 	}
 	m.genai.Record(genaiOf(rq, d, res, u, took))
 }
 
 // genaiOf is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
-func genaiOf(rq *request, d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
+func genaiOf(rq *intake.Request, d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
-		Operation: rq.call.Route.Operation(), Duration: took,
+		Operation: rq.Call.Route.Operation(), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
 	}
 	if modelLabel(rq) != otherModel {
-		r.Model = rq.pool.Model
+		r.Model = rq.Pool.Model
 	}
 	if !d.firstToken.IsZero() {
-		r.FirstToken = d.firstToken.Sub(rq.received)
+		r.FirstToken = d.firstToken.Sub(rq.Received)
 	}
 	switch {
 	case res.reason != apierror.Unspecified:
@@ -124,30 +125,30 @@ func genaiOf(rq *request, d *delivery, res endLabels, u sse.Usage, took time.Dur
 }
 
 // costOf is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
-func costOf(rq *request, d *delivery) (u sse.Usage, source int) {
+func costOf(rq *intake.Request, d *delivery) (u sse.Usage, source int) {
 	if u, ok := d.scan.Usage(); ok {
 		return u, fromEngine
 	}
 	if n := d.scan.ContentEvents(); n > 0 && !d.firstToken.IsZero() {
-		return sse.Usage{PromptTokens: d.attempt.choice.Decision.PromptTokens, CachedTokens: d.attempt.cachedOwn(), CompletionTokens: rq.tokensIn(n)}, fromRouter
+		return sse.Usage{PromptTokens: d.attempt.choice.Decision.PromptTokens, CachedTokens: d.attempt.cachedOwn(), CompletionTokens: rq.TokensIn(n)}, fromRouter
 	}
 	return sse.Usage{}, fromRouter
 }
 
 // decided counts a choice that was handed to the caller.
-func (m *metrics) decided(rq *request, a *attempt) {
-	route := m.routes[rq.call.Route]
+func (m *metrics) decided(rq *intake.Request, a *attempt) {
+	route := m.routes[rq.Call.Route]
 	m.overhead.Record(context.Background(), a.overhead.Seconds(), route)
 	m.held.Record(context.Background(), a.held.Seconds(), route)
-	if rq.tokenizing > 0 {
-		m.encode.Record(context.Background(), rq.tokenizing.Seconds(), route)
+	if rq.Tokenizing > 0 {
+		m.encode.Record(context.Background(), rq.Tokenizing.Seconds(), route)
 	}
 }
 
 // modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
-func modelLabel(rq *request) string {
-	if rq.pool == nil || rq.pool.Served == "" {
+func modelLabel(rq *intake.Request) string {
+	if rq.Pool == nil || rq.Pool.Served == "" {
 		return otherModel
 	}
-	return rq.pool.Served
+	return rq.Pool.Served
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -116,7 +117,7 @@ func (s *resumed) relocate(ctx context.Context) bool {
 func (s *resumed) trial(point *resume.Point) *tries {
 	s.made++
 	t := *s.tries
-	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.id, s.made)
+	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.ID, s.made)
 	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
 	t.reset()
 	t.continueAt(s.rq, point)
@@ -131,7 +132,7 @@ func (s *resumed) warmUp(ctx context.Context, point *resume.Point) *warming {
 	t := s.trial(point)
 	t.warms = true
 	rq := *s.rq
-	rq.story = nil // belongs to the goroutine of the request
+	rq.Story = nil // belongs to the goroutine of the request
 	ctx, cancel := context.WithTimeout(ctx, warmWait)
 	w := &warming{cancel: cancel, done: make(chan struct{})}
 	go func() {
@@ -142,7 +143,7 @@ func (s *resumed) warmUp(ctx context.Context, point *resume.Point) *warming {
 }
 
 // compute makes the attempt of a warm-up, and reports whether it came to its end.
-func (s *resumed) compute(ctx context.Context, rq *request, t *tries) bool {
+func (s *resumed) compute(ctx context.Context, rq *intake.Request, t *tries) bool {
 	d := &delivery{to: s.d.to}
 	defer s.attempts.blame.conclude(rq, d)
 	a, f := s.attempts.open(ctx, rq, t, d)
@@ -155,7 +156,7 @@ func (s *resumed) compute(ctx context.Context, rq *request, t *tries) bool {
 		case err == nil:
 			a.choice.Alive()
 			continue
-		case isEnd(err):
+		case intake.IsEnd(err):
 			s.attempts.blame.settle(rq, d, a, retry.OK)
 			s.attempts.end(ctx, rq, d, nil, decision.EndCompleted)
 			return true
@@ -171,7 +172,7 @@ func (s *resumed) compute(ctx context.Context, rq *request, t *tries) bool {
 // stays where it is when there is no such replica, or not in time.
 func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	old := s.reply.a
-	old.hop = s.rq.story.Keep(old.hop)
+	old.hop = s.rq.Story.Keep(old.hop)
 	t, d := s.trial(point), &delivery{to: s.d.to, begun: true, doubts: s.d.doubts}
 	waits, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(moveWait, cancel)
@@ -188,7 +189,7 @@ func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	next := newReply(s.rq, d)
 	next.d = s.d
 	first, err := next.first(ctx)
-	if err != nil && !isEnd(err) || len(first) == 0 || !late.Stop() || !a.choice.Begin() {
+	if err != nil && !intake.IsEnd(err) || len(first) == 0 || !late.Stop() || !a.choice.Begin() {
 		f := s.attempts.broke(waits, d, cmp.Or(err, errContinuation))
 		outcome := f.outcome
 		if errors.Is(err, resume.ErrDiverged) { // through no fault of the replica
@@ -220,7 +221,7 @@ func (p *reply) first(ctx context.Context) ([]byte, error) {
 		}
 		out, err := p.a.follower.Feed(piece)
 		switch {
-		case err != nil && !isEnd(err):
+		case err != nil && !intake.IsEnd(err):
 			return nil, err
 		case len(out) > 0 && !sse.IsComment(out), err != nil:
 			return bytes.Clone(out), err
@@ -237,7 +238,7 @@ func (s *resumed) leave(ctx context.Context, point *resume.Point, t *tries) {
 	s.interrupted.Add(interruption{kindOf(s.rq, s.follower), leftFor(old, s.attempts.engines.registry.Snapshot()), true})
 	s.retries.again()
 	span.Note(ctx, span.EventResume, span.Replica.String(string(old.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
-	s.log.Info("a stream moves to another replica", "request", s.rq.call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)
+	s.log.Info("a stream moves to another replica", "request", s.rq.Call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)
 	s.attempts.blame.settle(s.rq, s.d, old, f.outcome)
 	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
 }

@@ -1,10 +1,13 @@
 package router
 
-import "github.com/kvpilot/kvpilot/server/route/router/story"
+import (
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
+	"github.com/kvpilot/kvpilot/server/route/router/story"
+)
 
 // beginHop begins the story's notes of an attempt; nil when nothing is recorded.
-func beginHop(rq *request, a *attempt) *story.Hop {
-	return rq.story.Attempt(story.Attempt{Chosen: a.chosen, Replica: a.choice.Replica, Rank: a.choice.Rank, Method: rq.call.method(), Overhead: a.overhead})
+func beginHop(rq *intake.Request, a *attempt) *story.Hop {
+	return rq.Story.Attempt(story.Attempt{Chosen: a.chosen, Replica: a.choice.Replica, Rank: a.choice.Rank, Method: rq.Call.EngineMethod(), Overhead: a.overhead})
 }
 
 // follows notes how much of the stream earlier attempts gave.
@@ -15,9 +18,9 @@ func (d *delivery) follows() {
 }
 
 // endHop notes that the attempt under way is over, with f when it failed.
-func endHop(rq *request, d *delivery, f *failure) {
+func endHop(rq *intake.Request, d *delivery, f *failure) {
 	h := d.attempt.hop
 	if h.Over(d.scan.Events()); h != nil && f != nil {
-		rq.story.Failed(h, f.outcome, f.public.OwnWords())
+		rq.Story.Failed(h, f.outcome, f.public.OwnWords())
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -24,7 +25,7 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 		own = "" // another rank of it
 	}
 	for _, o := range view.Replicas { // also those that came after the request
-		if _, serves := o.Serves(s.rq.pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !s.broke.had(o.ID) || o.State != replica.StateReady || !hasTokenRoutes(o) {
+		if _, serves := o.Serves(s.rq.Pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !s.broke.had(o.ID) || o.State != replica.StateReady || !intake.HasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {
@@ -34,13 +35,13 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 			break
 		}
 	}
-	s.log.Info("a stream is not continued by token ids", "request", s.rq.call.RequestID, "error", err)
+	s.log.Info("a stream is not continued by token ids", "request", s.rq.Call.RequestID, "error", err)
 	return false
 }
 
 func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resume.Point) error {
 	e := s.attempts.engines
-	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.orBody(s.rq.body))
+	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.OrBody(s.rq.Body))
 	if err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func (s *resumed) unable(point *resume.Point, excluded []replica.ID) []replica.I
 	}
 	list := slices.Clone(excluded)
 	for _, o := range s.attempts.engines.registry.Snapshot().Replicas {
-		if !hasTokenRoutes(o) && !slices.Contains(list, o.ID) {
+		if !intake.HasTokenRoutes(o) && !slices.Contains(list, o.ID) {
 			list = append(list, o.ID)
 		}
 	}

@@ -8,20 +8,21 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
 // parserOf reports whether the answer may be one that the replica's parser takes apart, and that another one can continue.
-func parserOf(rq *request, way openai.Way, r *replica.Replica) resume.Parser {
-	if way == openai.WayNone || !hasTokenRoutes(r) {
+func parserOf(rq *intake.Request, way openai.Way, r *replica.Replica) resume.Parser {
+	if way == openai.WayNone || !intake.HasTokenRoutes(r) {
 		return resume.NoParser
 	}
 	switch way {
 	case openai.WayTokens:
 		return resume.HasParser
 	case openai.WayText:
-		if rq.or(rq.parsed).Route == openai.RouteChat {
+		if rq.Or(rq.Parsed).Route == openai.RouteChat {
 			return resume.PerhapsParser
 		}
 	case openai.WayNone, openai.WayRepeat:
@@ -44,11 +45,11 @@ const (
 )
 
 // askParser sends an engine a question of its parser, and returns the answer.
-func (e *sender) askParser(ctx context.Context, rq *request, on *replica.Replica, path string, body []byte) ([]byte, error) {
+func (e *sender) askParser(ctx context.Context, rq *intake.Request, on *replica.Replica, path string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, parserPatience)
 	defer cancel()
 	resp, err := e.upstream.Do(ctx, upstream.Target{Replica: on}, &upstream.Request{
-		Method: http.MethodPost, Path: path, Header: rq.header(), Client: rq.call.Client, ContentType: "application/json", Body: body,
+		Method: http.MethodPost, Path: path, Header: rq.Header(), Client: rq.Call.Client, ContentType: "application/json", Body: body,
 	})
 	if err != nil {
 		return nil, err
@@ -62,9 +63,9 @@ func (e *sender) askParser(ctx context.Context, rq *request, on *replica.Replica
 }
 
 // parser has a replica's parser take tokens of the request's answer.
-func (e *sender) parser(ctx context.Context, rq *request, on func() *replica.Replica) resume.Parse {
+func (e *sender) parser(ctx context.Context, rq *intake.Request, on func() *replica.Replica) resume.Parse {
 	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
-		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.pool.Served, rq.orBody(rq.body), ids, finish, stop))
+		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.Pool.Served, rq.OrBody(rq.Body), ids, finish, stop))
 		if err != nil {
 			return nil, err
 		}

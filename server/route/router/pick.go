@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 )
@@ -27,7 +28,7 @@ type picker struct {
 	tokens   *tokenizer.Pool
 	guesses  Guesses
 	keyless  *keyless
-	standby  standbys
+	standby  intake.Standbys
 }
 
 // Guesses notes that a rank was sent a prompt which is known by its text only, so that the rest of the conversation follows it.
@@ -37,7 +38,7 @@ type Guesses interface {
 
 // pick makes the chooser decide and book the attempt, on a replica whose breaker admits it. The breaker may have changed since the
 // chooser asked it, and another router's decider has not asked this one; then there is another choice, which avoids the replica.
-func (p *picker) pick(ctx context.Context, rq *request, t *tries, a *attempt) error {
+func (p *picker) pick(ctx context.Context, rq *intake.Request, t *tries, a *attempt) error {
 	for {
 		if err := p.choose(ctx, rq, t, a); err != nil {
 			return err
@@ -51,12 +52,12 @@ func (p *picker) pick(ctx context.Context, rq *request, t *tries, a *attempt) er
 }
 
 // admitted takes the breaker's pass. A replica with an open breaker is used where the breaker says so: when no other one is left.
-func (p *picker) admitted(rq *request, t *tries, a *attempt) (ok bool) {
+func (p *picker) admitted(rq *intake.Request, t *tries, a *attempt) (ok bool) {
 	id := a.choice.Replica.ID
 	if a.pass, ok = p.breaker.Allow(id); ok {
 		return true
 	}
-	a.forced = !a.choice.Decision.HasOtherReplica() || slices.Contains(t.ask.Avoid, id) || rq.holder == id
+	a.forced = !a.choice.Decision.HasOtherReplica() || slices.Contains(t.ask.Avoid, id) || rq.Holder == id
 	if !a.forced {
 		var usable []replica.ID
 		for _, o := range t.ask.Replicas {
@@ -70,19 +71,19 @@ func (p *picker) admitted(rq *request, t *tries, a *attempt) (ok bool) {
 }
 
 // choose makes the chooser decide and book the attempt.
-func (p *picker) choose(ctx context.Context, rq *request, t *tries, a *attempt) error {
+func (p *picker) choose(ctx context.Context, rq *intake.Request, t *tries, a *attempt) error {
 	began := time.Now()
-	id := rq.story.Plan()
-	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.span, id)
-	t.ask.Sampled = id.IsValid() && rq.span.SpanContext().IsSampled()
+	id := rq.Story.Plan()
+	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.Span, id)
+	t.ask.Sampled = id.IsValid() && rq.Span.SpanContext().IsSampled()
 	choice, err := p.chooseNow(ctx, rq, t)
 	a.chosen = time.Now()
-	rq.story.Choice(id, began, a.chosen, choice, err)
+	rq.Story.Choice(id, began, a.chosen, choice, err)
 	if err != nil {
 		return p.undecided(ctx, rq, t, err)
 	}
 	a.choice, a.held = choice, choice.Decision.Held
-	a.overhead = a.chosen.Sub(rq.received) - rq.tokenizing - a.held - t.before
+	a.overhead = a.chosen.Sub(rq.Received) - rq.Tokenizing - a.held - t.before
 	p.whole(rq, choice)
 	return nil
 }
@@ -92,21 +93,21 @@ const maxViews = 3
 
 // chooseNow asks for a rank of the pool as it is now. When there is none and the view of the fleet has changed since, for example because
 // a replica's ranks were replaced by new ones, it asks again.
-func (p *picker) chooseNow(ctx context.Context, rq *request, t *tries) (choice *chooser.Choice, err error) {
+func (p *picker) chooseNow(ctx context.Context, rq *intake.Request, t *tries) (choice *chooser.Choice, err error) {
 	for range maxViews {
 		view := p.registry.Snapshot()
-		if pool, ok := view.Pool(rq.pool.Model); ok { // it may have changed since the last attempt
+		if pool, ok := view.Pool(rq.Pool.Model); ok { // it may have changed since the last attempt
 			t.ask.Replicas = pool.Replicas
 		}
 		var none *chooser.NoReplica
 		if choice, err = p.decider.Choose(ctx, &t.ask); !errors.As(err, &none) {
 			break
 		}
-		had := rq.standby.took
-		if waits := p.standby.wait(ctx, rq, rq.pool.Model); waits != nil {
+		had := rq.Standby.Took
+		if waits := p.standby.Wait(ctx, rq, rq.Pool.Model); waits != nil {
 			return nil, waits
 		}
-		t.before += rq.standby.took - had
+		t.before += rq.Standby.Took - had
 		if p.registry.Snapshot() == view {
 			break
 		}
@@ -115,27 +116,27 @@ func (p *picker) chooseNow(ctx context.Context, rq *request, t *tries) (choice *
 }
 
 // learnRouted reports where a prompt went to the parts that learn from it.
-func (p *picker) learnRouted(ctx context.Context, rq *request, t *tries, a *attempt) {
+func (p *picker) learnRouted(ctx context.Context, rq *intake.Request, t *tries, a *attempt) {
 	p.keyless.note(ctx, rq, a.choice.Decision)
 	pick := a.choice.Decision.Pick()
-	if pick == nil || rq.enc == nil || a.point != nil || a.choice.Decision.TooLong {
+	if pick == nil || rq.Enc == nil || a.point != nil || a.choice.Decision.TooLong {
 		return
 	}
 	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.
-	if rq.question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
-		p.tokens.Routed(rq.pool.Served, rq.enc, pick.Slot, rq.adapter, a.choice.Decision.Expected())
+	if rq.Question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
+		p.tokens.Routed(rq.Pool.Served, rq.Enc, pick.Slot, rq.Adapter, a.choice.Decision.Expected())
 	}
-	if rq.enc.Known() == 0 && t.ask.Hashes != nil && p.guesses != nil {
+	if rq.Enc.Known() == 0 && t.ask.Hashes != nil && p.guesses != nil {
 		p.guesses.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
 	}
 }
 
 // whole reports the whole prompt to a choice that was made with its beginning, when it is known in time.
-func (p *picker) whole(rq *request, c *chooser.Choice) {
-	if rq.enc == nil || !rq.enc.Partial {
+func (p *picker) whole(rq *intake.Request, c *chooser.Choice) {
+	if rq.Enc == nil || !rq.Enc.Partial {
 		return
 	}
-	enc, pool, ns := rq.enc, rq.pool.Served, rq.namespace()
+	enc, pool, ns := rq.Enc, rq.Pool.Served, rq.Namespace()
 	enc.OnWhole(func(full *tokenizer.Encoding) {
 		if !full.Exact {
 			return
@@ -149,7 +150,7 @@ func (p *picker) whole(rq *request, c *chooser.Choice) {
 
 // undecided turns the chooser's refusal into the caller's error. After a failed attempt, an empty
 // pool means that every replica was tried: the attempt's own fault is the truer answer.
-func (p *picker) undecided(ctx context.Context, rq *request, t *tries, err error) error {
+func (p *picker) undecided(ctx context.Context, rq *intake.Request, t *tries, err error) error {
 	var none *chooser.NoReplica
 	var refused *chooser.Refused
 	switch {
@@ -160,7 +161,7 @@ func (p *picker) undecided(ctx context.Context, rq *request, t *tries, err error
 		if full(none.Decision) {
 			return apierror.New(apierror.Overloaded, "every replica that may serve the request has reached its limit of requests", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 		}
-		return apierror.New(apierror.NoReplica, "no replica of the model `"+clip(rq.pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
+		return apierror.New(apierror.NoReplica, "no replica of the model `"+intake.Clip(rq.Pool.Model, 128)+"` can take a request now", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
 	case errors.As(err, &refused):
 		reason, message := apierror.Overloaded, "the router's queue is full"
 		switch refused.Cause {
@@ -187,7 +188,7 @@ func (p *picker) undecided(ctx context.Context, rq *request, t *tries, err error
 	case errors.Is(err, chooser.ErrDuplicate):
 		return apierror.New(apierror.Conflict, "a reservation with this id exists", err)
 	}
-	return apierror.From(cause(ctx, err))
+	return apierror.From(intake.Cause(ctx, err))
 }
 
 // missed says which targets no replica can meet.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/tunnel"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -24,13 +25,13 @@ type Upgrade interface {
 
 // realtime connects clients and replicas by WebSockets.
 type realtime struct {
-	intake   *intake
+	intake   *intake.Intake
 	attempts *dispatcher
 	upstream *upstream.Client
 }
 
-func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model string, up Upgrade) error {
-	if err := rl.intake.socket(ctx, rq, model); err != nil {
+func (rl *realtime) serve(ctx context.Context, rq *intake.Request, d *delivery, model string, up Upgrade) error {
+	if err := rl.intake.Socket(ctx, rq, model); err != nil {
 		return err
 	}
 	t := newTries(rq)
@@ -44,7 +45,7 @@ func (rl *realtime) serve(ctx context.Context, rq *request, d *delivery, model s
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
-func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *delivery, up Upgrade) (f *failure) {
+func (rl *realtime) connect(ctx context.Context, rq *intake.Request, t *tries, d *delivery, up Upgrade) (f *failure) {
 	a := newAttempt(func() {})
 	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
 		return f
@@ -53,9 +54,9 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	end := decision.EndFailed
 	defer func() { rl.attempts.end(ctx, rq, d, f, end) }()
 	out := &upstream.Request{
-		Method: rq.call.method(), Path: rq.call.path(), Query: rq.call.RawQuery, Header: rq.call.Header, Client: rq.call.Client, RequestID: rq.engineID(), Steers: rq.call.Steers,
+		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery, Header: rq.Call.Header, Client: rq.Call.Client, RequestID: rq.EngineID(), Steers: rq.Call.Steers,
 	}
-	a.hop.Observe(out, clip(out.Path, 256))
+	a.hop.Observe(out, intake.Clip(out.Path, 256))
 	there, resp, err := rl.upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
@@ -77,7 +78,7 @@ func (rl *realtime) connect(ctx context.Context, rq *request, t *tries, d *deliv
 	}
 	defer here.Close()
 	d.begun, d.status = true, http.StatusSwitchingProtocols
-	if f = tunnelEnd(tunnel.Pass(ctx, rq.set.RealtimeIdle, a.choice.Alive, here, there)); f == nil {
+	if f = tunnelEnd(tunnel.Pass(ctx, rq.Settings.RealtimeIdle, a.choice.Alive, here, there)); f == nil {
 		end = decision.EndCompleted
 		return nil
 	}
@@ -109,7 +110,7 @@ func worded(f *failure) *failure {
 		return f
 	}
 	status := f.public.Answer.Status
-	text := mustJSON(map[string]any{"error": map[string]any{
+	text := intake.MustJSON(map[string]any{"error": map[string]any{
 		"message": "the replica refused the WebSocket: " + strings.ToLower(http.StatusText(status)), "type": "invalid_request_error", "param": nil, "code": status,
 	}})
 	f.public = apierror.Upstream(status, "application/json", text)

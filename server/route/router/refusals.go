@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -37,7 +38,7 @@ func (rs *refusals) refusal(ctx context.Context, a *attempt, resp *upstream.Resp
 		return a.stoppedBefore(readErr)
 	}
 	if readErr != nil && ctx.Err() != nil {
-		return &failure{outcome: retry.Canceled, public: apierror.From(cause(ctx, readErr))}
+		return &failure{outcome: retry.Canceled, public: apierror.From(intake.Cause(ctx, readErr))}
 	}
 	wait, known := retry.After(resp.Header, time.Now())
 	if !known && (outcome == retry.Refused || outcome == retry.Unavailable) && a.choice.Decision.HasOtherReplica() {
@@ -67,7 +68,7 @@ func unanswered(ctx context.Context, outcome retry.Verdict, err error) *apierror
 		if fault, ok := bodyFault(err); ok {
 			return fault
 		}
-		return apierror.From(cause(ctx, err))
+		return apierror.From(intake.Cause(ctx, err))
 	case retry.Timeout:
 		return apierror.New(apierror.UpstreamError, "the replica did not answer in time", err)
 	case retry.Malformed:

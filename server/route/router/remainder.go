@@ -4,32 +4,33 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // remainder is the rest of a request's answer behind a point, as another replica is asked for it.
 type remainder struct {
-	rq    *request
+	rq    *intake.Request
 	point *resume.Point
 	// warms: one token of it is enough, which no client gets.
 	warms bool
 }
 
 // rest is the part of the answer that the attempt asks for.
-func (p *part) rest(rq *request) *remainder {
+func (p *part) rest(rq *intake.Request) *remainder {
 	return &remainder{rq: rq, point: p.point, warms: p.warms}
 }
 
 // asText is the body of a completion of it, which may ask for the ids of its tokens.
 func (r *remainder) asText(on *replica.Replica, withIDs bool) []byte {
-	stops, _ := r.rq.or(r.rq.parsed).Stops()
+	stops, _ := r.rq.Or(r.rq.Parsed).Stops()
 	rest := openai.Rest{
-		Model: r.rq.pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: r.left(on), Least: max(0, stops.Least-r.point.Answer), WithIDs: withIDs,
+		Model: r.rq.Pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: r.left(on), Least: max(0, stops.Least-r.point.Answer), WithIDs: withIDs,
 	}
 	if r.warms {
 		rest.Limit, rest.Least = 1, 0
 	}
-	return r.rq.or(r.rq.parsed).Continuation().Body(rest)
+	return r.rq.Or(r.rq.Parsed).Continuation().Body(rest)
 }
 
 // asIDs is the body that asks for its tokens, of an answer that a parser takes apart; nil when none is left. An engine has rendered the request.
@@ -38,22 +39,22 @@ func (r *remainder) asIDs(on *replica.Replica, as *openai.Rendered) []byte {
 	if r.warms {
 		limit = min(limit, 1)
 	}
-	return r.rq.or(r.rq.parsed).Continuation().ByIDs(as, &openai.Rest{Model: r.rq.pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: limit})
+	return r.rq.Or(r.rq.Parsed).Continuation().ByIDs(as, &openai.Rest{Model: r.rq.Pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: limit})
 }
 
 // left is how many tokens of the answer there may be: of the client's limit, or of the model's
 // context on the replica, or, with none, on any that reports it.
 func (r *remainder) left(on *replica.Replica) int {
 	rq := r.rq
-	if limit := rq.or(rq.parsed).AnswerLimit(); limit > 0 {
+	if limit := rq.Or(rq.Parsed).AnswerLimit(); limit > 0 {
 		return limit - r.point.Answer
 	}
-	longest := contextOf(on, rq.pool.Served)
-	for _, o := range rq.pool.Replicas {
+	longest := contextOf(on, rq.Pool.Served)
+	for _, o := range rq.Pool.Replicas {
 		if longest > 0 {
 			break
 		}
-		longest = contextOf(o, rq.pool.Served)
+		longest = contextOf(o, rq.Pool.Served)
 	}
 	return longest - len(r.point.IDs)
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
@@ -18,7 +19,7 @@ type source interface {
 
 // reply is the answer of one replica.
 type reply struct {
-	rq *request
+	rq *intake.Request
 	d  *delivery
 	a  *attempt
 	// streamed is set for a stream of events.
@@ -28,7 +29,7 @@ type reply struct {
 	ahead []byte
 }
 
-func newReply(rq *request, d *delivery) *reply {
+func newReply(rq *intake.Request, d *delivery) *reply {
 	return &reply{rq: rq, d: d, a: d.attempt, streamed: mediaType(d.attempt.resp.Header) == "text/event-stream"}
 }
 
@@ -55,7 +56,7 @@ func (p *reply) next(context.Context) ([]byte, error) {
 	switch {
 	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
 		return nil, io.EOF
-	case isEnd(err) && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete():
+	case intake.IsEnd(err) && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete():
 		return nil, io.ErrUnexpectedEOF
 	}
 	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -71,9 +72,9 @@ func (p *reply) complete() bool {
 	if scan.Done() || scan.Failed() {
 		return true
 	}
-	switch ask := &p.rq.parsed.Prompt; ask.API {
+	switch ask := &p.rq.Parsed.Prompt; ask.API {
 	case prompt.APIChat, prompt.APICompletions:
-		return scan.Finished() >= p.rq.parsed.N*max(1, len(ask.Texts), len(ask.Batch))
+		return scan.Finished() >= p.rq.Parsed.N*max(1, len(ask.Texts), len(ask.Batch))
 	case prompt.APIOther:
 		return true
 	case prompt.APIResponses, prompt.APIMessages:

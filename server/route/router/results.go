@@ -4,6 +4,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
@@ -25,6 +26,6 @@ func resumeResults() []string {
 
 // newResumes declares the count of streams that ended early.
 func newResumes(p metric.MeterProvider) *instruments.Keyed[string] {
-	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), metricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
+	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), intake.MetricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), intake.ByResult)
 	return &resumes
 }

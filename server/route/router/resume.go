@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -32,11 +33,11 @@ type resumer struct {
 }
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
-func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *delivery, first *reply) source {
+func (rs *resumer) source(ctx context.Context, rq *intake.Request, t *tries, d *delivery, first *reply) source {
 	if first.streamed && first.a.whole != nil {
 		return rs.inside(ctx, rq, t, d)
 	}
-	if rq.set.ResumeStreams == 0 || !rq.parsed.Stream {
+	if rq.Settings.ResumeStreams == 0 || !rq.Parsed.Stream {
 		return first
 	}
 	if t.carried != nil && first.a.follower == nil && first.streamed {
@@ -55,7 +56,7 @@ func (rs *resumer) source(ctx context.Context, rq *request, t *tries, d *deliver
 // resumed is a stream that another replica resumes when its own dies. Its reader gets one stream.
 type resumed struct {
 	*resumer
-	rq    *request
+	rq    *intake.Request
 	tries *tries
 	d     *delivery
 	// reply is the one under way; follower is nil where the stream cannot be resumed.
@@ -80,7 +81,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		switch {
 		case err == nil:
 			return piece, nil
-		case isEnd(err), !s.d.begun:
+		case intake.IsEnd(err), !s.d.begun:
 			return nil, err
 		}
 		f := s.attempts.broke(ctx, s.d, err)
@@ -131,7 +132,7 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 			continue
 		}
 		// Only while nothing but the replica is waited for may another one be asked instead.
-		waits := s.resumes < s.rq.set.ResumeStreams && s.couldLeave()
+		waits := s.resumes < s.rq.Settings.ResumeStreams && s.couldLeave()
 		if waits {
 			a.choice.SetResumable(true)
 		}
@@ -211,7 +212,7 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 	}
 	s.results.Add(result)
 	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
-	s.log.Info("resuming a stream on another replica", "request", s.rq.call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
+	s.log.Info("resuming a stream on another replica", "request", s.rq.Call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
 	if s.first == nil {
 		s.first = f
 	}
@@ -283,7 +284,7 @@ func (s *resumed) reopen(ctx context.Context) *failure {
 			return nil
 		case f.unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.set.mostAsked(), ctx.Err() != nil,
+		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.Settings.MostAsked(), ctx.Err() != nil,
 			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
 			return s.worst(f)
 		}
@@ -307,7 +308,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	switch {
 	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.refusals+1 >= s.rq.set.mostAsked(), !untouched && !moved && s.resumes >= s.rq.set.ResumeStreams:
+	case untouched && s.tries.refusals+1 >= s.rq.Settings.MostAsked(), !untouched && !moved && s.resumes >= s.rq.Settings.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		if point, ok = s.follower.Again(); !ok || moved {
@@ -352,21 +353,21 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([
 		if try > 0 && !sleep.For(ctx, textPause) {
 			break
 		}
-		within, cancel := context.WithTimeout(ctx, s.rq.set.TokenizeTimeout)
-		texts, err = s.tokens.DetokenizeBatch(within, s.attempts.engines.readers(s.rq, dead), s.rq.pool.Served, lists)
+		within, cancel := context.WithTimeout(ctx, s.rq.Settings.TokenizeTimeout)
+		texts, err = s.tokens.DetokenizeBatch(within, s.attempts.engines.readers(s.rq, dead), s.rq.Pool.Served, lists)
 		cancel()
 		if err == nil {
 			break
 		}
 	}
 	if err != nil {
-		s.log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.call.RequestID, "error", err)
+		s.log.Info("the text of token ids is not known: a stream is not resumed, or ends with the count of a few tokens too many", "request", s.rq.Call.RequestID, "error", err)
 	}
 	return texts, err == nil
 }
 
 // pickUp has an attempt follow the stream from the point on.
-func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt) {
+func (rs *resumer) pickUp(ctx context.Context, rq *intake.Request, t *tries, a *attempt) {
 	a.follower = t.carried.Clone()
 	s := &resumed{resumer: rs, rq: rq, tries: t}
 	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
@@ -376,11 +377,11 @@ func (rs *resumer) pickUp(ctx context.Context, rq *request, t *tries, a *attempt
 type otherRoutes struct{ known, yes bool }
 
 // exist reports whether there is another one, as of the first call.
-func (o *otherRoutes) exist(rq *request) bool {
+func (o *otherRoutes) exist(rq *intake.Request) bool {
 	if !o.known {
 		n := 0
-		for _, r := range rq.pool.Replicas {
-			if hasTokenRoutes(r) {
+		for _, r := range rq.Pool.Replicas {
+			if intake.HasTokenRoutes(r) {
 				n++
 			}
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -20,7 +21,7 @@ type retrier struct {
 }
 
 // attempt makes attempts, one after the other, until one has answered or the request must end. The failure is the client's.
-func (rt *retrier) attempt(ctx context.Context, rq *request, t *tries, d *delivery, once func() *failure) *failure {
+func (rt *retrier) attempt(ctx context.Context, rq *intake.Request, t *tries, d *delivery, once func() *failure) *failure {
 	rt.budget.Deposit()
 	for {
 		f := once()
@@ -37,11 +38,11 @@ func (rt *retrier) attempt(ctx context.Context, rq *request, t *tries, d *delive
 // elsewhere reports whether another replica is tried after f. Another replica is tried only before the client's first byte, only after faults that
 // another replica may not have, within the attempts and the budget. The budget keeps a fleet in trouble from being asked
 // twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
-func (rt *retrier) elsewhere(ctx context.Context, rq *request, t *tries, d *delivery, f *failure) bool {
+func (rt *retrier) elsewhere(ctx context.Context, rq *intake.Request, t *tries, d *delivery, f *failure) bool {
 	switch {
-	case f.unchosen, f.poisoned, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.set.attempts:
+	case f.unchosen, f.poisoned, d.begun, ctx.Err() != nil, !f.outcome.Retryable(), t.tried()+1 >= rq.Settings.Attempts:
 		return false
-	case rq.call.Options.Pinned != "", rq.holder != "", rq.upload != nil && rq.upload.spent: // no other replica can serve it
+	case rq.Call.Options.Pinned != "", rq.Holder != "", rq.Upload != nil && rq.Upload.Spent: // no other replica can serve it
 		return false
 	case !rt.worth(rq, t, d, f):
 		return false
@@ -50,7 +51,7 @@ func (rt *retrier) elsewhere(ctx context.Context, rq *request, t *tries, d *deli
 		return false
 	}
 	rt.note(ctx, f)
-	rt.log.Info("retrying on another replica", "request", rq.call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "cause", d.doubts.cause.String(), "error", f.public)
+	rt.log.Info("retrying on another replica", "request", rq.Call.RequestID, "replica", string(d.attempt.choice.Replica.ID), "outcome", f.outcome.String(), "cause", d.doubts.cause.String(), "error", f.public)
 	return true
 }
 
@@ -67,19 +68,19 @@ const knownPoison = 5
 
 // worth reports whether another replica may do better, as far as the request is known. An engine's error is compared with one
 // other replica, unless the tenant is suspected, where a repetition changes nothing.
-func (rt *retrier) worth(rq *request, t *tries, d *delivery, f *failure) bool {
+func (rt *retrier) worth(rq *intake.Request, t *tries, d *delivery, f *failure) bool {
 	if !f.outcome.Follows() {
 		return true
 	}
 	times := rt.blame.times(rq, d)
 	if f.outcome == retry.EngineError {
-		return !d.doubts.Alike() && times == 0 && rq.call.Route != openai.RouteOther && !rt.blame.suspects(rq, d)
+		return !d.doubts.Alike() && times == 0 && rq.Call.Route != openai.RouteOther && !rt.blame.suspects(rq, d)
 	}
 	return times < knownPoison || t.tried() == 0
 }
 
 // withdraw takes a retry from the budget. A tenant whose requests fail on several replicas leaves half of it to the others.
-func (rt *retrier) withdraw(rq *request, d *delivery, f *failure) bool {
+func (rt *retrier) withdraw(rq *intake.Request, d *delivery, f *failure) bool {
 	if f.outcome.Follows() && rt.blame.suspects(rq, d) {
 		return rt.budget.WithdrawSpare()
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -34,12 +35,12 @@ type Params struct {
 	Budget   *retry.Budget
 	Pins     *pins.Pins
 	// Fleet keeps pins where the other routers find them; nil: there are none.
-	Fleet FleetPins
+	Fleet intake.FleetPins
 	// Bodies remembers what was read from bodies; nil remembers nothing.
 	Bodies *openai.Memory
 	// Limits keeps tenants to their limits; nil has none.
 	Limits quota.Owner
-	PerModel
+	intake.PerModel
 	// Attempts bounds the replicas that one request is tried on.
 	Attempts int
 	// Lease is the life of a reservation handed to an external caller that names none.
@@ -65,7 +66,7 @@ type Router struct {
 	catalog
 
 	inFlight metric.Int64UpDownCounter
-	intake   *intake
+	intake   *intake.Intake
 	attempts *dispatcher
 	answers  *answers
 	ends     *requestEnds
@@ -77,7 +78,7 @@ type Router struct {
 }
 
 // New makes a Router.
-func New(c Config, p Params) (*Router, error) {
+func New(c intake.Config, p Params) (*Router, error) {
 	if p.Log == nil {
 		p.Log = slog.New(slog.DiscardHandler)
 	}
@@ -92,7 +93,7 @@ func New(c Config, p Params) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{catalog: catalog{p.Registry}, inFlight: m.inFlight}
-	r.intake = newIntake(c, p.Attempts, intakeParams{
+	r.intake = intake.New(c, p.Attempts, intake.Params{
 		Registry: p.Registry, Tokens: p.Tokens, Upstream: p.Upstream, Policies: p.Chooser, Pins: p.Pins, Fleet: p.Fleet, Bodies: p.Bodies,
 		Limits: p.Limits, PerModel: p.PerModel, Origin: p.Origin, Meter: p.Meter,
 		Tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
@@ -104,7 +105,7 @@ func New(c Config, p Params) (*Router, error) {
 	})
 	r.answers = newAnswers(r.intake, r.attempts, results, p.Meter, p.Log)
 	r.ends = &requestEnds{metrics: m, count: p.Count, log: p.Log}
-	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: r.intake.responses, attempts: r.attempts, answers: r.answers}
+	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: r.intake.Responses, attempts: r.attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream, record: p.Chooser}
 	r.realtime = &realtime{intake: r.intake, attempts: r.attempts, upstream: p.Upstream}
 	r.handoffs = &handoffs{intake: r.intake, attempts: r.attempts, registry: p.Registry, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight}
@@ -113,24 +114,24 @@ func New(c Config, p Params) (*Router, error) {
 }
 
 // Update puts new settings in force, for requests that begin from now on. UnknownRoutes is the surfaces' and stays.
-func (r *Router) Update(c Config, attempts int) error {
+func (r *Router) Update(c intake.Config, attempts int) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	r.intake.update(c, attempts)
+	r.intake.Update(c, attempts)
 	return nil
 }
 
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
 // given nothing, or that the answer broke after its first byte.
-func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
-		rq.story.Admit(call.Received)
-		rq.standby.to = to
-		if err := r.intake.prepare(ctx, rq); err != nil {
+func (r *Router) Serve(ctx context.Context, call *intake.Call, to intake.Sink) error {
+	return r.account(ctx, call, to, func(rq *intake.Request, d *delivery) error {
+		rq.Story.Admit(call.Received)
+		rq.Standby.To = to
+		if err := r.intake.Prepare(ctx, rq); err != nil {
 			return err
 		}
-		rq.await(to)
+		rq.Await(to)
 		ctx, stop := r.leaving.endWith(ctx, rq)
 		defer stop()
 		return r.answer(ctx, rq, d)
@@ -141,13 +142,13 @@ func (r *Router) Serve(ctx context.Context, call *Call, to Sink) error {
 func (r *Router) Leave() { r.leaving.leave() }
 
 // account has serve answer a call, and accounts for it, however it ends.
-func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*request, *delivery) error) (err error) {
-	rq, d := r.intake.newRequest(ctx, call), &delivery{to: to}
+func (r *Router) account(ctx context.Context, call *intake.Call, to intake.Sink, serve func(*intake.Request, *delivery) error) (err error) {
+	rq, d := r.intake.NewRequest(ctx, call), &delivery{to: to}
 	r.inFlight.Add(context.Background(), 1)
 	defer func() { // also when a handler panics
 		r.attempts.blame.conclude(rq, d)
-		settle(r.intake.limits, rq, d, err)
-		rq.enc.Release()
+		settle(r.intake.Limits, rq, d, err)
+		rq.Enc.Release()
 	}()
 	if err = r.attempts.blame.sendable(call); err == nil {
 		err = serve(rq, d)
@@ -158,10 +159,10 @@ func (r *Router) account(ctx context.Context, call *Call, to Sink, serve func(*r
 }
 
 // answer tries replicas until one has answered or the request must end.
-func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
+func (r *Router) answer(ctx context.Context, rq *intake.Request, d *delivery) error {
 	t := newTries(rq)
 	t.ask.Copier = r.attempts.copier.of(rq)
-	if rq.has != nil {
+	if rq.Events != nil {
 		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
 			return err
 		}
@@ -178,16 +179,16 @@ func (r *Router) answer(ctx context.Context, rq *request, d *delivery) error {
 
 // HandOff makes the choice that Serve would make for the call, and books it, without sending anything. A call without a body, and one
 // about a stored response, is for any replica that can take it. An error is an *apierror.Error.
-func (r *Router) HandOff(ctx context.Context, call *Call, sight Sight) (*Handoff, error) {
+func (r *Router) HandOff(ctx context.Context, call *intake.Call, sight Sight) (*Handoff, error) {
 	return r.handoffs.make(ctx, call, sight)
 }
 
 // Realtime makes a WebSocket between the client and one replica and passes its bytes on, until one of the two leaves, nothing
 // passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
 // first that can serve. An error is an *apierror.Error, as that of Serve.
-func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgrade) error {
-	return r.account(ctx, call, nil, func(rq *request, d *delivery) error {
-		rq.story.Admit(call.Received)
+func (r *Router) Realtime(ctx context.Context, call *intake.Call, model string, up Upgrade) error {
+	return r.account(ctx, call, nil, func(rq *intake.Request, d *delivery) error {
+		rq.Story.Admit(call.Received)
 		return r.realtime.serve(ctx, rq, d, model, up)
 	})
 }
@@ -195,9 +196,9 @@ func (r *Router) Realtime(ctx context.Context, call *Call, model string, up Upgr
 // Stored answers a call about a stored response (GET, DELETE or cancel of /v1/responses/{id}):
 // it can only be answered by the replica that has it. One of an unknown replica is looked for on
 // every replica that takes requests.
-func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error {
-		if err := r.intake.limits.enter(rq); err != nil {
+func (r *Router) Stored(ctx context.Context, call *intake.Call, id string, to intake.Sink) error {
+	return r.account(ctx, call, to, func(rq *intake.Request, d *delivery) error {
+		if err := r.intake.Limits.Enter(rq); err != nil {
 			return err
 		}
 		return r.stored.serve(ctx, rq, id, d)
@@ -206,6 +207,6 @@ func (r *Router) Stored(ctx context.Context, call *Call, id string, to Sink) err
 
 // Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
 // that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
-func (r *Router) Adapter(ctx context.Context, call *Call, to Sink) error {
-	return r.account(ctx, call, to, func(rq *request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
+func (r *Router) Adapter(ctx context.Context, call *intake.Call, to intake.Sink) error {
+	return r.account(ctx, call, to, func(rq *intake.Request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
 }

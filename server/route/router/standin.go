@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -24,18 +25,18 @@ func (p *part) rejectsStandIn(resp *upstream.Response) bool {
 }
 
 // drop has the client's request sent unchanged from now on.
-func (p *part) drop(rq *request) {
-	rq.clear()
+func (p *part) drop(rq *intake.Request) {
+	rq.Clear()
 	p.follower, p.asChat, p.whole = nil, false, nil
 }
 
 // unchanged reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was to another request.
 // That attempt counts as none.
-func (t *tries) unchanged(rq *request, f *failure) bool {
-	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || rq.chat == nil && rq.streamed == nil {
+func (t *tries) unchanged(rq *intake.Request, f *failure) bool {
+	if f.public == nil || !errors.Is(f.public, resume.ErrNotTranslated) && !errors.Is(f.public, resume.ErrNotWhole) || rq.Chat == nil && rq.Streamed == nil {
 		return false
 	}
-	rq.clear()
+	rq.Clear()
 	t.ask.Attempt++
 	t.passed++
 	return true

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
@@ -20,20 +21,20 @@ import (
 type storedCalls struct {
 	registry  *registry.Registry
 	breaker   *breaker.Breaker
-	responses *responses
+	responses *intake.Responses
 	attempts  *dispatcher
 	answers   *answers
 }
 
-func (st *storedCalls) serve(ctx context.Context, rq *request, id string, d *delivery) error {
-	rq.pool = &registry.Pool{}
-	rq.parsed, rq.body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.call.RawQuery, "stream=true")}, rq.call.Body
+func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string, d *delivery) error {
+	rq.Pool = &registry.Pool{}
+	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}, rq.Call.Body
 	snapshot := st.registry.Snapshot()
 	candidates := snapshot.Replicas
-	if !st.responses.mayRead(ctx, rq, id) {
-		return unknownResponse(id)
+	if !st.responses.MayRead(ctx, rq, id) {
+		return intake.UnknownResponse(id)
 	}
-	if at, owner := st.responses.pinned(ctx, rq.call.Tenant, id); owner == pins.OwnerSelf {
+	if at, owner := st.responses.Pinned(ctx, rq.Call.Tenant, id); owner == pins.OwnerSelf {
 		if rep, ok := snapshot.Replica(at); ok {
 			candidates = []*replica.Replica{rep}
 		}
@@ -45,8 +46,8 @@ func (st *storedCalls) serve(ctx context.Context, rq *request, id string, d *del
 		}
 		last = st.direct(ctx, rq, rep, d)
 		if last == nil {
-			if rq.call.Tenant == "" {
-				st.responses.keepPin("", id, rep.ID)
+			if rq.Call.Tenant == "" {
+				st.responses.KeepPin("", id, rep.ID)
 			}
 			return nil
 		}
@@ -61,11 +62,11 @@ func (st *storedCalls) serve(ctx context.Context, rq *request, id string, d *del
 }
 
 // direct sends the call to one replica without a choice or a reservation.
-func (st *storedCalls) direct(ctx context.Context, rq *request, rep *replica.Replica, d *delivery) *failure {
+func (st *storedCalls) direct(ctx context.Context, rq *intake.Request, rep *replica.Replica, d *delivery) *failure {
 	actx, cancel := context.WithCancel(ctx)
-	rq.story.Direct()
+	rq.Story.Direct()
 	a := newAttempt(cancel)
-	a.choice = &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.id}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}
+	a.choice = &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.ID}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}
 	a.chosen = time.Now()
 	a.pass, _ = st.breaker.Allow(rep.ID)
 	d.attempt, d.chosen = a, true

@@ -7,6 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // lookEvery is how often the vigil looks for the replica that computed the prompt.
@@ -22,11 +23,11 @@ type watcher struct {
 }
 
 // watch stops the attempt when the answer takes too long, or cannot come because the replica that computed the prompt is gone.
-func (w *watcher) watch(rq *request, a *attempt) {
+func (w *watcher) watch(rq *intake.Request, a *attempt) {
 	c := a.cache
 	expected := a.choice.PredictedMove().Seconds()
 	bounded := true
-	if !rq.parsed.Stream { // its first byte comes after its last token
+	if !rq.Parsed.Stream { // its first byte comes after its last token
 		var answer float64
 		answer, bounded = longestAnswer(rq, a)
 		expected += answer
@@ -53,7 +54,7 @@ func (w *watcher) watch(rq *request, a *attempt) {
 			continue
 		}
 		// An answer in one piece does not show whether the cache was read before: it gets the time that it would need.
-		if rest := time.Until(c.sent.Add(time.Duration(legTimes * expected * float64(time.Second)))); !rq.parsed.Stream && rest > 0 && bounded {
+		if rest := time.Until(c.sent.Add(time.Duration(legTimes * expected * float64(time.Second)))); !rq.Parsed.Stream && rest > 0 && bounded {
 			timer := time.NewTimer(rest)
 			defer timer.Stop()
 			select {
@@ -75,14 +76,14 @@ func (w *watcher) isGone(id replica.ID) bool {
 }
 
 // longestAnswer is the predicted time in seconds of the longest answer that the request allows; false when it is not known.
-func longestAnswer(rq *request, a *attempt) (seconds float64, known bool) {
+func longestAnswer(rq *intake.Request, a *attempt) (seconds float64, known bool) {
 	pick := a.choice.Decision.Pick()
 	if pick == nil || pick.TPOT <= 0 {
 		return 0, false
 	}
-	tokens := rq.parsed.MaxTokens
+	tokens := rq.Parsed.MaxTokens
 	if tokens <= 0 {
-		m, _ := a.choice.Replica.Serves(rq.pool.Served)
+		m, _ := a.choice.Replica.Serves(rq.Pool.Served)
 		tokens = m.MaxLen - a.choice.Decision.PromptTokens
 	}
 	return pick.TPOT * float64(tokens), tokens > 0

@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"context"
@@ -17,48 +17,48 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// responses knows which replica stores a response, and which tenant owns it.
-type responses struct {
+// Responses knows which replica stores a response, and which tenant owns it.
+type Responses struct {
 	pins     *pins.Pins
 	fleet    FleetPins
 	upstream *upstream.Client
 }
 
-// mayRead reports whether a stored response may be read, continued or cancelled by the caller. Engines check no owner: the id
+// MayRead reports whether a stored response may be read, continued or cancelled by the caller. Engines check no owner: the id
 // suffices.
-func (s *responses) mayRead(ctx context.Context, rq *request, id string) bool {
-	tenant := rq.call.Tenant
-	_, owner := s.pinned(ctx, tenant, id)
-	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || rq.set.UnownedResponses)
+func (s *Responses) MayRead(ctx context.Context, rq *Request, id string) bool {
+	tenant := rq.Call.Tenant
+	_, owner := s.Pinned(ctx, tenant, id)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && (tenant == "" || rq.Settings.UnownedResponses)
 }
 
 // check refuses a request that continues a response of another tenant, on any route, and one that would give
 // its own response a name of the caller's choice: it could be another tenant's.
-func (s *responses) check(ctx context.Context, rq *request) error {
-	if rq.call.Tenant == "" || rq.parsed == nil {
+func (s *Responses) check(ctx context.Context, rq *Request) error {
+	if rq.Call.Tenant == "" || rq.Parsed == nil {
 		return nil
 	}
-	if id := rq.parsed.PreviousResponse; id != "" && !s.mayRead(ctx, rq, id) {
-		return unknownResponse(id)
+	if id := rq.Parsed.PreviousResponse; id != "" && !s.MayRead(ctx, rq, id) {
+		return UnknownResponse(id)
 	}
-	if rq.parsed.RequestID != "" && rq.call.Route == openai.RouteResponses {
+	if rq.Parsed.RequestID != "" && rq.Call.Route == openai.RouteResponses {
 		return apierror.New(apierror.InvalidBody, "must be left out where callers have keys: the engine names the response", nil, apierror.WithParam("request_id"))
 	}
 	return nil
 }
 
-// unknownResponse is what an engine says of a response that it does not have. One of another tenant is answered by the same
+// UnknownResponse is what an engine says of a response that it does not have. One of another tenant is answered by the same
 // bytes, and no engine is asked for either.
-func unknownResponse(id string) *apierror.Error {
+func UnknownResponse(id string) *apierror.Error {
 	type body struct {
 		Message string `json:"message"`
 		Type    string `json:"type"`
 		Param   string `json:"param"`
 		Code    int    `json:"code"`
 	}
-	text := mustJSON(struct {
+	text := MustJSON(struct {
 		Error body `json:"error"`
-	}{body{"Response with id '" + clip(id, 128) + "' not found.", "invalid_request_error", "response_id", http.StatusNotFound}})
+	}{body{"Response with id '" + Clip(id, 128) + "' not found.", "invalid_request_error", "response_id", http.StatusNotFound}})
 	return apierror.Upstream(http.StatusNotFound, "application/json", text)
 }
 
@@ -70,17 +70,17 @@ type FleetPins interface {
 	FindPin(ctx context.Context, response string) bool
 }
 
-// keepPin remembers where a response is stored, here and in the fleet.
-func (s *responses) keepPin(tenant, response string, id replica.ID) {
+// KeepPin remembers where a response is stored, here and in the fleet.
+func (s *Responses) KeepPin(tenant, response string, id replica.ID) {
 	s.pins.Put(tenant, response, id)
 	if s.fleet != nil && response != "" {
 		s.fleet.PinMade(tenant, response, id)
 	}
 }
 
-// pinned returns where a response is stored and which tenant owns it, as Pins.Get does, from another router of the fleet when this
+// Pinned returns where a response is stored and which tenant owns it, as Pins.Get does, from another router of the fleet when this
 // one has not seen the response made.
-func (s *responses) pinned(ctx context.Context, tenant, id string) (replica.ID, pins.Owner) {
+func (s *Responses) Pinned(ctx context.Context, tenant, id string) (replica.ID, pins.Owner) {
 	at, owner := s.pins.Get(tenant, id)
 	if owner != pins.OwnerUnknown || s.fleet == nil || !s.fleet.FindPin(ctx, id) {
 		return at, owner
@@ -90,23 +90,23 @@ func (s *responses) pinned(ctx context.Context, tenant, id string) (replica.ID, 
 
 // findHolder finds the replica that stores the response which the request continues: any other one
 // would answer that there is none. Where no replica has it, any of them answers so.
-func (s *responses) findHolder(ctx context.Context, rq *request) {
-	id := rq.parsed.PreviousResponse
-	if id == "" || rq.call.Route != openai.RouteResponses || len(rq.pool.Replicas) < 2 {
+func (s *Responses) findHolder(ctx context.Context, rq *Request) {
+	id := rq.Parsed.PreviousResponse
+	if id == "" || rq.Call.Route != openai.RouteResponses || len(rq.Pool.Replicas) < 2 {
 		return
 	}
-	at, owner := s.pinned(ctx, rq.call.Tenant, id)
+	at, owner := s.Pinned(ctx, rq.Call.Tenant, id)
 	known := owner == pins.OwnerSelf
 	if !known {
-		if at, known = s.locate(ctx, rq, id); known && rq.call.Tenant == "" {
-			s.keepPin("", id, at)
+		if at, known = s.locate(ctx, rq, id); known && rq.Call.Tenant == "" {
+			s.KeepPin("", id, at)
 		}
 	}
-	o := &rq.call.Options
-	if !known || !pools.Serves(rq.pool, at) || slices.Contains(o.Denied, at) || len(o.Allowed) > 0 && !slices.Contains(o.Allowed, at) {
+	o := &rq.Call.Options
+	if !known || !pools.Serves(rq.Pool, at) || slices.Contains(o.Denied, at) || len(o.Allowed) > 0 && !slices.Contains(o.Allowed, at) {
 		return
 	}
-	rq.holder = at
+	rq.Holder = at
 }
 
 const (
@@ -118,13 +118,13 @@ const (
 
 // locate asks the pool's replicas which of them stores a response: another router saw it made, or this
 // one before it was restarted.
-func (s *responses) locate(ctx context.Context, rq *request, id string) (replica.ID, bool) {
+func (s *Responses) locate(ctx context.Context, rq *Request, id string) (replica.ID, bool) {
 	ctx, cancel := context.WithTimeout(ctx, locateTimeout)
 	defer cancel()
-	found := make(chan replica.ID, len(rq.pool.Replicas))
+	found := make(chan replica.ID, len(rq.Pool.Replicas))
 	var all errgroup.Group
 	all.SetLimit(locateAtOnce)
-	for _, rep := range rq.pool.Replicas {
+	for _, rep := range rq.Pool.Replicas {
 		if rep.State != replica.StateReady && rep.State != replica.StateDraining {
 			continue
 		}
@@ -146,7 +146,7 @@ func (s *responses) locate(ctx context.Context, rq *request, id string) (replica
 }
 
 // stores asks one replica for a response.
-func (s *responses) stores(ctx context.Context, rep *replica.Replica, id string) bool {
+func (s *Responses) stores(ctx context.Context, rep *replica.Replica, id string) bool {
 	if ctx.Err() != nil {
 		return false
 	}
@@ -158,8 +158,8 @@ func (s *responses) stores(ctx context.Context, rep *replica.Replica, id string)
 	return resp.Status == http.StatusOK
 }
 
-// owns reports whether the caller made a response, as the fleet knows it.
-func (s *responses) owns(ctx context.Context, rq *request, id string) bool {
-	_, owner := s.pinned(ctx, rq.call.Tenant, id)
-	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && rq.call.Tenant == ""
+// Owns reports whether the caller made a response, as the fleet knows it.
+func (s *Responses) Owns(ctx context.Context, rq *Request, id string) bool {
+	_, owner := s.Pinned(ctx, rq.Call.Tenant, id)
+	return owner == pins.OwnerSelf || owner == pins.OwnerUnknown && rq.Call.Tenant == ""
 }

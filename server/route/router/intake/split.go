@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"cmp"
@@ -13,12 +13,12 @@ import (
 type sides struct {
 	registry *registry.Registry
 	splits   *splits.Splits
-	standby  standbys
+	standby  Standbys
 }
 
 // impose applies the gateway's priority, and the model of the gateway, of a rewrite or of a split, to what was read of the body.
-func (sd *sides) impose(rq *request) {
-	c, parsed := rq.call, rq.parsed
+func (sd *sides) impose(rq *Request) {
+	c, parsed := rq.Call, rq.Parsed
 	if c.Priority != 0 && !parsed.Present("priority") {
 		parsed.Priority = -c.Priority
 	}
@@ -31,8 +31,8 @@ func (sd *sides) impose(rq *request) {
 }
 
 // split puts a request on its side, where its model is split. A request that one replica alone can serve is on none.
-func (sd *sides) split(rq *request) {
-	c, asked := rq.call, rq.parsed.Model
+func (sd *sides) split(rq *Request) {
+	c, asked := rq.Call, rq.Parsed.Model
 	var sides []splits.Side
 	if c.Rewrites != nil {
 		to := c.Rewrites.Targets(asked)
@@ -47,41 +47,41 @@ func (sd *sides) split(rq *request) {
 	if len(sides) == 0 {
 		sides = sd.splits.Of(asked)
 	}
-	if len(sides) == 0 || c.Options.Pinned != "" || rq.parsed.PreviousResponse != "" {
+	if len(sides) == 0 || c.Options.Pinned != "" || rq.Parsed.PreviousResponse != "" {
 		return
 	}
 	view := sd.registry.Snapshot()
-	key := cmp.Or(rq.parsed.Session, rq.parsed.Opening(), c.RequestID)
-	rq.side = sd.splits.Assign(asked, sides, rq.call.Tenant+"\x00"+key, func(s splits.Side) bool {
+	key := cmp.Or(rq.Parsed.Session, rq.Parsed.Opening(), c.RequestID)
+	rq.Side = sd.splits.Assign(asked, sides, rq.Call.Tenant+"\x00"+key, func(s splits.Side) bool {
 		return hasReady(view, cmp.Or(s.Model, asked), s.Labels) || len(s.Labels) == 0 && sd.standby.room.Scales(cmp.Or(s.Model, asked))
 	})
-	if rq.side == nil {
+	if rq.Side == nil {
 		return
 	}
-	if rq.side.Model != asked {
-		c.Model = rq.side.Model
+	if rq.Side.Model != asked {
+		c.Model = rq.Side.Model
 	}
 	sd.limitTo(rq, view)
 }
 
 // limitTo limits the choice to the replicas of the request's side. Where the caller's own limits leave none of these, they count alone.
-func (sd *sides) limitTo(rq *request, view *registry.Snapshot) {
-	if len(rq.side.Labels) == 0 {
+func (sd *sides) limitTo(rq *Request, view *registry.Snapshot) {
+	if len(rq.Side.Labels) == 0 {
 		return
 	}
-	pool, ok := view.Pool(rq.side.Model)
+	pool, ok := view.Pool(rq.Side.Model)
 	if !ok {
 		return
 	}
-	own := rq.call.Options.Allowed
+	own := rq.Call.Options.Allowed
 	var allowed []replica.ID
 	for _, r := range pool.Replicas {
-		if hasLabels(r, rq.side.Labels) && (len(own) == 0 || slices.Contains(own, r.ID)) {
+		if hasLabels(r, rq.Side.Labels) && (len(own) == 0 || slices.Contains(own, r.ID)) {
 			allowed = append(allowed, r.ID)
 		}
 	}
 	if len(allowed) > 0 {
-		rq.call.Options.Allowed = allowed
+		rq.Call.Options.Allowed = allowed
 	}
 }
 

@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"context"
@@ -22,13 +22,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// intake makes a request of a call: it reads the body, holds the tenant to its limits, finds the pool and gets the prompt's token ids.
-type intake struct {
+// Intake makes a request of a call: it reads the body, holds the tenant to its limits, finds the pool and gets the prompt's token ids.
+type Intake struct {
 	set       atomic.Pointer[settings]
 	policies  policies
-	limits    *accounts
-	responses *responses
-	standby   standbys
+	Limits    *Accounts
+	Responses *Responses
+	Standby   Standbys
 	reader    reader
 	sides     sides
 	places    places
@@ -41,8 +41,8 @@ type intake struct {
 // policies has the settings of the policies that choose; *chooser.Chooser does.
 type policies interface{ Settings() *chooser.Settings }
 
-// intakeParams are the parts that an intake joins. All but Fleet, Bodies, Limits, Splits, Standby and Origin are required.
-type intakeParams struct {
+// Params are the parts that an intake joins. All but Fleet, Bodies, Limits, Splits, Standby and Origin are required.
+type Params struct {
 	Registry *registry.Registry
 	Tokens   *tokenizer.Pool
 	Upstream *upstream.Client
@@ -69,11 +69,11 @@ type PerModel struct {
 	Standby *standby.Room
 }
 
-// newIntake makes an intake. attempts bounds the replicas that one request is tried on.
-func newIntake(c Config, attempts int, p intakeParams) *intake {
-	responses, standby := &responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}, standbys{p.Standby}
-	in := &intake{
-		policies: p.Policies, limits: &accounts{owner: p.Limits}, responses: responses, standby: standby,
+// New makes an intake. attempts bounds the replicas that one request is tried on.
+func New(c Config, attempts int, p Params) *Intake {
+	responses, standby := &Responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}, Standbys{p.Standby}
+	in := &Intake{
+		policies: p.Policies, Limits: &Accounts{owner: p.Limits}, Responses: responses, Standby: standby,
 		reader:  reader{bodies: p.Bodies, steering: newSteering(instruments.New(p.Meter, "server/route/router"))},
 		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
 		places:  places{registry: p.Registry, standby: standby, responses: responses},
@@ -83,35 +83,38 @@ func newIntake(c Config, attempts int, p intakeParams) *intake {
 	return in
 }
 
-// update puts new settings in force, for requests that begin from now on.
-func (in *intake) update(c Config, attempts int) { in.set.Store(newSettings(c, attempts)) }
+// Update puts new settings in force, for requests that begin from now on.
+func (in *Intake) Update(c Config, attempts int) { in.set.Store(newSettings(c, attempts)) }
 
-func (in *intake) newRequest(ctx context.Context, call *Call) *request {
-	rq := &request{call: call, set: in.set.Load(), span: trace.SpanFromContext(ctx), id: newID(in.prefix), received: call.Received, policies: in.policies.Settings()}
-	if rq.received.IsZero() {
-		rq.received = time.Now()
+// ShowsOverlap reports whether the caller may see what replicas hold of its prompt, by the settings in force.
+func (in *Intake) ShowsOverlap(c Caller) bool { return in.set.Load().ShowsOverlap(c) }
+
+func (in *Intake) NewRequest(ctx context.Context, call *Call) *Request {
+	rq := &Request{Call: call, Settings: in.set.Load(), Span: trace.SpanFromContext(ctx), ID: NewID(in.prefix), Received: call.Received, Policies: in.policies.Settings()}
+	if rq.Received.IsZero() {
+		rq.Received = time.Now()
 	}
 	in.reader.checkID(rq)
-	if rq.span.IsRecording() {
-		rq.story = story.Begin(in.tracer, rq.span, rq.received)
+	if rq.Span.IsRecording() {
+		rq.Story = story.Begin(in.tracer, rq.Span, rq.Received)
 	}
 	return rq
 }
 
-// prepare learns what the choice needs: limit → read → pool → place → tokenize → book.
-func (in *intake) prepare(ctx context.Context, rq *request) error {
-	if err := in.limits.enter(rq); err != nil {
+// Prepare learns what the choice needs: limit → read → pool → place → tokenize → book.
+func (in *Intake) Prepare(ctx context.Context, rq *Request) error {
+	if err := in.Limits.Enter(rq); err != nil {
 		return err
 	}
 	read := in.reader.read
-	if rq.call.Route.TakesForm() {
+	if rq.Call.Route.TakesForm() {
 		read = in.reader.readForm
 	}
 	if err := read(rq); err != nil {
 		return err
 	}
 	in.sides.impose(rq)
-	in.limits.capPriority(rq)
+	in.Limits.capPriority(rq)
 	if err := isolate(rq); err != nil {
 		return err
 	}
@@ -129,41 +132,41 @@ func (in *intake) prepare(ctx context.Context, rq *request) error {
 	if err := in.encoder.tokenize(ctx, rq); err != nil {
 		return err
 	}
-	return in.limits.book(rq, rq.parsed.MaxTokens, false)
+	return in.Limits.Book(rq, rq.Parsed.MaxTokens, false)
 }
 
-// anywhere prepares a call whose body says nothing about its place: any replica that takes requests may serve it, or the one
+// Anywhere prepares a call whose body says nothing about its place: any replica that takes requests may serve it, or the one
 // that stores the response. It books nothing.
-func (in *intake) anywhere(ctx context.Context, rq *request, stored string) error {
-	if err := in.limits.enter(rq); err != nil {
+func (in *Intake) Anywhere(ctx context.Context, rq *Request, stored string) error {
+	if err := in.Limits.Enter(rq); err != nil {
 		return err
 	}
-	rq.parsed, rq.body = &openai.Request{Route: rq.call.Route, N: 1, Model: rq.call.Model}, rq.call.Body
+	rq.Parsed, rq.Body = &openai.Request{Route: rq.Call.Route, N: 1, Model: rq.Call.Model}, rq.Call.Body
 	snapshot := in.places.registry.Snapshot()
-	pool, err := pools.Any(snapshot, rq.call.Model, rq.call.Route.Generates())
+	pool, err := pools.Any(snapshot, rq.Call.Model, rq.Call.Route.Generates())
 	if err != nil {
 		return err
 	}
-	rq.pool = pool
+	rq.Pool = pool
 	if stored != "" {
-		if !in.responses.mayRead(ctx, rq, stored) {
-			return unknownResponse(stored)
+		if !in.Responses.MayRead(ctx, rq, stored) {
+			return UnknownResponse(stored)
 		}
-		if at, owner := in.responses.pinned(ctx, rq.call.Tenant, stored); owner == pins.OwnerSelf {
-			rq.holder, rq.pool = at, pools.Of(snapshot, at, pool)
+		if at, owner := in.Responses.Pinned(ctx, rq.Call.Tenant, stored); owner == pins.OwnerSelf {
+			rq.Holder, rq.Pool = at, pools.Of(snapshot, at, pool)
 		}
 	}
-	if rq.holder == "" && rq.call.Options.Pinned != "" {
+	if rq.Holder == "" && rq.Call.Options.Pinned != "" {
 		return in.places.checkPin(rq)
 	}
 	return nil
 }
 
-// socket learns what the choice for a WebSocket needs. model is the handshake's, empty for none.
-func (in *intake) socket(ctx context.Context, rq *request, model string) error {
-	session, source := openai.SessionFrom(rq.call.Header, rq.set.sessions)
-	rq.parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
-	rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(rq.call.Header)
+// Socket prepares a call for a WebSocket. model is the handshake's, empty for none.
+func (in *Intake) Socket(ctx context.Context, rq *Request, model string) error {
+	session, source := openai.SessionFrom(rq.Call.Header, rq.Settings.sessions)
+	rq.Parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
+	rq.Parsed.SessionReturn, rq.Parsed.SessionEnds = openai.SessionReturn(rq.Call.Header)
 	if err := in.places.findSocketPool(rq); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"io"
@@ -88,16 +88,16 @@ type Stream interface {
 	Pass()
 }
 
-// path is where the engine serves the call.
-func (c *Call) path() string {
+// EnginePath is where the engine serves the call.
+func (c *Call) EnginePath() string {
 	if c.Path != "" {
 		return c.Path
 	}
 	return c.Route.Path()
 }
 
-// method is POST unless the client said otherwise.
-func (c *Call) method() string {
+// EngineMethod is POST unless the client said otherwise.
+func (c *Call) EngineMethod() string {
 	if c.Method != "" {
 		return c.Method
 	}

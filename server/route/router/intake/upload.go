@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -11,32 +11,32 @@ const maxReplay = 256 << 10
 // upload is a body on its way to a replica: what was read of it, and the rest.
 type upload struct {
 	form *openai.Form
-	head []byte
+	Head []byte
 	rest Stream // nil when head is the whole
 	left int64  // bytes of rest, -1 when unknown
-	// spent is set once head and rest are no longer the whole body, which then cannot be sent again.
-	spent bool
+	// Spent is set once head and rest are no longer the whole body, which then cannot be sent again.
+	Spent bool
 }
 
 // rename puts the model's name on the replica into the form.
-func (u *upload) rename(model string) { u.head = u.form.HeadFor(model) }
+func (u *upload) rename(model string) { u.Head = u.form.HeadFor(model) }
 
 // size is the whole body's, as far as it is known.
-func (u *upload) size() int { return len(u.head) + int(max(u.left, 0)) }
+func (u *upload) size() int { return len(u.Head) + int(max(u.left, 0)) }
 
-// into makes the upload the body of a request to a replica.
-func (u *upload) into(out *upstream.Request) {
-	out.Body = u.head
+// Into makes the upload the body of a request to a replica.
+func (u *upload) Into(out *upstream.Request) {
+	out.Body = u.Head
 	out.Stream, out.StreamSize, out.Once = nil, 0, false
 	if u.rest != nil && u.left != 0 {
 		out.Stream, out.StreamSize = u, u.left
-		out.Once = u.left < 0 || len(u.head)+int(u.left) > maxReplay
+		out.Once = u.left < 0 || len(u.Head)+int(u.left) > maxReplay
 	}
 	out.Again = func() bool {
-		if u.spent {
+		if u.Spent {
 			return false
 		}
-		u.into(out)
+		u.Into(out)
 		return true
 	}
 }
@@ -48,14 +48,14 @@ func (u *upload) Read(p []byte) (int, error) {
 		u.left -= int64(n)
 	}
 	switch {
-	case u.spent:
-	case len(u.head)+n <= maxReplay:
-		u.head = append(u.head, p[:n]...)
+	case u.Spent:
+	case len(u.Head)+n <= maxReplay:
+		u.Head = append(u.Head, p[:n]...)
 	case n > 0:
-		u.spent = true
+		u.Spent = true
 		u.rest.Pass()
 	}
-	if isEnd(err) {
+	if IsEnd(err) {
 		u.left = 0
 	}
 	return n, err

@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"context"
@@ -13,17 +13,17 @@ import (
 // places finds the replicas that can serve a request.
 type places struct {
 	registry  *registry.Registry
-	standby   standbys
-	responses *responses
+	standby   Standbys
+	responses *Responses
 }
 
 // place finds out whether one replica alone can serve: the one that the caller names, or the one that
 // stores the response which the request continues.
-func (pl *places) place(ctx context.Context, rq *request) error {
+func (pl *places) place(ctx context.Context, rq *Request) error {
 	if err := pl.responses.check(ctx, rq); err != nil {
 		return err
 	}
-	if rq.call.Options.Pinned != "" {
+	if rq.Call.Options.Pinned != "" {
 		return pl.checkPin(rq)
 	}
 	pl.responses.findHolder(ctx, rq)
@@ -31,9 +31,9 @@ func (pl *places) place(ctx context.Context, rq *request) error {
 }
 
 // checkPin refuses a pin that no retry will make true.
-func (pl *places) checkPin(rq *request) error {
-	o := &rq.call.Options
-	name := "`" + clip(string(o.Pinned), 128) + "`"
+func (pl *places) checkPin(rq *Request) error {
+	o := &rq.Call.Options
+	name := "`" + Clip(string(o.Pinned), 128) + "`"
 	missing := func(message string) error {
 		return apierror.New(apierror.ReplicaNotFound, message, nil, apierror.WithParam("pin"))
 	}
@@ -43,8 +43,8 @@ func (pl *places) checkPin(rq *request) error {
 		return missing("There is no replica " + name + "; ReplicaService.List, GET /kvpilot/v1/replicas, lists the ids.")
 	case len(at.Models) == 0:
 		return nil // it has not reported yet what it serves
-	case !pools.Serves(rq.pool, at.ID):
-		return missing("The replica " + name + " does not serve the model `" + clip(rq.pool.Model, 128) + "`.")
+	case !pools.Serves(rq.Pool, at.ID):
+		return missing("The replica " + name + " does not serve the model `" + Clip(rq.Pool.Model, 128) + "`.")
 	case o.PinnedRank >= len(at.Slots):
 		return missing("The replica " + name + " has no such rank.")
 	}
@@ -53,9 +53,9 @@ func (pl *places) checkPin(rq *request) error {
 
 // findPool finds the replicas that serve the model. A body without a model means the one that each
 // engine would take.
-func (pl *places) findPool(ctx context.Context, rq *request) error {
-	name := rq.parsed.Model
-	if err := pl.standby.wait(ctx, rq, name); err != nil {
+func (pl *places) findPool(ctx context.Context, rq *Request) error {
+	name := rq.Parsed.Model
+	if err := pl.standby.Wait(ctx, rq, name); err != nil {
 		return err
 	}
 	snapshot := pl.registry.Snapshot()
@@ -77,20 +77,20 @@ func (pl *places) findPool(ctx context.Context, rq *request) error {
 
 // findAdapter finds the pool of a question: the adapter's where one is named, which must be one of the
 // model's, if that is named too.
-func (pl *places) findAdapter(ctx context.Context, rq *request, adapter string) error {
+func (pl *places) findAdapter(ctx context.Context, rq *Request, adapter string) error {
 	if adapter == "" {
 		return pl.findPool(ctx, rq)
 	}
 	snapshot := pl.registry.Snapshot()
 	pool, ok := snapshot.Pool(adapter)
-	if ok && rq.parsed.Model != "" && rq.parsed.Model != adapter {
+	if ok && rq.Parsed.Model != "" && rq.Parsed.Model != adapter {
 		if err := pl.findPool(ctx, rq); err != nil {
 			return err
 		}
-		ok = pool == rq.pool || pool.AdapterOf(rq.pool)
+		ok = pool == rq.Pool || pool.AdapterOf(rq.Pool)
 	}
 	if !ok || pool.Adapter == "" {
-		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
+		return apierror.New(apierror.ModelNotFound, "The model has no adapter `"+Clip(adapter, 128)+"`.", nil, apierror.WithParam("adapter"))
 	}
 	rq.usePool(pool)
 	return nil
@@ -98,24 +98,24 @@ func (pl *places) findAdapter(ctx context.Context, rq *request, adapter string) 
 
 // findSocketPool finds the replicas of a WebSocket. The model of a session is named inside the WebSocket, so a handshake without one goes to
 // the first pool that can serve.
-func (pl *places) findSocketPool(rq *request) error {
+func (pl *places) findSocketPool(rq *Request) error {
 	snapshot := pl.registry.Snapshot()
-	pool, ok := snapshot.Pool(rq.parsed.Model)
+	pool, ok := snapshot.Pool(rq.Parsed.Model)
 	switch {
-	case rq.parsed.Model == "":
+	case rq.Parsed.Model == "":
 		if pool, ok = pools.FirstReady(snapshot); !ok {
 			return apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(time.Second))
 		}
 	case !ok:
-		return pools.Unknown(rq.parsed.Model, snapshot)
-	case pool.Served != rq.parsed.Model:
-		query, err := url.ParseQuery(rq.call.RawQuery)
+		return pools.Unknown(rq.Parsed.Model, snapshot)
+	case pool.Served != rq.Parsed.Model:
+		query, err := url.ParseQuery(rq.Call.RawQuery)
 		if err != nil {
 			return apierror.New(apierror.InvalidBody, "the query cannot be read", err)
 		}
 		query.Set("model", pool.Served)
-		rq.call.RawQuery = query.Encode()
+		rq.Call.RawQuery = query.Encode()
 	}
-	rq.pool, rq.adapter = pool, pool.Adapter
+	rq.Pool, rq.Adapter = pool, pool.Adapter
 	return nil
 }

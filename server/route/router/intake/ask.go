@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"context"
@@ -8,42 +8,42 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// newQuestion makes the request of a question.
-func (in *intake) newQuestion(ctx context.Context, q *Question) *request {
-	rq := in.newRequest(ctx, &Call{
+// NewQuestion makes the request of a question.
+func (in *Intake) NewQuestion(ctx context.Context, q *Question) *Request {
+	rq := in.NewRequest(ctx, &Call{
 		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
 		Caller: Caller{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true}, Options: q.Options, Received: q.Received,
 	})
-	rq.question = q
+	rq.Question = q
 	return rq
 }
 
 // question reads a question.
-func (in *intake) question(ctx context.Context, rq *request, q *Question) error {
-	if err := in.limits.enter(rq); err != nil {
+func (in *Intake) question(ctx context.Context, rq *Request, q *Question) error {
+	if err := in.Limits.Enter(rq); err != nil {
 		return err
 	}
 	if err := in.readQuestion(rq, q); err != nil {
 		return err
 	}
 	if q.Model != "" {
-		rq.parsed.Model = q.Model
+		rq.Parsed.Model = q.Model
 	}
 	if q.Session != "" {
-		rq.parsed.Session, rq.parsed.SessionSource = q.Session, "session_id"
+		rq.Parsed.Session, rq.Parsed.SessionSource = q.Session, "session_id"
 	}
 	if q.Salt != "" {
-		rq.parsed.Salt, rq.parsed.Prompt.Salt = q.Salt, q.Salt
+		rq.Parsed.Salt, rq.Parsed.Prompt.Salt = q.Salt, q.Salt
 	}
 	if q.Priority != 0 {
-		rq.parsed.Priority = -q.Priority
+		rq.Parsed.Priority = -q.Priority
 	}
-	in.limits.capPriority(rq)
+	in.Limits.capPriority(rq)
 	if err := isolate(rq); err != nil {
 		return err
 	}
 	if err := in.places.findAdapter(ctx, rq, q.Adapter); err != nil {
-		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
+		if rq.Parsed.Truncated && rq.Parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
 			return errCutBeforeModel() // the caller's body may well name one
 		}
 		return err
@@ -54,9 +54,9 @@ func (in *intake) question(ctx context.Context, rq *request, q *Question) error 
 	return in.places.place(ctx, rq)
 }
 
-// ask learns what the answer to a question needs. Its caller must end the grant of the request.
-func (in *intake) ask(ctx context.Context, rq *request) error {
-	if err := in.question(ctx, rq, rq.question); err != nil {
+// Ask prepares a question. Its caller must end the grant of the request.
+func (in *Intake) Ask(ctx context.Context, rq *Request) error {
+	if err := in.question(ctx, rq, rq.Question); err != nil {
 		return err
 	}
 	return in.encoder.tokenize(ctx, rq)
@@ -68,17 +68,17 @@ func errCutBeforeModel() *apierror.Error {
 }
 
 // readQuestion finds the prompt in any of its forms.
-func (in *intake) readQuestion(rq *request, q *Question) error {
+func (in *Intake) readQuestion(rq *Request, q *Question) error {
 	switch {
 	case len(q.Body) > 0:
 		if err := in.reader.read(rq); err != nil {
 			return err
 		}
-		rq.call.Route = rq.parsed.Route
+		rq.Call.Route = rq.Parsed.Route
 	default:
-		rq.call.Route = openai.RouteCompletions
-		rq.parsed = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
-		p := &rq.parsed.Prompt
+		rq.Call.Route = openai.RouteCompletions
+		rq.Parsed = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
+		p := &rq.Parsed.Prompt
 		p.API = prompt.APICompletions
 		switch {
 		case len(q.IDs) > 0:
@@ -86,10 +86,10 @@ func (in *intake) readQuestion(rq *request, q *Question) error {
 		case q.Text != "":
 			p.Kind, p.Text = prompt.KindText, q.Text
 		}
-		rq.parsed.Session, rq.parsed.SessionSource = openai.SessionFrom(q.Header, rq.set.sessions)
-		rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(q.Header)
+		rq.Parsed.Session, rq.Parsed.SessionSource = openai.SessionFrom(q.Header, rq.Settings.sessions)
+		rq.Parsed.SessionReturn, rq.Parsed.SessionEnds = openai.SessionReturn(q.Header)
 	}
-	if !rq.call.Route.Generates() {
+	if !rq.Call.Route.Generates() {
 		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)
 	}
 	return nil

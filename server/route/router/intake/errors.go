@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"context"
@@ -10,11 +10,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// isEnd reports whether a body or an answer has come whole: a wrapped io.EOF is one that was cut off.
-func isEnd(err error) bool { return err == io.EOF }
+// IsEnd reports whether a body or an answer has come whole: a wrapped io.EOF is one that was cut off.
+func IsEnd(err error) bool { return err == io.EOF }
 
-// badRequest is the public form of an error of openai.Read.
-func badRequest(err error) *apierror.Error {
+// BadRequest is the public form of an error of openai.Read.
+func BadRequest(err error) *apierror.Error {
 	var bad *openai.BadRequest
 	if !errors.As(err, &bad) {
 		return apierror.From(err)
@@ -29,24 +29,24 @@ func badRequest(err error) *apierror.Error {
 	return apierror.New(reason, bad.Message, nil, apierror.WithParam(bad.Param))
 }
 
-// cause prefers the reason why the context ended.
-func cause(ctx context.Context, err error) error {
+// Cause prefers the reason why the context ended.
+func Cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); c != nil {
 		return c
 	}
 	return err
 }
 
-// clip shortens text that a caller sent before it is shown again.
-func clip(text string, limit int) string {
+// Clip shortens text that a caller sent before it is shown again.
+func Clip(text string, limit int) string {
 	if len(text) <= limit {
 		return text
 	}
 	return text[:limit] + "…"
 }
 
-// mustJSON marshals values of our own that always can be.
-func mustJSON(v any) []byte {
+// MustJSON marshals values of our own that always can be.
+func MustJSON(v any) []byte {
 	text, err := json.Marshal(v)
 	if err != nil {
 		panic("router: " + err.Error())

@@ -1,4 +1,4 @@
-package router
+package intake
 
 import (
 	"time"
@@ -61,8 +61,8 @@ func (b Booking) Reserves() bool { return b == Reserve || b == ReserveOnce }
 // Reports is what the caller reports of a request.
 type Reports uint8
 
-// truncated reports whether the body is the beginning of a longer one; nil asks nothing.
-func (q *Question) truncated() bool { return q != nil && q.Truncated }
+// IsCut reports whether the body is the beginning of a longer one; nil asks nothing.
+func (q *Question) IsCut() bool { return q != nil && q.Truncated }
 
 const (
 	// BookNothing makes a choice that waits for its turn and books nothing.
