@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -45,7 +46,7 @@ type loaded struct {
 	err    error
 }
 
-func (ad *adapters) serve(ctx context.Context, rq *intake.Request, d *delivery) error {
+func (ad *adapters) serve(ctx context.Context, rq *intake.Request, d *attempt.Delivery) error {
 	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: rq.Call.Header, Body: rq.Call.Body})
 	if err != nil {
 		return intake.BadRequest(err)
@@ -127,12 +128,12 @@ func (ad *adapters) ask(ctx context.Context, rq *intake.Request, rep *replica.Re
 		return loaded{err: err}
 	}
 	defer resp.Close()
-	body, err := resp.ReadAll(maxErrorBody)
+	body, err := resp.ReadAll(attempt.MaxErrorBody)
 	return loaded{status: resp.Status, header: resp.Header, body: body, err: err}
 }
 
 // joined makes one answer of all: the first refusal counts, else the first answer.
-func joined(d *delivery, targets []*replica.Replica, answers []loaded) error {
+func joined(d *attempt.Delivery, targets []*replica.Replica, answers []loaded) error {
 	var each []string
 	worst, failed := -1, 0
 	for i, a := range answers {
@@ -153,15 +154,15 @@ func joined(d *delivery, targets []*replica.Replica, answers []loaded) error {
 		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas failed (%s); retry: replicas that already succeeded report it", failed, len(targets), intake.Clip(list, 1024)), answers[worst].err)
 	}
 	a := answers[max(worst, 0)]
-	d.status = a.status
+	d.Status = a.status
 	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, headerAdapter: {list}}
 	if kind := a.header.Get("Content-Type"); kind != "" {
 		h.Set("Content-Type", kind)
 	}
-	if err := d.to.Begin(a.status, h); err != nil {
+	if err := d.To.Begin(a.status, h); err != nil {
 		return apierror.From(context.Canceled)
 	}
-	if err := d.to.Write(a.body); err != nil {
+	if err := d.To.Write(a.body); err != nil {
 		return apierror.From(context.Canceled)
 	}
 	return nil

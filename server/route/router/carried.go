@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -18,7 +19,7 @@ func errNotCarried(why string) error {
 
 // takeOver prepares the attempts of a request whose client has the beginning of its stream from another router. over is set when the client
 // has got all that was missing.
-func (an *answers) takeOver(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (over bool, err error) {
+func (an *answers) takeOver(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (over bool, err error) {
 	on := rq.Pool.Replicas[0]
 	for _, r := range rq.Pool.Replicas {
 		if intake.HasTokenRoutes(r) && (rq.Chat == nil || intake.AnswersChat(r)) {
@@ -26,7 +27,7 @@ func (an *answers) takeOver(ctx context.Context, rq *intake.Request, t *tries, d
 			break
 		}
 	}
-	s := &resumed{resumer: an.resumer, rq: rq, tries: t, d: d, follower: an.attempts.engines.follow(rq, on)}
+	s := &resumed{resumer: an.resumer, rq: rq, tries: t, d: d, follower: an.attempts.Engines.Follow(rq, on)}
 	if s.follower == nil {
 		return false, errNotCarried("its request is none of those that another replica continues")
 	}
@@ -47,12 +48,12 @@ func (an *answers) takeOver(ctx context.Context, rq *intake.Request, t *tries, d
 	an.resumer.results.Add(resultTaken)
 	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
 	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.Call.RequestID, "tokens", point.Answer)
-	t.carried, rq.Before = s.follower, point.Answer
+	t.Carried, rq.Before = s.follower, point.Answer
 	if point.Again {
 		rq.Before = tokensOf(rq)
 	}
-	t.continueAt(rq, point)
-	t.ask.Exclude = s.unable(point, t.ask.Exclude)
+	t.ContinueAt(rq, point)
+	t.Ask.Exclude = s.unable(point, t.Ask.Exclude)
 	return false, nil
 }
 
@@ -68,16 +69,16 @@ func tokensOf(rq *intake.Request) int {
 }
 
 // giveEnd gives a client the end of a stream of which it has all else.
-func (an *answers) giveEnd(d *delivery, end []byte) error {
-	if err := d.to.Begin(http.StatusOK, http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}); err != nil {
-		return gone(err)
+func (an *answers) giveEnd(d *attempt.Delivery, end []byte) error {
+	if err := d.To.Begin(http.StatusOK, http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}); err != nil {
+		return attempt.Gone(err)
 	}
-	d.begun, d.status = true, http.StatusOK
+	d.Begun, d.Status = true, http.StatusOK
 	if len(end) == 0 {
 		return nil
 	}
-	if err := d.to.Write(end); err != nil {
-		return gone(err)
+	if err := d.To.Write(end); err != nil {
+		return attempt.Gone(err)
 	}
 	return nil
 }

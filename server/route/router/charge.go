@@ -8,6 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -33,7 +34,7 @@ func (m bounds) bound(u quota.Usage) quota.Usage {
 type bill struct{ *intake.Request }
 
 // used is what the request has cost its tenant.
-func (rq bill) used(d *delivery, err error) quota.Usage {
+func (rq bill) used(d *attempt.Delivery, err error) quota.Usage {
 	used := rq.usedHere(d, err)
 	if errors.Is(err, errLeaving) {
 		if used.Charge != quota.ChargeUsage {
@@ -45,11 +46,11 @@ func (rq bill) used(d *delivery, err error) quota.Usage {
 }
 
 // usedHere is the part of the cost that arose at this router: another one has charged the tokens of a stream that the client carried here.
-func (rq bill) usedHere(d *delivery, err error) quota.Usage {
-	if rq.Events != nil && !d.chosen {
+func (rq bill) usedHere(d *attempt.Delivery, err error) quota.Usage {
+	if rq.Events != nil && !d.Chosen {
 		return quota.Usage{}
 	}
-	if u, ok := d.scan.Usage(); ok {
+	if u, ok := d.Scan.Usage(); ok {
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: u.PromptTokens, Output: u.CompletionTokens}
 		if rq.Before > 0 {
 			used.Output = max(0, used.Output-rq.Before)
@@ -59,30 +60,30 @@ func (rq bill) usedHere(d *delivery, err error) quota.Usage {
 		}
 		return rq.most(d).bound(used)
 	}
-	switch n := d.scan.ContentEvents(); {
+	switch n := d.Scan.ContentEvents(); {
 	case rq.Question != nil && !rq.OnlyIDs && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked} // its usage is not reported; a dry run has booked nothing
-	case n > 0 && !d.firstToken.IsZero(): // a stream without usage: the router's own count
+	case n > 0 && !d.FirstToken.IsZero(): // a stream without usage: the router's own count
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.PromptSize(), Output: rq.TokensIn(n)}
 		if rq.Before > 0 { // its beginning, which has no token, came from another router
 			used.Output = n
 		}
 		return used
-	case d.begun && err == nil:
+	case d.Begun && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked}
-	case d.chosen && clientLeft(err): // the engine was computing when the client left
+	case d.Chosen && clientLeft(err): // the engine was computing when the client left
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.PromptSize()}
 	}
 	return quota.Usage{}
 }
 
 // most bounds what the request took: by its prompt and by the answer that came. A token of an answer has at least one byte of it.
-func (rq bill) most(d *delivery) bounds {
+func (rq bill) most(d *attempt.Delivery) bounds {
 	var c *chooser.Choice
-	if d.attempt != nil {
-		c = d.attempt.choice
+	if d.Attempt != nil {
+		c = d.Attempt.Choice
 	}
-	return bounds{prompt: rq.mostPrompt(c), output: min(rq.mostOutput(), d.scan.Bytes())}
+	return bounds{prompt: rq.mostPrompt(c), output: min(rq.mostOutput(), d.Scan.Bytes())}
 }
 
 // mostOutside bounds what a request took that its caller sends.
@@ -112,7 +113,7 @@ func (rq bill) mostPrompt(c *chooser.Choice) int {
 	if p.HasMedia || rq.Upload != nil || rq.Holder != "" || rq.Question.IsCut() {
 		context = longContext
 		if c != nil {
-			if n := contextOf(c.Replica, rq.Pool.Served); n > 0 {
+			if n := attempt.ContextOf(c.Replica, rq.Pool.Served); n > 0 {
 				context = n
 			}
 		}
@@ -164,7 +165,7 @@ func clientLeft(err error) bool {
 
 // settle ends a request's grant with its use, as far as that is known. It must be called for each request, in every way
 // that the request can end.
-func settle(l *intake.Accounts, rq *intake.Request, d *delivery, err error) {
+func settle(l *intake.Accounts, rq *intake.Request, d *attempt.Delivery, err error) {
 	if rq.Grant.InUse() {
 		l.Settle(rq, bill{rq}.used(d, err))
 	}

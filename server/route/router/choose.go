@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -18,7 +19,7 @@ import (
 // advisor answers callers that send the request themselves.
 type advisor struct {
 	intake   *intake.Intake
-	attempts *dispatcher
+	attempts *attempt.Dispatcher
 	ends     *requestEnds
 	metrics  *metrics
 	chooser  *chooser.Chooser
@@ -41,7 +42,7 @@ func (qs *advisor) Choose(ctx context.Context, q *intake.Question) (*Answer, err
 
 // account has answer answer a question, and accounts for it, however it ends.
 func (qs *advisor) account(ctx context.Context, rq *intake.Request, answer func(context.Context, *intake.Request) (*Answer, error)) (_ *Answer, err error) {
-	d := &delivery{} // stays empty: the caller sends the request
+	d := &attempt.Delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
 		settle(qs.intake.Limits, rq, d, err)
@@ -59,8 +60,8 @@ func (qs *advisor) account(ctx context.Context, rq *intake.Request, answer func(
 
 // decide chooses, and books what the question asks for.
 func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, error) {
-	q, t := rq.Question, newTries(rq)
-	ask := &t.ask
+	q, t := rq.Question, attempt.NewTries(rq)
+	ask := &t.Ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
 	if q.Booking != intake.DryRun {
 		if err := qs.intake.Limits.Book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
@@ -83,11 +84,11 @@ func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, err
 			ask.Lease = qs.lease
 		}
 	}
-	chosen := new(attempt)
-	if err := qs.attempts.picker.choose(ctx, rq, t, chosen); err != nil {
+	chosen := new(attempt.Attempt)
+	if err := qs.attempts.Picker.Choose(ctx, rq, t, chosen); err != nil {
 		return nil, err
 	}
-	choice := chosen.choice
+	choice := chosen.Choice
 	if choice.Decision.TooLong {
 		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		return nil, tooLong(rq, choice, ask.Longest)
@@ -97,7 +98,7 @@ func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, err
 		return nil, apierror.From(intake.Cause(ctx, ctx.Err()))
 	}
 	if q.Booking != intake.DryRun {
-		qs.attempts.picker.learnRouted(ctx, rq, t, chosen)
+		qs.attempts.Picker.LearnRouted(ctx, rq, t, chosen)
 	}
 	host, port := replica.HostPort(choice.Replica.URL)
 	qs.metrics.decided(rq, chosen)
@@ -117,7 +118,7 @@ func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, err
 // tooLong is what an engine would say of a prompt of so many tokens.
 func tooLong(rq *intake.Request, c *chooser.Choice, tokens int) error {
 	return apierror.New(apierror.InvalidBody, fmt.Sprintf("This model's maximum context length is %d tokens. However, the prompt has %d tokens. Please reduce its length.",
-		contextOf(c.Replica, rq.Pool.Served), tokens), nil, apierror.WithParam("prompt"))
+		attempt.ContextOf(c.Replica, rq.Pool.Served), tokens), nil, apierror.WithParam("prompt"))
 }
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses

@@ -7,6 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/opening"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -25,19 +26,19 @@ const (
 func emptyResults() []string { return []string{emptyRetried, emptyAgreed, emptyPassed} }
 
 // expect prepares d for the answer of the attempt under way.
-func expect(rq *intake.Request, t *tries, d *delivery, streamed bool) {
-	waits := t.blank == nil && t.point == nil && rq.Call.Route.Generates() && rq.Parsed.Prompt.API != prompt.APIOther &&
-		rq.Upload == nil && rq.Holder == "" && rq.Call.Options.Pinned == "" && t.ask.Attempt+1 < rq.Settings.Attempts &&
-		d.attempt.choice.Decision.HasOtherReplica()
+func expect(rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, streamed bool) {
+	waits := t.Blank == nil && t.Point == nil && rq.Call.Route.Generates() && rq.Parsed.Prompt.API != prompt.APIOther &&
+		rq.Upload == nil && rq.Holder == "" && rq.Call.Options.Pinned == "" && t.Ask.Attempt+1 < rq.Settings.Attempts &&
+		d.Attempt.Choice.Decision.HasOtherReplica()
 	shape := opening.Shape{API: rq.Parsed.Prompt.API, Choices: max(1, rq.Parsed.N), Streamed: streamed}
-	d.opening.Begin(shape, waits, streamed && d.attempt.isSplit())
+	d.Opening.Begin(shape, waits, streamed && d.Attempt.IsSplit())
 }
 
 // withhold keeps the answer under way, which has nothing in it, and has another replica asked.
-func withhold(t *tries, d *delivery) *failure {
-	a := d.attempt
-	t.blank = &blank{choice: a.choice, status: a.resp.Status, header: a.resp.Header, body: d.opening.Kept()}
-	return &failure{outcome: retry.Empty, public: apierror.New(apierror.UpstreamError, "the replica's answer was empty", nil)}
+func withhold(t *attempt.Tries, d *attempt.Delivery) *attempt.Failure {
+	a := d.Attempt
+	t.Blank = &attempt.Blank{Choice: a.Choice, Status: a.Response.Status, Header: a.Response.Header, Body: d.Opening.Kept()}
+	return &attempt.Failure{Outcome: retry.Empty, Public: apierror.New(apierror.UpstreamError, "the replica's answer was empty", nil)}
 }
 
 // blanks judges answers without a token, and gives the client one where no other replica gave a better one.
@@ -47,34 +48,34 @@ type blanks struct {
 }
 
 // compared judges an answer without a token by what another replica gave for the same request.
-func (b *blanks) compared(t *tries, d *delivery) {
-	if t.blank == nil {
+func (b *blanks) compared(t *attempt.Tries, d *attempt.Delivery) {
+	if t.Blank == nil {
 		return
 	}
-	if d.opening.Empty(&d.scan) {
+	if d.Opening.Empty(&d.Scan) {
 		b.empties.Add(emptyAgreed)
 		return
 	}
-	t.blank.choice.Emptied()
+	t.Blank.Choice.Emptied()
 	b.empties.Add(emptyRetried)
 }
 
 // give gives the client the answer without a token that no other replica could better. It reports false when there is none.
-func (b *blanks) give(ctx context.Context, rq *intake.Request, t *tries, d *delivery) (given bool, err error) {
-	kept := t.blank
-	if kept == nil || d.begun || ctx.Err() != nil {
+func (b *blanks) give(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (given bool, err error) {
+	kept := t.Blank
+	if kept == nil || d.Begun || ctx.Err() != nil {
 		return false, nil
 	}
 	b.empties.Add(emptyPassed)
-	d.begun, d.status = true, kept.status
-	(&attempt{choice: kept.choice}).explain(rq, kept.header)
-	b.limits.Explain(rq, kept.header)
-	kept.header.Set("Content-Length", strconv.Itoa(len(kept.body)))
-	if err = d.to.Begin(kept.status, kept.header); err == nil && len(kept.body) > 0 {
-		err = d.to.Write(kept.body)
+	d.Begun, d.Status = true, kept.Status
+	(&attempt.Attempt{Choice: kept.Choice}).Explain(rq, kept.Header)
+	b.limits.Explain(rq, kept.Header)
+	kept.Header.Set("Content-Length", strconv.Itoa(len(kept.Body)))
+	if err = d.To.Begin(kept.Status, kept.Header); err == nil && len(kept.Body) > 0 {
+		err = d.To.Write(kept.Body)
 	}
 	if err != nil {
-		err = gone(err)
+		err = attempt.Gone(err)
 	}
 	return true, err
 }

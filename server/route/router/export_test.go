@@ -4,14 +4,15 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 const (
-	HeaderChoice  = headerChoice
-	HeaderOverlap = headerOverlap
-	HeaderReplica = headerReplica
+	HeaderChoice  = attempt.HeaderChoice
+	HeaderOverlap = attempt.HeaderOverlap
+	HeaderReplica = attempt.HeaderReplica
 	HeaderAdapter = headerAdapter
 	HeaderResume  = intake.HeaderResume
 )
@@ -22,13 +23,13 @@ func NewID(origin string) string { return intake.NewID(origin) }
 // SetLegs sets how long the legs of split requests may take in addition to their predicted time, and how long engines keep blocks that
 // nothing reads.
 func (r *Router) SetLegs(patience, lease time.Duration) {
-	r.attempts.legs.legTiming = legTiming{patience, lease}
+	r.attempts.Legs.Patience, r.attempts.Legs.Lease = patience, lease
 }
 
 // CopyPrefix copies the beginning of a prompt as for a request that waits.
 func (r *Router) CopyPrefix(id, model, salt string, prompt []uint32, p *chooser.Prefix) {
-	(&promptCopier{copier: r.attempts.copier, id: id, legs: openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}}).Copy(p)
+	r.attempts.Copier.Prefixes(id, openai.PrefixLegs{Model: model, Salt: salt, IDs: prompt}).Copy(p)
 }
 
 // SetCopyPatience sets how long a copy may take in addition to its predicted time.
-func (r *Router) SetCopyPatience(patience time.Duration) { r.attempts.copier.patience = patience }
+func (r *Router) SetCopyPatience(patience time.Duration) { r.attempts.Copier.Patience = patience }

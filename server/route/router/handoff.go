@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -24,7 +25,7 @@ import (
 // handoffs chooses replicas for requests that a gateway sends, and follows their answers.
 type handoffs struct {
 	intake   *intake.Intake
-	attempts *dispatcher
+	attempts *attempt.Dispatcher
 	registry *registry.Registry
 	breaker  *breaker.Breaker
 	ends     *requestEnds
@@ -36,8 +37,8 @@ type handoffs struct {
 type Handoff struct {
 	parts *handoffs
 	rq    *intake.Request
-	t     *tries
-	d     *delivery
+	t     *attempt.Tries
+	d     *attempt.Delivery
 	ahead leadBooking
 	// verdict is that of the answer's head; begun is set once there is one.
 	verdict retry.Verdict
@@ -58,7 +59,7 @@ const (
 )
 
 func (ho *handoffs) make(ctx context.Context, call *intake.Call, sight Sight) (_ *Handoff, err error) {
-	h := &Handoff{parts: ho, rq: ho.intake.NewRequest(ctx, call), d: &delivery{}}
+	h := &Handoff{parts: ho, rq: ho.intake.NewRequest(ctx, call), d: &attempt.Delivery{}}
 	ho.inFlight.Add(context.Background(), 1)
 	done := false
 	defer func() {
@@ -66,7 +67,7 @@ func (ho *handoffs) make(ctx context.Context, call *intake.Call, sight Sight) (_
 			h.finish(ctx, err)
 		}
 	}()
-	if err = ho.attempts.blame.sendable(call); err != nil {
+	if err = ho.attempts.Blame.Sendable(call); err != nil {
 		return nil, err
 	}
 	h.rq.Story.Admit(call.Received)
@@ -79,15 +80,15 @@ func (ho *handoffs) make(ctx context.Context, call *intake.Call, sight Sight) (_
 	if err != nil {
 		return nil, err
 	}
-	h.t = newTries(h.rq)
+	h.t = attempt.NewTries(h.rq)
 	if anywhere {
-		h.t.ask.Unstreamed, h.t.ask.Quiet, h.t.ask.NoQueue = true, true, true
+		h.t.Ask.Unstreamed, h.t.Ask.Quiet, h.t.Ask.NoQueue = true, true, true
 	}
 	// A gateway sends the request to one replica. Where that one does not have the prompt computed elsewhere, or its first token is not seen,
 	// the request is served whole.
-	h.t.ask.Splittable = h.t.ask.Splittable && call.Sidecars && sight == SeesAll
+	h.t.Ask.Splittable = h.t.Ask.Splittable && call.Sidecars && sight == SeesAll
 	if sight != SeesAll { // its first token is not seen, and its silence says nothing
-		h.t.ask.Unstreamed, h.t.ask.Quiet = true, true
+		h.t.Ask.Unstreamed, h.t.Ask.Quiet = true, true
 	}
 	if err = h.choose(ctx); err != nil {
 		return nil, err
@@ -105,14 +106,14 @@ func storedID(call *intake.Call) (id string, about bool) {
 
 // choose has a replica chosen, and makes that the attempt under way.
 func (h *Handoff) choose(ctx context.Context) error {
-	a := newAttempt(func() {})
-	if f := h.parts.attempts.choose(ctx, h.rq, h.t, h.d, a); f != nil {
-		return f.public
+	a := attempt.NewAttempt(func() {})
+	if f := h.parts.attempts.Choose(ctx, h.rq, h.t, h.d, a); f != nil {
+		return f.Public
 	}
-	h.ahead.lead = a.choice.Prefill()
-	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
-	a.hop = beginHop(h.rq, a)
-	a.hop.Sends(intake.Clip(h.rq.Call.EnginePath(), 256), a.chosen)
+	h.ahead.lead = a.Choice.Prefill()
+	h.parts.attempts.Picker.LearnRouted(ctx, h.rq, h.t, a)
+	a.Hop = attempt.BeginHop(h.rq, a)
+	a.Hop.Sends(intake.Clip(h.rq.Call.EnginePath(), 256), a.Chosen)
 	return nil
 }
 
@@ -130,10 +131,10 @@ func (h *Handoff) Body() (body []byte, changed bool) {
 func (h *Handoff) Streams() bool { return h.rq.Parsed.Stream }
 
 // Replica is the one that was chosen.
-func (h *Handoff) Replica() *replica.Replica { return h.d.attempt.choice.Replica }
+func (h *Handoff) Replica() *replica.Replica { return h.d.Attempt.Choice.Replica }
 
 // Decision is that of the attempt under way. It must not be changed.
-func (h *Handoff) Decision() *decision.Decision { return h.d.attempt.choice.Decision }
+func (h *Handoff) Decision() *decision.Decision { return h.d.Attempt.Choice.Decision }
 
 // Replicas are the chosen one and at most n-1 others that could serve the request, the best first.
 func (h *Handoff) Replicas(n int) []*replica.Replica {
@@ -158,37 +159,37 @@ func (h *Handoff) Replicas(n int) []*replica.Replica {
 
 // Header is what the request to the replica has in addition to the client's headers, or in place of them.
 func (h *Handoff) Header(ctx context.Context) http.Header {
-	out, a := http.Header{}, h.d.attempt
+	out, a := http.Header{}, h.d.Attempt
 	if id := h.rq.EngineID(); id != "" {
 		out.Set("X-Request-Id", id)
 	}
-	if len(a.choice.Replica.Slots) > 1 {
-		out.Set("X-Data-Parallel-Rank", strconv.Itoa(a.choice.Rank))
+	if len(a.Choice.Replica.Slots) > 1 {
+		out.Set("X-Data-Parallel-Rank", strconv.Itoa(a.Choice.Rank))
 	}
-	if key := a.choice.Replica.APIKey; !key.IsEmpty() {
+	if key := a.Choice.Replica.APIKey; !key.IsEmpty() {
 		out.Set("Authorization", "Bearer "+key.Reveal())
 	}
 	if h.rq.Lowered {
 		out.Set(intake.HeaderPriority, strconv.Itoa(h.rq.Parsed.Priority))
 	}
-	traceHeader(ctx, a.hop.Span(), out)
+	traceHeader(ctx, a.Hop.Span(), out)
 	return out
 }
 
 // Served reports that another replica served the request than the one that was chosen. The booking moves there.
 func (h *Handoff) Served(ctx context.Context, id replica.ID) {
-	a := h.d.attempt
-	if id == a.choice.Replica.ID || a.ended || h.begun {
+	a := h.d.Attempt
+	if id == a.Choice.Replica.ID || a.Ended || h.begun {
 		return
 	}
 	// Nothing is known about the first replica but that the gateway left it: it is probed again.
-	h.parts.attempts.blame.probe(a.choice.Replica.ID)
-	h.parts.attempts.blame.settle(h.rq, h.d, a, retry.Canceled)
+	h.parts.attempts.Blame.Probe(a.Choice.Replica.ID)
+	h.parts.attempts.Blame.Settle(h.rq, h.d, a, retry.Canceled)
 	h.release(a, nil, chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: id})
-	h.t.ask.Attempt++
-	h.t.ask.Options.Pinned, h.t.ask.Options.PinnedRank, h.t.ask.NoQueue = id, -1, true
+	h.t.Ask.Attempt++
+	h.t.Ask.Options.Pinned, h.t.Ask.Options.PinnedRank, h.t.Ask.NoQueue = id, -1, true
 	if err := h.choose(ctx); err != nil {
-		h.d.attempt, h.d.chosen = a, true // what follows is still about this request
+		h.d.Attempt, h.d.Chosen = a, true // what follows is still about this request
 	}
 }
 
@@ -202,21 +203,21 @@ type Head struct {
 
 // Begin reports the head of the answer. It returns the headers that explain the choice to the client.
 func (h *Handoff) Begin(head Head) http.Header {
-	a, out := h.d.attempt, http.Header{}
+	a, out := h.d.Attempt, http.Header{}
 	h.begun = true
 	h.verdict = verdictOf(head)
-	h.d.begun, h.d.status = true, head.Status
-	a.hop.Head(h.verdict, head.Status)
+	h.d.Begun, h.d.Status = true, head.Status
+	a.Hop.Head(h.verdict, head.Status)
 	if wait, known := retry.After(head.Header, time.Now()); known && (h.verdict == retry.Refused || h.verdict == retry.Unavailable) {
-		h.parts.breaker.Pause(a.choice.Replica.ID, wait)
+		h.parts.breaker.Pause(a.Choice.Replica.ID, wait)
 	}
 	if h.verdict == retry.OK {
-		a.choice.Begin()
-		a.choice.Alive()
-		h.parts.attempts.blame.served(h.rq, h.d, false)
+		a.Choice.Begin()
+		a.Choice.Alive()
+		h.parts.attempts.Blame.Served(h.rq, h.d, false)
 	}
-	h.d.scan.Reset(h.rq.Parsed.Prompt.API, mediaType(head.Header) == "text/event-stream")
-	a.explain(h.rq, out)
+	h.d.Scan.Reset(h.rq.Parsed.Prompt.API, attempt.MediaType(head.Header) == "text/event-stream")
+	a.Explain(h.rq, out)
 	h.parts.intake.Limits.Explain(h.rq, out)
 	return out
 }
@@ -245,26 +246,26 @@ func (h *Handoff) Write(piece []byte) {
 	if !h.begun || h.verdict != retry.OK || len(piece) == 0 {
 		return
 	}
-	d, a := h.d, h.d.attempt
-	first := d.scan.ContentEvents() == 0
-	d.scan.Feed(piece)
-	a.choice.Alive()
-	n := d.scan.ContentEvents()
+	d, a := h.d, h.d.Attempt
+	first := d.Scan.ContentEvents() == 0
+	d.Scan.Feed(piece)
+	a.Choice.Alive()
+	n := d.Scan.ContentEvents()
 	if n == 0 || !h.rq.Parsed.Stream {
 		return
 	}
 	if first {
 		h.ahead.computed()
-		d.sawFirstToken()
+		d.SawFirstToken()
 	}
-	if n >= a.reported+progressStep {
-		a.choice.Progress(n)
-		a.reported = n
+	if n >= a.Reported+attempt.ProgressStep {
+		a.Choice.Progress(n)
+		a.Reported = n
 	}
 }
 
 // Complete reports whether the stream of events said that it is over; false for other answers.
-func (h *Handoff) Complete() bool { return h.d.scan.Done() }
+func (h *Handoff) Complete() bool { return h.d.Scan.Done() }
 
 // End ends the request: err is nil when the answer came whole. The booking is released. Only the first call counts.
 func (h *Handoff) End(ctx context.Context, err error) {
@@ -272,63 +273,63 @@ func (h *Handoff) End(ctx context.Context, err error) {
 		return
 	}
 	if err == nil && !h.begun { // its answer is not seen
-		h.d.begun, h.d.status = true, http.StatusOK
+		h.d.Begun, h.d.Status = true, http.StatusOK
 	}
-	a := h.d.attempt
-	outcome, end := h.verdict, endOf(h.verdict)
-	var f *failure
+	a := h.d.Attempt
+	outcome, end := h.verdict, attempt.EndOf(h.verdict)
+	var f *attempt.Failure
 	switch {
 	case h.verdict != retry.OK:
-		f = &failure{outcome: h.verdict, public: apierror.Upstream(h.d.status, "", nil)}
+		f = &attempt.Failure{Outcome: h.verdict, Public: apierror.Upstream(h.d.Status, "", nil)}
 		if end == decision.EndMoved { // the gateway may retry, unseen
 			end = decision.EndFailed
 		}
 	case err != nil:
-		a.endedEarly()
+		a.EndedEarly()
 		outcome, end = retry.Canceled, decision.EndCanceled
-		f = &failure{outcome: outcome, public: apierror.From(err)}
+		f = &attempt.Failure{Outcome: outcome, Public: apierror.From(err)}
 	case h.begun:
-		outcome, end = h.d.outcome()
+		outcome, end = h.d.Outcome()
 	default:
 		outcome, end = retry.Canceled, decision.EndCompleted // says nothing about the replica
 	}
-	if !a.ended {
+	if !a.Ended {
 		blamed := outcome
-		if a.isSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
+		if a.IsSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
 			blamed = retry.Canceled
 		}
-		h.parts.attempts.blame.settle(h.rq, h.d, a, blamed)
+		h.parts.attempts.Blame.Settle(h.rq, h.d, a, blamed)
 		result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 		if h.begun {
-			h.parts.attempts.learnUsage(ctx, h.rq, h.d, &result)
+			h.parts.attempts.LearnUsage(ctx, h.rq, h.d, &result)
 		}
 		h.release(a, f, result)
 	}
 	if f != nil {
-		err = f.public
+		err = f.Public
 	}
 	h.finish(ctx, err)
 }
 
 // release ends an attempt.
-func (h *Handoff) release(a *attempt, f *failure, result chooser.Result) {
-	a.ended = true
-	endHop(h.rq, h.d, f)
+func (h *Handoff) release(a *attempt.Attempt, f *attempt.Failure, result chooser.Result) {
+	a.Ended = true
+	attempt.EndHop(h.rq, h.d, f)
 	if result.End == decision.EndCompleted {
 		h.ahead.computed()
 	}
 	h.ahead.release(result.End)
-	a.choice.Release(result)
-	a.hop.Released(result.End)
+	a.Choice.Release(result)
+	a.Hop.Released(result.End)
 }
 
 // finish accounts for the end of the request.
 func (h *Handoff) finish(ctx context.Context, err error) {
 	h.over = true
-	if err == nil && h.d.attempt == nil {
+	if err == nil && h.d.Attempt == nil {
 		err = errors.New("the choice panicked")
 	}
-	h.parts.attempts.blame.conclude(h.rq, h.d)
+	h.parts.attempts.Blame.Conclude(h.rq, h.d)
 	h.parts.ends.finish(ctx, h.rq, h.d, err)
 	settle(h.parts.intake.Limits, h.rq, h.d, err)
 	h.rq.Enc.Release()
@@ -340,8 +341,8 @@ func (h *Handoff) Lasts() time.Duration {
 	if pick == nil {
 		return 0
 	}
-	tokens := h.t.ask.ExpectedOutput
-	if limit := h.t.ask.OutputLimit; limit > 0 && (tokens <= 0 || limit < tokens) {
+	tokens := h.t.Ask.ExpectedOutput
+	if limit := h.t.Ask.OutputLimit; limit > 0 && (tokens <= 0 || limit < tokens) {
 		tokens = limit
 	}
 	return time.Duration((pick.TTFT + pick.TPOT*float64(max(0, tokens))) * float64(time.Second))
@@ -349,7 +350,7 @@ func (h *Handoff) Lasts() time.Duration {
 
 // Prefiller is the replica that is to compute the prompt for Replica; nil where the request is served whole.
 func (h *Handoff) Prefiller() *replica.Replica {
-	if lead := h.d.attempt.choice.Prefill(); lead != nil {
+	if lead := h.d.Attempt.Choice.Prefill(); lead != nil {
 		return lead.Replica
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
@@ -14,19 +15,19 @@ import (
 type inside struct {
 	*resumed
 	// client is the delivery to the client; the resumed one has a delivery for the stream.
-	client *delivery
-	tries  *tries
+	client *attempt.Delivery
+	tries  *attempt.Tries
 	whole  *resume.Whole
 	over   bool
 }
 
 // inside returns the answer in one piece that the attempt under way streams.
-func (rs *resumer) inside(ctx context.Context, rq *intake.Request, t *tries, d *delivery) source {
-	own, stream := *t, &delivery{attempt: d.attempt, doubts: d.doubts}
-	stream.scan.Reset(rq.Parsed.Prompt.API, true)
+func (rs *resumer) inside(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) source {
+	own, stream := *t, &attempt.Delivery{Attempt: d.Attempt, Doubts: d.Doubts}
+	stream.Scan.Reset(rq.Parsed.Prompt.API, true)
 	first := newReply(rq, stream)
-	s := &resumed{resumer: rs, rq: rq, tries: &own, d: stream, reply: first, follower: first.a.follower}
-	return &inside{resumed: s, client: d, tries: t, whole: first.a.whole}
+	s := &resumed{resumer: rs, rq: rq, tries: &own, d: stream, reply: first, follower: first.a.Follower}
+	return &inside{resumed: s, client: d, tries: t, whole: first.a.Whole}
 }
 
 // next implements source.
@@ -46,13 +47,13 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 			return nil, s.failed(err)
 		}
 	}
-	answer, err := s.whole.Answer(s.d.attempts > 0)
+	answer, err := s.whole.Answer(s.d.Attempts > 0)
 	if err != nil {
 		return nil, s.failed(err)
 	}
 	s.over = true
 	s.settle()
-	resp := s.client.attempt.resp
+	resp := s.client.Attempt.Response
 	resp.Header.Set("Content-Type", "application/json")
 	resp.ContentLength = int64(len(answer))
 	return answer, nil
@@ -60,10 +61,10 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 
 // take takes a piece of the stream.
 func (s *inside) take(piece []byte) error {
-	a := s.d.attempt
-	if s.d.scan.Feed(piece); !s.d.begun && s.d.scan.ContentEvents() > 0 {
-		if s.d.begun = a.choice.Begin(); !s.d.begun {
-			return errStalled
+	a := s.d.Attempt
+	if s.d.Scan.Feed(piece); !s.d.Begun && s.d.Scan.ContentEvents() > 0 {
+		if s.d.Begun = a.Choice.Begin(); !s.d.Begun {
+			return attempt.ErrStalled
 		}
 	}
 	return s.whole.Feed(piece)
@@ -71,24 +72,24 @@ func (s *inside) take(piece []byte) error {
 
 // settle leaves the attempt under way, and the shared state of the attempts, to the client's delivery.
 func (s *inside) settle() {
-	if s.client.attempt = s.d.attempt; s.client.attempt == nil { // no replica was chosen for the rest
-		s.client.attempt = s.reply.a
+	if s.client.Attempt = s.d.Attempt; s.client.Attempt == nil { // no replica was chosen for the rest
+		s.client.Attempt = s.reply.a
 	}
-	s.client.attempts += s.d.attempts
-	s.client.doubts = s.d.doubts
-	s.tries.ask.Attempt, s.tries.ask.Exclude = s.resumed.tries.ask.Attempt, s.resumed.tries.ask.Exclude
-	s.tries.passed, s.tries.before, s.tries.deaths = s.resumed.tries.passed, s.resumed.tries.before, s.resumed.tries.deaths
+	s.client.Attempts += s.d.Attempts
+	s.client.Doubts = s.d.Doubts
+	s.tries.Ask.Attempt, s.tries.Ask.Exclude = s.resumed.tries.Ask.Attempt, s.resumed.tries.Ask.Exclude
+	s.tries.Passed, s.tries.Before, s.tries.Deaths = s.resumed.tries.Passed, s.resumed.tries.Before, s.resumed.tries.Deaths
 }
 
 // failed is the failure of an answer that has not come whole.
 func (s *inside) failed(err error) error {
 	s.settle()
 	if errors.Is(err, resume.ErrNotWhole) && !s.whole.Failed() {
-		s.attempts.engines.noForm(s.client.attempt.choice.Replica, s.rq.Parsed.Prompt.API)
+		s.attempts.Engines.NoForm(s.client.Attempt.Choice.Replica, s.rq.Parsed.Prompt.API)
 	}
-	if f, ok := errors.AsType[*failure](err); ok && s.tries.deaths.named {
+	if f, ok := errors.AsType[*attempt.Failure](err); ok && s.tries.Deaths.Named {
 		poisoned := *f
-		poisoned.poisoned = true
+		poisoned.Poisoned = true
 		return &poisoned
 	}
 	return err

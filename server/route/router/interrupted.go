@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
@@ -97,27 +98,27 @@ func kindOf(rq *intake.Request, f *resume.Follower) string {
 }
 
 // causeOf is why a stream lost its replica, with f.
-func causeOf(a *attempt, f *failure) string {
+func causeOf(a *attempt.Attempt, f *attempt.Failure) string {
 	for _, known := range []struct {
 		err   error
 		cause string
-	}{{resume.ErrDiverged, causeDiverged}, {resume.ErrAborted, causeAborted}, {resume.ErrFailed, causeError}, {errStalled, causeStalled}} {
-		if errors.Is(f.public, known.err) {
+	}{{resume.ErrDiverged, causeDiverged}, {resume.ErrAborted, causeAborted}, {resume.ErrFailed, causeError}, {attempt.ErrStalled, causeStalled}} {
+		if errors.Is(f.Public, known.err) {
 			return known.cause
 		}
 	}
-	if a != nil && a.stopped.Load() {
+	if a != nil && a.Stopped.Load() {
 		return causeStalled
 	}
 	return causeBroken
 }
 
 // leftFor is why the requests of an attempt's rank move.
-func leftFor(a *attempt, view *registry.Snapshot) string {
-	switch r, there := view.Replica(a.choice.Replica.ID); {
+func leftFor(a *attempt.Attempt, view *registry.Snapshot) string {
+	switch r, there := view.Replica(a.Choice.Replica.ID); {
 	case !there:
 		return causeGone
-	case r.State == replica.StateDraining, r.IsRankDrained(a.choice.Rank):
+	case r.State == replica.StateDraining, r.IsRankDrained(a.Choice.Rank):
 		return causeDrain
 	}
 	return causeHalted

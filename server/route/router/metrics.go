@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/genai"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -61,16 +62,16 @@ const notable = time.Millisecond
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency that a panel shows to its trace.
-func (m *metrics) end(ctx context.Context, rq *intake.Request, d *delivery, public *apierror.Error, took time.Duration) {
+func (m *metrics) end(ctx context.Context, rq *intake.Request, d *attempt.Delivery, public *apierror.Error, took time.Duration) {
 	route, model := m.routes[rq.Call.Route], m.models.of(modelLabel(rq))
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
-	res := endLabels{route: rq.Call.Route, status: d.status}
+	res := endLabels{route: rq.Call.Route, status: d.Status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
 	m.requests.Add(plain, 1, model.result(res))
-	if d.firstToken.IsZero() { // else the first token's latency has it
+	if d.FirstToken.IsZero() { // else the first token's latency has it
 		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.Call.Route])
 	} else {
 		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.Call.Route])
@@ -78,33 +79,33 @@ func (m *metrics) end(ctx context.Context, rq *intake.Request, d *delivery, publ
 	if rq.Tokenizing > 0 {
 		m.encode.Record(plain, rq.Tokenizing.Seconds(), route)
 	}
-	a := d.attempt
+	a := d.Attempt
 	if a == nil {
 		m.genai.Record(genaiOf(rq, d, res, sse.Usage{}, took))
 		return
 	}
-	if a.overhead > notable {
-		m.overhead.Record(ctx, a.overhead.Seconds(), route)
+	if a.Overhead > notable {
+		m.overhead.Record(ctx, a.Overhead.Seconds(), route)
 	} else {
-		m.overhead.Record(plain, a.overhead.Seconds(), route)
+		m.overhead.Record(plain, a.Overhead.Seconds(), route)
 	}
-	m.held.Record(plain, a.held.Seconds(), route)
-	m.tokens.Add(plain, int64(a.choice.Held()), model.kinds[fromRouter][tokensOverlap])
-	if !d.firstToken.IsZero() {
-		m.ttft.Record(ctx, d.firstToken.Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
+	m.held.Record(plain, a.Held.Seconds(), route)
+	m.tokens.Add(plain, int64(a.Choice.Held()), model.kinds[fromRouter][tokensOverlap])
+	if !d.FirstToken.IsZero() {
+		m.ttft.Record(ctx, d.FirstToken.Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
 	}
 	u, source := costOf(rq, d)
 	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
-	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
+	if n := u.CompletionTokens; n > 1 && !d.FirstToken.IsZero() {
+		m.perToken.Record(plain, time.Since(d.FirstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
 	}
 	m.genai.Record(genaiOf(rq, d, res, u, took))
 }
 
 // genaiOf is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
-func genaiOf(rq *intake.Request, d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
+func genaiOf(rq *intake.Request, d *attempt.Delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
 		Operation: rq.Call.Route.Operation(), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
@@ -112,8 +113,8 @@ func genaiOf(rq *intake.Request, d *delivery, res endLabels, u sse.Usage, took t
 	if modelLabel(rq) != otherModel {
 		r.Model = rq.Pool.Model
 	}
-	if !d.firstToken.IsZero() {
-		r.FirstToken = d.firstToken.Sub(rq.Received)
+	if !d.FirstToken.IsZero() {
+		r.FirstToken = d.FirstToken.Sub(rq.Received)
 	}
 	switch {
 	case res.reason != apierror.Unspecified:
@@ -125,21 +126,21 @@ func genaiOf(rq *intake.Request, d *delivery, res endLabels, u sse.Usage, took t
 }
 
 // costOf is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
-func costOf(rq *intake.Request, d *delivery) (u sse.Usage, source int) {
-	if u, ok := d.scan.Usage(); ok {
+func costOf(rq *intake.Request, d *attempt.Delivery) (u sse.Usage, source int) {
+	if u, ok := d.Scan.Usage(); ok {
 		return u, fromEngine
 	}
-	if n := d.scan.ContentEvents(); n > 0 && !d.firstToken.IsZero() {
-		return sse.Usage{PromptTokens: d.attempt.choice.Decision.PromptTokens, CachedTokens: d.attempt.cachedOwn(), CompletionTokens: rq.TokensIn(n)}, fromRouter
+	if n := d.Scan.ContentEvents(); n > 0 && !d.FirstToken.IsZero() {
+		return sse.Usage{PromptTokens: d.Attempt.Choice.Decision.PromptTokens, CachedTokens: d.Attempt.CachedOwn(), CompletionTokens: rq.TokensIn(n)}, fromRouter
 	}
 	return sse.Usage{}, fromRouter
 }
 
 // decided counts a choice that was handed to the caller.
-func (m *metrics) decided(rq *intake.Request, a *attempt) {
+func (m *metrics) decided(rq *intake.Request, a *attempt.Attempt) {
 	route := m.routes[rq.Call.Route]
-	m.overhead.Record(context.Background(), a.overhead.Seconds(), route)
-	m.held.Record(context.Background(), a.held.Seconds(), route)
+	m.overhead.Record(context.Background(), a.Overhead.Seconds(), route)
+	m.held.Record(context.Background(), a.Held.Seconds(), route)
 	if rq.Tokenizing > 0 {
 		m.encode.Record(context.Background(), rq.Tokenizing.Seconds(), route)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
@@ -114,23 +115,23 @@ func (s *resumed) relocate(ctx context.Context) bool {
 
 // trial is the question for a replica that continues the stream from the point while its own replica still writes it. Its id is
 // another one, because both are booked at the same time.
-func (s *resumed) trial(point *resume.Point) *tries {
+func (s *resumed) trial(point *resume.Point) *attempt.Tries {
 	s.made++
 	t := *s.tries
-	t.ask.ID = fmt.Sprintf("%s-%d", s.rq.ID, s.made)
-	t.before += s.reply.a.held + time.Since(s.reply.a.chosen)
-	t.reset()
-	t.continueAt(s.rq, point)
-	t.ask.Exclude = s.unable(point, nil)
-	t.next(s.reply.a, nil)
-	t.readmit(s.reply.a, s.attempts.engines.registry.Snapshot())
+	t.Ask.ID = fmt.Sprintf("%s-%d", s.rq.ID, s.made)
+	t.Before += s.reply.a.Held + time.Since(s.reply.a.Chosen)
+	t.Reset()
+	t.ContinueAt(s.rq, point)
+	t.Ask.Exclude = s.unable(point, nil)
+	t.Next(s.reply.a, nil)
+	t.Readmit(s.reply.a, s.attempts.Engines.Registry.Snapshot())
 	return &t
 }
 
 // warmUp has another replica compute the context of the stream up to the point, in a goroutine.
 func (s *resumed) warmUp(ctx context.Context, point *resume.Point) *warming {
 	t := s.trial(point)
-	t.warms = true
+	t.Warms = true
 	rq := *s.rq
 	rq.Story = nil // belongs to the goroutine of the request
 	ctx, cancel := context.WithTimeout(ctx, warmWait)
@@ -143,27 +144,27 @@ func (s *resumed) warmUp(ctx context.Context, point *resume.Point) *warming {
 }
 
 // compute makes the attempt of a warm-up, and reports whether it came to its end.
-func (s *resumed) compute(ctx context.Context, rq *intake.Request, t *tries) bool {
-	d := &delivery{to: s.d.to}
-	defer s.attempts.blame.conclude(rq, d)
-	a, f := s.attempts.open(ctx, rq, t, d)
+func (s *resumed) compute(ctx context.Context, rq *intake.Request, t *attempt.Tries) bool {
+	d := &attempt.Delivery{To: s.d.To}
+	defer s.attempts.Blame.Conclude(rq, d)
+	a, f := s.attempts.Open(ctx, rq, t, d)
 	if f != nil {
 		return false
 	}
 	for {
-		_, err := a.resp.Next()
+		_, err := a.Response.Next()
 		switch {
 		case err == nil:
-			a.choice.Alive()
+			a.Choice.Alive()
 			continue
 		case intake.IsEnd(err):
-			s.attempts.blame.settle(rq, d, a, retry.OK)
-			s.attempts.end(ctx, rq, d, nil, decision.EndCompleted)
+			s.attempts.Blame.Settle(rq, d, a, retry.OK)
+			s.attempts.End(ctx, rq, d, nil, decision.EndCompleted)
 			return true
 		}
-		f := s.attempts.broke(ctx, d, err)
-		s.attempts.blame.settle(rq, d, a, f.outcome)
-		s.attempts.end(ctx, rq, d, f, endOf(f.outcome))
+		f := s.attempts.Broke(ctx, d, err)
+		s.attempts.Blame.Settle(rq, d, a, f.Outcome)
+		s.attempts.End(ctx, rq, d, f, attempt.EndOf(f.Outcome))
 		return false
 	}
 }
@@ -172,41 +173,41 @@ func (s *resumed) compute(ctx context.Context, rq *intake.Request, t *tries) boo
 // stays where it is when there is no such replica, or not in time.
 func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	old := s.reply.a
-	old.hop = s.rq.Story.Keep(old.hop)
-	t, d := s.trial(point), &delivery{to: s.d.to, begun: true, doubts: s.d.doubts}
+	old.Hop = s.rq.Story.Keep(old.Hop)
+	t, d := s.trial(point), &attempt.Delivery{To: s.d.To, Begun: true, Doubts: s.d.Doubts}
 	waits, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(moveWait, cancel)
-	a, f := s.attempts.open(waits, s.rq, t, d)
+	a, f := s.attempts.Open(waits, s.rq, t, d)
 	if f != nil {
-		s.d.doubts = d.doubts
+		s.d.Doubts = d.Doubts
 		late.Stop()
 		cancel()
 		return false
 	}
 	follower := s.follower.Clone()
-	s.follow(waits, follower, point, func() *replica.Replica { return a.choice.Replica })
-	d.attempt.earlier, d.attempt.follower = s.d.scan.ContentEvents(), follower
+	s.follow(waits, follower, point, func() *replica.Replica { return a.Choice.Replica })
+	d.Attempt.Earlier, d.Attempt.Follower = s.d.Scan.ContentEvents(), follower
 	next := newReply(s.rq, d)
 	next.d = s.d
 	first, err := next.first(ctx)
-	if err != nil && !intake.IsEnd(err) || len(first) == 0 || !late.Stop() || !a.choice.Begin() {
-		f := s.attempts.broke(waits, d, cmp.Or(err, errContinuation))
-		outcome := f.outcome
+	if err != nil && !intake.IsEnd(err) || len(first) == 0 || !late.Stop() || !a.Choice.Begin() {
+		f := s.attempts.Broke(waits, d, cmp.Or(err, attempt.ErrContinuation))
+		outcome := f.Outcome
 		if errors.Is(err, resume.ErrDiverged) { // through no fault of the replica
 			outcome = retry.Canceled
 		}
-		s.attempts.blame.settle(s.rq, d, a, outcome)
-		s.d.doubts = d.doubts
-		s.attempts.end(waits, s.rq, d, f, decision.EndFailed)
+		s.attempts.Blame.Settle(s.rq, d, a, outcome)
+		s.d.Doubts = d.Doubts
+		s.attempts.End(waits, s.rq, d, f, decision.EndFailed)
 		cancel()
 		return false
 	}
-	a.begun, s.d.doubts = true, d.doubts
+	a.Begun, s.d.Doubts = true, d.Doubts
 	s.leave(ctx, point, t)
-	s.d.attempt, s.d.attempts = a, s.d.attempts+1
+	s.d.Attempt, s.d.Attempts = a, s.d.Attempts+1
 	*s.tries = *t
-	s.attempts.pin(s.rq, s.d)
-	s.d.follows()
+	s.attempts.Pin(s.rq, s.d)
+	s.d.Follows()
 	s.reply, s.follower, s.ahead, s.fault = next, follower, first, err
 	context.AfterFunc(ctx, cancel)
 	return true
@@ -219,7 +220,7 @@ func (p *reply) first(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		out, err := p.a.follower.Feed(piece)
+		out, err := p.a.Follower.Feed(piece)
 		switch {
 		case err != nil && !intake.IsEnd(err):
 			return nil, err
@@ -227,18 +228,18 @@ func (p *reply) first(ctx context.Context) ([]byte, error) {
 			return bytes.Clone(out), err
 		}
 	}
-	return nil, errContinuation
+	return nil, attempt.ErrContinuation
 }
 
 // leave ends the part of the replica that is left.
-func (s *resumed) leave(ctx context.Context, point *resume.Point, t *tries) {
+func (s *resumed) leave(ctx context.Context, point *resume.Point, t *attempt.Tries) {
 	old := s.reply.a
-	f := &failure{outcome: retry.Moved, public: apierror.New(apierror.UpstreamStreamBroken, "the replica is left, and the stream continues on another one", nil)}
+	f := &attempt.Failure{Outcome: retry.Moved, Public: apierror.New(apierror.UpstreamStreamBroken, "the replica is left, and the stream continues on another one", nil)}
 	s.results.Add(resultMoved)
-	s.interrupted.Add(interruption{kindOf(s.rq, s.follower), leftFor(old, s.attempts.engines.registry.Snapshot()), true})
-	s.retries.again()
-	span.Note(ctx, span.EventResume, span.Replica.String(string(old.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
-	s.log.Info("a stream moves to another replica", "request", s.rq.Call.RequestID, "replica", string(old.choice.Replica.ID), "tokens", point.Answer, "decision", t.ask.ID)
-	s.attempts.blame.settle(s.rq, s.d, old, f.outcome)
-	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
+	s.interrupted.Add(interruption{kindOf(s.rq, s.follower), leftFor(old, s.attempts.Engines.Registry.Snapshot()), true})
+	s.retries.Again()
+	span.Note(ctx, span.EventResume, span.Replica.String(string(old.Choice.Replica.ID)), span.Attempt.Int(s.tries.Ask.Attempt), span.OutputTokens.Int(point.Answer))
+	s.log.Info("a stream moves to another replica", "request", s.rq.Call.RequestID, "replica", string(old.Choice.Replica.ID), "tokens", point.Answer, "decision", t.Ask.ID)
+	s.attempts.Blame.Settle(s.rq, s.d, old, f.Outcome)
+	s.attempts.End(ctx, s.rq, s.d, f, decision.EndResumed)
 }

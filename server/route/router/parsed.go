@@ -7,8 +7,8 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // Why a stream is not continued by token ids: no replica was asked, or its answer is as long as it may be.
@@ -20,12 +20,12 @@ var (
 // accepted reports whether a replica that is not dead makes of the request and of its answer so far what the first one did, and so can continue it.
 func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 	err := errNoParser
-	view, own := s.attempts.engines.registry.Snapshot(), s.own()
-	if s.reply != nil && leavesRank(s.reply.a, view) {
+	view, own := s.attempts.Engines.Registry.Snapshot(), s.own()
+	if s.reply != nil && attempt.LeavesRank(s.reply.a, view) {
 		own = "" // another rank of it
 	}
 	for _, o := range view.Replicas { // also those that came after the request
-		if _, serves := o.Serves(s.rq.Pool.Served); !serves || o.ID == own || slices.Contains(s.tries.ask.Exclude, o.ID) && !s.broke.had(o.ID) || o.State != replica.StateReady || !intake.HasTokenRoutes(o) {
+		if _, serves := o.Serves(s.rq.Pool.Served); !serves || o.ID == own || slices.Contains(s.tries.Ask.Exclude, o.ID) && !s.broke.had(o.ID) || o.State != replica.StateReady || !intake.HasTokenRoutes(o) {
 			continue
 		}
 		if err = s.accepts(ctx, o, point); err == nil {
@@ -40,19 +40,15 @@ func (s *resumed) accepted(ctx context.Context, point *resume.Point) bool {
 }
 
 func (s *resumed) accepts(ctx context.Context, on *replica.Replica, point *resume.Point) error {
-	e := s.attempts.engines
-	answer, err := e.askParser(ctx, s.rq, on, pathRender, s.rq.OrBody(s.rq.Body))
+	e := s.attempts.Engines
+	rendered, err := e.Rendered(ctx, s.rq, on)
 	if err != nil {
 		return err
 	}
-	rendered, err := openai.ReadRendered(answer)
-	if err != nil {
-		return err
-	}
-	if (&remainder{rq: s.rq, point: point}).asIDs(on, rendered) == nil {
+	if attempt.RestOf(s.rq, point).AsIDs(on, rendered) == nil {
 		return errNothingLeft
 	}
-	return point.Replay.Accept(rendered, e.parser(ctx, s.rq, func() *replica.Replica { return on }))
+	return point.Replay.Accept(rendered, e.Parser(ctx, s.rq, func() *replica.Replica { return on }))
 }
 
 // follow has a follower take the rest of the stream from point on, which comes from the replica that on returns.
@@ -63,7 +59,7 @@ func (s *resumed) follow(ctx context.Context, f *resume.Follower, point *resume.
 	case point.Replay == nil:
 		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, nil) })
 	default:
-		f.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, on))
+		f.ResumeParsed(s.attempts.Engines.Parser(ctx, s.rq, on))
 	}
 }
 
@@ -73,7 +69,7 @@ func (s *resumed) unable(point *resume.Point, excluded []replica.ID) []replica.I
 		return excluded
 	}
 	list := slices.Clone(excluded)
-	for _, o := range s.attempts.engines.registry.Snapshot().Replicas {
+	for _, o := range s.attempts.Engines.Registry.Snapshot().Replicas {
 		if !intake.HasTokenRoutes(o) && !slices.Contains(list, o.ID) {
 			list = append(list, o.ID)
 		}

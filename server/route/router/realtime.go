@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/tunnel"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -26,66 +27,66 @@ type Upgrade interface {
 // realtime connects clients and replicas by WebSockets.
 type realtime struct {
 	intake   *intake.Intake
-	attempts *dispatcher
+	attempts *attempt.Dispatcher
 	upstream *upstream.Client
 }
 
-func (rl *realtime) serve(ctx context.Context, rq *intake.Request, d *delivery, model string, up Upgrade) error {
+func (rl *realtime) serve(ctx context.Context, rq *intake.Request, d *attempt.Delivery, model string, up Upgrade) error {
 	if err := rl.intake.Socket(ctx, rq, model); err != nil {
 		return err
 	}
-	t := newTries(rq)
+	t := attempt.NewTries(rq)
 	// Only the two ends know when it computes, and it may be idle for hours.
-	t.ask.Unstreamed, t.ask.Quiet = true, true
-	if f := rl.attempts.retries.attempt(ctx, rq, t, d, func() *failure { return rl.connect(ctx, rq, t, d, up) }); f != nil {
-		return f.public
+	t.Ask.Unstreamed, t.Ask.Quiet = true, true
+	if f := rl.attempts.Retries.Run(ctx, rq, t, d, func() *attempt.Failure { return rl.connect(ctx, rq, t, d, up) }); f != nil {
+		return f.Public
 	}
 	return nil
 }
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
-func (rl *realtime) connect(ctx context.Context, rq *intake.Request, t *tries, d *delivery, up Upgrade) (f *failure) {
-	a := newAttempt(func() {})
-	if f = rl.attempts.choose(ctx, rq, t, d, a); f != nil {
+func (rl *realtime) connect(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, up Upgrade) (f *attempt.Failure) {
+	a := attempt.NewAttempt(func() {})
+	if f = rl.attempts.Choose(ctx, rq, t, d, a); f != nil {
 		return f
 	}
-	a.hop = beginHop(rq, a)
+	a.Hop = attempt.BeginHop(rq, a)
 	end := decision.EndFailed
-	defer func() { rl.attempts.end(ctx, rq, d, f, end) }()
+	defer func() { rl.attempts.End(ctx, rq, d, f, end) }()
 	out := &upstream.Request{
 		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery, Header: rq.Call.Header, Client: rq.Call.Client, RequestID: rq.EngineID(), Steers: rq.Call.Steers,
 	}
-	a.hop.Observe(out, intake.Clip(out.Path, 256))
-	there, resp, err := rl.upstream.Upgrade(ctx, upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}, out)
+	a.Hop.Observe(out, intake.Clip(out.Path, 256))
+	there, resp, err := rl.upstream.Upgrade(ctx, upstream.Target{Replica: a.Choice.Replica, Rank: a.Choice.Rank}, out)
 	if there == nil {
 		outcome := upstream.Classify(resp, err)
-		a.hop.Answered(resp, outcome)
-		f := worded(rl.attempts.refusals.refusal(ctx, a, resp, err, outcome))
-		rl.attempts.blame.settle(rq, d, a, f.outcome)
-		end = endOf(f.outcome)
+		a.Hop.Answered(resp, outcome)
+		f := worded(rl.attempts.Refusals.Refusal(ctx, a, resp, err, outcome))
+		rl.attempts.Blame.Settle(rq, d, a, f.Outcome)
+		end = attempt.EndOf(f.Outcome)
 		return f
 	}
 	defer there.Close()
-	a.hop.Answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
-	rl.attempts.blame.settle(rq, d, a, retry.OK)
-	delete(there.Header, headerRetryAfter)
-	a.explain(rq, there.Header)
+	a.Hop.Answered(&upstream.Response{Status: http.StatusSwitchingProtocols}, retry.OK)
+	rl.attempts.Blame.Settle(rq, d, a, retry.OK)
+	delete(there.Header, attempt.HeaderRetryAfter)
+	a.Explain(rq, there.Header)
 	here, err := up.Switch(there.Header)
 	if err != nil {
 		end = decision.EndCanceled
-		return &failure{outcome: retry.Canceled, public: switchError(err)}
+		return &attempt.Failure{Outcome: retry.Canceled, Public: switchError(err)}
 	}
 	defer here.Close()
-	d.begun, d.status = true, http.StatusSwitchingProtocols
-	if f = tunnelEnd(tunnel.Pass(ctx, rq.Settings.RealtimeIdle, a.choice.Alive, here, there)); f == nil {
+	d.Begun, d.Status = true, http.StatusSwitchingProtocols
+	if f = tunnelEnd(tunnel.Pass(ctx, rq.Settings.RealtimeIdle, a.Choice.Alive, here, there)); f == nil {
 		end = decision.EndCompleted
 		return nil
 	}
-	a.endedEarly()
-	if f.outcome == retry.Broken {
+	a.EndedEarly()
+	if f.Outcome == retry.Broken {
 		// Its health is checked at once. The breaker does not count it: the engine may have closed the connection because of the client.
-		rl.attempts.blame.probe(a.choice.Replica.ID)
+		rl.attempts.Blame.Probe(a.Choice.Replica.ID)
 		return f
 	}
 	end = decision.EndCanceled
@@ -101,34 +102,34 @@ func switchError(err error) *apierror.Error {
 }
 
 // worded gives a refusal without an error object one: engines answer handshakes by other means than requests.
-func worded(f *failure) *failure {
-	if f.public.Answer == nil {
+func worded(f *attempt.Failure) *attempt.Failure {
+	if f.Public.Answer == nil {
 		return f
 	}
 	var shape struct{ Error struct{ Message string } }
-	if json.Unmarshal(f.public.Answer.Body, &shape) == nil && shape.Error.Message != "" {
+	if json.Unmarshal(f.Public.Answer.Body, &shape) == nil && shape.Error.Message != "" {
 		return f
 	}
-	status := f.public.Answer.Status
+	status := f.Public.Answer.Status
 	text := intake.MustJSON(map[string]any{"error": map[string]any{
 		"message": "the replica refused the WebSocket: " + strings.ToLower(http.StatusText(status)), "type": "invalid_request_error", "param": nil, "code": status,
 	}})
-	f.public = apierror.Upstream(status, "application/json", text)
+	f.Public = apierror.Upstream(status, "application/json", text)
 	return f
 }
 
 // tunnelEnd judges why a WebSocket ended; closed is set when one of the two had sent the message that closes it.
-func tunnelEnd(cause error, closed bool) *failure {
+func tunnelEnd(cause error, closed bool) *attempt.Failure {
 	stopping, byRouter := errors.AsType[*apierror.Error](cause)
 	switch {
 	case byRouter:
-		return &failure{outcome: retry.Canceled, public: stopping}
+		return &attempt.Failure{Outcome: retry.Canceled, Public: stopping}
 	case closed:
 		return nil
 	case errors.Is(cause, tunnel.ErrIdle):
-		return &failure{outcome: retry.Canceled, public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
+		return &attempt.Failure{Outcome: retry.Canceled, Public: apierror.New(apierror.DeadlineExceeded, "the WebSocket was idle for too long (router.realtime_idle)", cause)}
 	case errors.Is(cause, tunnel.ErrReplicaEnd):
-		return &failure{outcome: retry.Broken, public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the WebSocket without a close frame", cause)}
+		return &attempt.Failure{Outcome: retry.Broken, Public: apierror.New(apierror.UpstreamStreamBroken, "the replica closed the WebSocket without a close frame", cause)}
 	}
-	return &failure{outcome: retry.Canceled, public: apierror.From(errors.Join(context.Canceled, cause))}
+	return &attempt.Failure{Outcome: retry.Canceled, Public: apierror.From(errors.Join(context.Canceled, cause))}
 }

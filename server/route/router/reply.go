@@ -5,6 +5,7 @@ import (
 	"io"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
@@ -20,8 +21,8 @@ type source interface {
 // reply is the answer of one replica.
 type reply struct {
 	rq *intake.Request
-	d  *delivery
-	a  *attempt
+	d  *attempt.Delivery
+	a  *attempt.Attempt
 	// streamed is set for a stream of events.
 	streamed bool
 	lead     sse.Lead
@@ -29,8 +30,8 @@ type reply struct {
 	ahead []byte
 }
 
-func newReply(rq *intake.Request, d *delivery) *reply {
-	return &reply{rq: rq, d: d, a: d.attempt, streamed: mediaType(d.attempt.resp.Header) == "text/event-stream"}
+func newReply(rq *intake.Request, d *attempt.Delivery) *reply {
+	return &reply{rq: rq, d: d, a: d.Attempt, streamed: attempt.MediaType(d.Attempt.Response.Header) == "text/event-stream"}
 }
 
 // next implements source. Comments in front of the first event are dropped: they must not begin the client's answer, since
@@ -40,10 +41,10 @@ func (p *reply) next(context.Context) ([]byte, error) {
 		p.ahead = nil
 		return piece, nil
 	}
-	piece, err := p.a.resp.Next()
+	piece, err := p.a.Response.Next()
 	for err == nil {
 		if !p.streamed || !sse.IsComment(piece) { // an engine that makes no progress sends comments too
-			p.a.choice.Alive()
+			p.a.Choice.Alive()
 		}
 		if !p.streamed {
 			return piece, nil
@@ -51,12 +52,12 @@ func (p *reply) next(context.Context) ([]byte, error) {
 		if piece = p.lead.Skip(piece); len(piece) > 0 {
 			return piece, nil
 		}
-		piece, err = p.a.resp.Next()
+		piece, err = p.a.Response.Next()
 	}
 	switch {
-	case p.streamed && p.d.scan.Done(): // the client has the whole answer, and may have left
+	case p.streamed && p.d.Scan.Done(): // the client has the whole answer, and may have left
 		return nil, io.EOF
-	case intake.IsEnd(err) && p.streamed && (p.d.scan.Events() > 0 || p.a.follower != nil) && !p.complete():
+	case intake.IsEnd(err) && p.streamed && (p.d.Scan.Events() > 0 || p.a.Follower != nil) && !p.complete():
 		return nil, io.ErrUnexpectedEOF
 	}
 	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off
@@ -68,7 +69,7 @@ func (*reply) close() {}
 // complete reports whether a stream that ended properly is whole: it said so, it reported an error, or each of its
 // choices is finished, as some engines leave it at. What streams of other formats say is not known here.
 func (p *reply) complete() bool {
-	scan := &p.d.scan
+	scan := &p.d.Scan
 	if scan.Done() || scan.Failed() {
 		return true
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/resume"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -23,8 +24,8 @@ import (
 
 // resumer has streams that break resumed on other replicas.
 type resumer struct {
-	attempts *dispatcher
-	retries  *retrier
+	attempts *attempt.Dispatcher
+	retries  *attempt.Retrier
 	tokens   *tokenizer.Pool
 	results  *instruments.Keyed[string]
 	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.
@@ -33,22 +34,22 @@ type resumer struct {
 }
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
-func (rs *resumer) source(ctx context.Context, rq *intake.Request, t *tries, d *delivery, first *reply) source {
-	if first.streamed && first.a.whole != nil {
+func (rs *resumer) source(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, first *reply) source {
+	if first.streamed && first.a.Whole != nil {
 		return rs.inside(ctx, rq, t, d)
 	}
 	if rq.Settings.ResumeStreams == 0 || !rq.Parsed.Stream {
 		return first
 	}
-	if t.carried != nil && first.a.follower == nil && first.streamed {
+	if t.Carried != nil && first.a.Follower == nil && first.streamed {
 		rs.pickUp(ctx, rq, t, first.a)
 	}
-	if !first.streamed && first.a.follower != nil {
-		first.a.follower.Lose(resume.LostForm)
+	if !first.streamed && first.a.Follower != nil {
+		first.a.Follower.Lose(resume.LostForm)
 	}
-	s := &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.follower}
+	s := &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.Follower}
 	if s.follower != nil {
-		s.follower.Halted = func() bool { return s.reply.a.paused.Aborted(ctx) }
+		s.follower.Halted = func() bool { return s.reply.a.Paused.Aborted(ctx) }
 	}
 	return s
 }
@@ -57,15 +58,15 @@ func (rs *resumer) source(ctx context.Context, rq *intake.Request, t *tries, d *
 type resumed struct {
 	*resumer
 	rq    *intake.Request
-	tries *tries
-	d     *delivery
+	tries *attempt.Tries
+	d     *attempt.Delivery
 	// reply is the one under way; follower is nil where the stream cannot be resumed.
 	reply    *reply
 	follower *resume.Follower
 	// fault is why the reply is not read on, after what was returned last; io.EOF once its end was written.
 	fault error
 	// first is the first break, or a move while there was none; resumes is how many breaks there were.
-	first   *failure
+	first   *attempt.Failure
 	resumes int
 	broke   breaks
 	others  otherRoutes
@@ -81,11 +82,11 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		switch {
 		case err == nil:
 			return piece, nil
-		case intake.IsEnd(err), !s.d.begun:
+		case intake.IsEnd(err), !s.d.Begun:
 			return nil, err
 		}
-		f := s.attempts.broke(ctx, s.d, err)
-		if f.outcome != retry.Broken {
+		f := s.attempts.Broke(ctx, s.d, err)
+		if f.Outcome != retry.Broken {
 			return nil, s.worst(f)
 		}
 		why := interruption{kindOf(s.rq, s.follower), causeOf(s.reply.a, f), true}
@@ -104,10 +105,10 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 }
 
 // diverged ends a stream whose answer another replica writes in another way, through no fault of that replica.
-func (s *resumed) diverged(ctx context.Context, f *failure) *failure {
+func (s *resumed) diverged(ctx context.Context, f *attempt.Failure) *attempt.Failure {
 	s.results.Add(resultDiverged)
-	s.attempts.blame.settle(s.rq, s.d, s.reply.a, retry.Canceled)
-	s.attempts.end(ctx, s.rq, s.d, f, decision.EndFailed)
+	s.attempts.Blame.Settle(s.rq, s.d, s.reply.a, retry.Canceled)
+	s.attempts.End(ctx, s.rq, s.d, f, decision.EndFailed)
 	return f
 }
 
@@ -116,14 +117,14 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 	for {
 		a := s.reply.a
 		if out := s.ahead; out != nil {
-			s.ahead, a.gave = nil, true
+			s.ahead, a.Gave = nil, true
 			return out, nil
 		}
 		if s.fault != nil {
 			return nil, s.fault
 		}
-		if a.point != nil && !s.reply.streamed {
-			return nil, errContinuation
+		if a.Point != nil && !s.reply.streamed {
+			return nil, attempt.ErrContinuation
 		}
 		if s.follower == nil || !s.reply.streamed {
 			return s.reply.next(ctx)
@@ -134,22 +135,22 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 		// Only while nothing but the replica is waited for may another one be asked instead.
 		waits := s.resumes < s.rq.Settings.ResumeStreams && s.couldLeave()
 		if waits {
-			a.choice.SetResumable(true)
+			a.Choice.SetResumable(true)
 		}
 		piece, err := s.reply.next(ctx)
 		if waits {
-			a.choice.SetResumable(false)
+			a.Choice.SetResumable(false)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if a.point != nil && !a.begun {
-			if a.begun = a.choice.Begin(); !a.begun {
-				return nil, errStalled // the rest came too late
+		if a.Point != nil && !a.Begun {
+			if a.Begun = a.Choice.Begin(); !a.Begun {
+				return nil, attempt.ErrStalled // the rest came too late
 			}
 		}
 		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
-			a.gave = a.gave || !sse.IsComment(piece)
+			a.Gave = a.Gave || !sse.IsComment(piece)
 			return piece, nil
 		}
 	}
@@ -170,7 +171,7 @@ func (s *resumed) couldLeave() bool {
 // the client has.
 func (s *resumed) moves() bool {
 	a := s.reply.a
-	return a.choice.ShouldMove() && s.d.begun && (a.point == nil || a.gave) && s.follower.Movable()
+	return a.Choice.ShouldMove() && s.d.Begun && (a.Point == nil || a.Gave) && s.follower.Movable()
 }
 
 // ending returns what is missing of a stream that ended early, after its finish reason; false if more is missing.
@@ -181,29 +182,29 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	end, ok := s.follower.Ending()
 	if ok {
 		s.fault = io.EOF
-		s.reply.a.endedEarly()
+		s.reply.a.EndedEarly()
 		s.results.Add(resultEnded)
 	}
 	return end, ok
 }
 
 // worst is the failure that the client gets after f: the first break, when no other replica could resume the stream.
-func (s *resumed) worst(f *failure) *failure {
-	if s.first != nil && f.outcome != retry.Canceled {
+func (s *resumed) worst(f *attempt.Failure) *attempt.Failure {
+	if s.first != nil && f.Outcome != retry.Canceled {
 		return s.first
 	}
 	return f
 }
 
 // resume has another replica resume the stream, which broke with f. The failure that it returns is the client's.
-func (s *resumed) resume(ctx context.Context, f *failure) *failure {
+func (s *resumed) resume(ctx context.Context, f *attempt.Failure) *attempt.Failure {
 	a := s.reply.a
-	if s.attempts.stopper.stops(ctx, s.rq, s.tries, s.d, f) {
+	if s.attempts.Stopper.Stops(ctx, s.rq, s.tries, s.d, f) {
 		return s.worst(f)
 	}
-	untouched := a.point != nil && !a.gave // the replica took the rest of the stream and gave nothing
+	untouched := a.Point != nil && !a.Gave // the replica took the rest of the stream and gave nothing
 	point, result := s.point(ctx, untouched, false)
-	if result == resultResumed && s.resumes > 0 && !s.retries.budget.Withdraw() { // the first time is free: the replica is gone
+	if result == resultResumed && s.resumes > 0 && !s.retries.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
 	}
 	if result != resultResumed {
@@ -211,33 +212,33 @@ func (s *resumed) resume(ctx context.Context, f *failure) *failure {
 		return s.worst(f)
 	}
 	s.results.Add(result)
-	span.Note(ctx, span.EventResume, span.Replica.String(string(a.choice.Replica.ID)), span.Attempt.Int(s.tries.ask.Attempt), span.OutputTokens.Int(point.Answer))
-	s.log.Info("resuming a stream on another replica", "request", s.rq.Call.RequestID, "replica", string(a.choice.Replica.ID), "tokens", point.Answer, "error", f.public)
+	span.Note(ctx, span.EventResume, span.Replica.String(string(a.Choice.Replica.ID)), span.Attempt.Int(s.tries.Ask.Attempt), span.OutputTokens.Int(point.Answer))
+	s.log.Info("resuming a stream on another replica", "request", s.rq.Call.RequestID, "replica", string(a.Choice.Replica.ID), "tokens", point.Answer, "error", f.Public)
 	if s.first == nil {
 		s.first = f
 	}
 	switch {
 	case untouched:
-		s.tries.refusals++
+		s.tries.Refusals++
 	default:
 		s.resumes++
-		s.tries.refusals = 0
+		s.tries.Refusals = 0
 	}
-	a.endedEarly()
-	s.attempts.blame.settle(s.rq, s.d, a, f.outcome)
-	s.attempts.end(ctx, s.rq, s.d, f, decision.EndResumed)
-	s.retries.again()
-	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.choice.Replica })
-	s.tries.continueAt(s.rq, point)
+	a.EndedEarly()
+	s.attempts.Blame.Settle(s.rq, s.d, a, f.Outcome)
+	s.attempts.End(ctx, s.rq, s.d, f, decision.EndResumed)
+	s.retries.Again()
+	s.follow(ctx, s.follower, point, func() *replica.Replica { return s.reply.a.Choice.Replica })
+	s.tries.ContinueAt(s.rq, point)
 	s.prepare(a)
 	if untouched {
-		s.tries.ask.Exclude = s.unable(point, slices.DeleteFunc(s.tries.ask.Exclude, func(id replica.ID) bool {
-			return id != a.choice.Replica.ID && s.broke.had(id)
+		s.tries.Ask.Exclude = s.unable(point, slices.DeleteFunc(s.tries.Ask.Exclude, func(id replica.ID) bool {
+			return id != a.Choice.Replica.ID && s.broke.had(id)
 		}))
 		return s.reopen(ctx)
 	}
-	excluded, avoided := s.broke.add(a, s.attempts.engines.registry.Snapshot())
-	s.tries.ask.Exclude, s.tries.ask.Avoid = s.unable(point, excluded), avoided // a replica that refused the request before may take its rest
+	excluded, avoided := s.broke.add(a, s.attempts.Engines.Registry.Snapshot())
+	s.tries.Ask.Exclude, s.tries.Ask.Avoid = s.unable(point, excluded), avoided // a replica that refused the request before may take its rest
 	return s.reopen(ctx)
 }
 
@@ -251,13 +252,13 @@ func (b breaks) had(id replica.ID) bool {
 
 // add notes a break at a, and returns the replicas that must not get the rest of the stream: that one, unless it has restarted since. Those where it
 // broke before are only avoided: two replicas whose connections break in turn would leave none.
-func (b *breaks) add(a *attempt, view *registry.Snapshot) (excluded, avoided []replica.ID) {
+func (b *breaks) add(a *attempt.Attempt, view *registry.Snapshot) (excluded, avoided []replica.ID) {
 	for _, r := range *b {
 		if now, there := view.Replica(r.ID); there && now.Life == r.Life {
 			avoided = append(avoided, r.ID)
 		}
 	}
-	own := a.choice.Replica
+	own := a.Choice.Replica
 	*b = append(*b, own)
 	if now, there := view.Replica(own.ID); there && now.Life != own.Life && now.State == replica.StateReady {
 		return nil, avoided
@@ -266,30 +267,30 @@ func (b *breaks) add(a *attempt, view *registry.Snapshot) (excluded, avoided []r
 }
 
 // prepare prepares the attempt after a.
-func (s *resumed) prepare(a *attempt) {
-	s.tries.before += a.held + time.Since(a.chosen)
-	s.tries.next(a, s.first)
+func (s *resumed) prepare(a *attempt.Attempt) {
+	s.tries.Before += a.Held + time.Since(a.Chosen)
+	s.tries.Next(a, s.first)
 }
 
 // reopen asks replicas for the rest of the stream until one sends it.
-func (s *resumed) reopen(ctx context.Context) *failure {
+func (s *resumed) reopen(ctx context.Context) *attempt.Failure {
 	for {
-		earlier := s.d.scan.ContentEvents()
-		a, f := s.attempts.open(ctx, s.rq, s.tries, s.d)
+		earlier := s.d.Scan.ContentEvents()
+		a, f := s.attempts.Open(ctx, s.rq, s.tries, s.d)
 		switch {
 		case f == nil:
-			a.earlier, a.follower = earlier, s.follower
+			a.Earlier, a.Follower = earlier, s.follower
 			s.reply, s.fault = newReply(s.rq, s.d), nil
-			s.attempts.pin(s.rq, s.d)
+			s.attempts.Pin(s.rq, s.d)
 			return nil
-		case f.unchosen && ctx.Err() != nil:
+		case f.Unchosen && ctx.Err() != nil:
 			return f
-		case f.unchosen, f.poisoned, !f.outcome.Retryable(), s.tries.refusals+1 >= s.rq.Settings.MostAsked(), ctx.Err() != nil,
-			!s.retries.worth(s.rq, s.tries, s.d, f), !f.outcome.Gone() && !s.retries.withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
+		case f.Unchosen, f.Poisoned, !f.Outcome.Retryable(), s.tries.Refusals+1 >= s.rq.Settings.MostAsked(), ctx.Err() != nil,
+			!s.retries.Worth(s.rq, s.tries, s.d, f), !f.Outcome.Gone() && !s.retries.Withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
 			return s.worst(f)
 		}
-		s.retries.note(ctx, f)
-		s.tries.refusals++
+		s.retries.Note(ctx, f)
+		s.tries.Refusals++
 		s.prepare(a)
 	}
 }
@@ -306,9 +307,9 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 		point, ok = s.follower.Point()
 	}
 	switch {
-	case !ok || !point.Again && (&remainder{rq: s.rq, point: &point}).left(nil) < 1:
+	case !ok || !point.Again && attempt.RestOf(s.rq, &point).Left(nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.refusals+1 >= s.rq.Settings.MostAsked(), !untouched && !moved && s.resumes >= s.rq.Settings.ResumeStreams:
+	case untouched && s.tries.Refusals+1 >= s.rq.Settings.MostAsked(), !untouched && !moved && s.resumes >= s.rq.Settings.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		if point, ok = s.follower.Again(); !ok || moved {
@@ -325,12 +326,12 @@ func (s *resumed) own() replica.ID {
 	if s.reply == nil {
 		return ""
 	}
-	return s.reply.a.choice.Replica.ID
+	return s.reply.a.Choice.Replica.ID
 }
 
 // wholeText asks a replica whether the client has all text of the ids before the point, but what was held back.
 func (s *resumed) wholeText(ctx context.Context, point *resume.Point) bool {
-	var own *attempt
+	var own *attempt.Attempt
 	if s.reply != nil {
 		own = s.reply.a
 	}
@@ -346,7 +347,7 @@ const (
 )
 
 // texts asks replicas that are not dead for the texts of lists of ids.
-func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([]string, bool) {
+func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt.Attempt) ([]string, bool) {
 	var texts []string
 	var err error
 	for try := range textTries {
@@ -354,7 +355,7 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([
 			break
 		}
 		within, cancel := context.WithTimeout(ctx, s.rq.Settings.TokenizeTimeout)
-		texts, err = s.tokens.DetokenizeBatch(within, s.attempts.engines.readers(s.rq, dead), s.rq.Pool.Served, lists)
+		texts, err = s.tokens.DetokenizeBatch(within, s.attempts.Engines.Readers(s.rq, dead), s.rq.Pool.Served, lists)
 		cancel()
 		if err == nil {
 			break
@@ -367,10 +368,10 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt) ([
 }
 
 // pickUp has an attempt follow the stream from the point on.
-func (rs *resumer) pickUp(ctx context.Context, rq *intake.Request, t *tries, a *attempt) {
-	a.follower = t.carried.Clone()
+func (rs *resumer) pickUp(ctx context.Context, rq *intake.Request, t *attempt.Tries, a *attempt.Attempt) {
+	a.Follower = t.Carried.Clone()
 	s := &resumed{resumer: rs, rq: rq, tries: t}
-	s.follow(ctx, a.follower, t.point, func() *replica.Replica { return a.choice.Replica })
+	s.follow(ctx, a.Follower, t.Point, func() *replica.Replica { return a.Choice.Replica })
 }
 
 // otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -29,7 +30,7 @@ type Params struct {
 	Tokens   *tokenizer.Pool
 	Chooser  *chooser.Chooser
 	// Decider decides and books; nil: Chooser does.
-	Decider  Decider
+	Decider  attempt.Decider
 	Upstream *upstream.Client
 	Breaker  *breaker.Breaker
 	Budget   *retry.Budget
@@ -46,11 +47,11 @@ type Params struct {
 	// Lease is the life of a reservation handed to an external caller that names none.
 	Lease time.Duration
 	// Guesses notes where prompts go that are known by their text only; nil notes nothing.
-	Guesses Guesses
+	Guesses attempt.Guesses
 	// Origin begins the ids of decisions and reservations, with hexadecimal digits that name this router in its fleet; empty: none.
 	Origin string
 	// Count counts requests by their ends; nil counts none.
-	Count Counter
+	Count attempt.Counter
 
 	Log    *slog.Logger
 	Meter  metric.MeterProvider
@@ -67,7 +68,7 @@ type Router struct {
 
 	inFlight metric.Int64UpDownCounter
 	intake   *intake.Intake
-	attempts *dispatcher
+	attempts *attempt.Dispatcher
 	answers  *answers
 	ends     *requestEnds
 	stored   *storedCalls
@@ -99,7 +100,7 @@ func New(c intake.Config, p Params) (*Router, error) {
 		Tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
 	})
 	results := newResumes(p.Meter)
-	r.attempts = newDispatcher(dispatcherParams{
+	r.attempts = attempt.New(attempt.Params{
 		Registry: p.Registry, Tokens: p.Tokens, Decider: p.Decider, Upstream: p.Upstream, Breaker: p.Breaker, Budget: p.Budget, Guesses: p.Guesses,
 		Count: p.Count, Intake: r.intake, Resumes: results, Meter: p.Meter, Log: p.Log,
 	})
@@ -125,7 +126,7 @@ func (r *Router) Update(c intake.Config, attempts int) error {
 // Serve answers one call through to. An error is an *apierror.Error; it means that the Sink was
 // given nothing, or that the answer broke after its first byte.
 func (r *Router) Serve(ctx context.Context, call *intake.Call, to intake.Sink) error {
-	return r.account(ctx, call, to, func(rq *intake.Request, d *delivery) error {
+	return r.account(ctx, call, to, func(rq *intake.Request, d *attempt.Delivery) error {
 		rq.Story.Admit(call.Received)
 		rq.Standby.To = to
 		if err := r.intake.Prepare(ctx, rq); err != nil {
@@ -142,39 +143,39 @@ func (r *Router) Serve(ctx context.Context, call *intake.Call, to intake.Sink) e
 func (r *Router) Leave() { r.leaving.leave() }
 
 // account has serve answer a call, and accounts for it, however it ends.
-func (r *Router) account(ctx context.Context, call *intake.Call, to intake.Sink, serve func(*intake.Request, *delivery) error) (err error) {
-	rq, d := r.intake.NewRequest(ctx, call), &delivery{to: to}
+func (r *Router) account(ctx context.Context, call *intake.Call, to intake.Sink, serve func(*intake.Request, *attempt.Delivery) error) (err error) {
+	rq, d := r.intake.NewRequest(ctx, call), &attempt.Delivery{To: to}
 	r.inFlight.Add(context.Background(), 1)
 	defer func() { // also when a handler panics
-		r.attempts.blame.conclude(rq, d)
+		r.attempts.Blame.Conclude(rq, d)
 		settle(r.intake.Limits, rq, d, err)
 		rq.Enc.Release()
 	}()
-	if err = r.attempts.blame.sendable(call); err == nil {
+	if err = r.attempts.Blame.Sendable(call); err == nil {
 		err = serve(rq, d)
 	}
-	r.attempts.blame.conclude(rq, d)
+	r.attempts.Blame.Conclude(rq, d)
 	r.ends.finish(ctx, rq, d, err)
 	return err
 }
 
 // answer tries replicas until one has answered or the request must end.
-func (r *Router) answer(ctx context.Context, rq *intake.Request, d *delivery) error {
-	t := newTries(rq)
-	t.ask.Copier = r.attempts.copier.of(rq)
+func (r *Router) answer(ctx context.Context, rq *intake.Request, d *attempt.Delivery) error {
+	t := attempt.NewTries(rq)
+	t.Ask.Copier = r.attempts.Copier.Of(rq)
 	if rq.Events != nil {
 		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
 			return err
 		}
 	}
-	f := r.attempts.retries.attempt(ctx, rq, t, d, func() *failure { return r.answers.try(ctx, rq, t, d) })
+	f := r.attempts.Retries.Run(ctx, rq, t, d, func() *attempt.Failure { return r.answers.try(ctx, rq, t, d) })
 	if f == nil {
 		return nil
 	}
 	if given, err := r.answers.blanks.give(ctx, rq, t, d); given {
 		return err
 	}
-	return f.public
+	return f.Public
 }
 
 // HandOff makes the choice that Serve would make for the call, and books it, without sending anything. A call without a body, and one
@@ -187,7 +188,7 @@ func (r *Router) HandOff(ctx context.Context, call *intake.Call, sight Sight) (*
 // passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
 // first that can serve. An error is an *apierror.Error, as that of Serve.
 func (r *Router) Realtime(ctx context.Context, call *intake.Call, model string, up Upgrade) error {
-	return r.account(ctx, call, nil, func(rq *intake.Request, d *delivery) error {
+	return r.account(ctx, call, nil, func(rq *intake.Request, d *attempt.Delivery) error {
 		rq.Story.Admit(call.Received)
 		return r.realtime.serve(ctx, rq, d, model, up)
 	})
@@ -197,7 +198,7 @@ func (r *Router) Realtime(ctx context.Context, call *intake.Call, model string, 
 // it can only be answered by the replica that has it. One of an unknown replica is looked for on
 // every replica that takes requests.
 func (r *Router) Stored(ctx context.Context, call *intake.Call, id string, to intake.Sink) error {
-	return r.account(ctx, call, to, func(rq *intake.Request, d *delivery) error {
+	return r.account(ctx, call, to, func(rq *intake.Request, d *attempt.Delivery) error {
 		if err := r.intake.Limits.Enter(rq); err != nil {
 			return err
 		}
@@ -208,5 +209,5 @@ func (r *Router) Stored(ctx context.Context, call *intake.Call, id string, to in
 // Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
 // that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
 func (r *Router) Adapter(ctx context.Context, call *intake.Call, to intake.Sink) error {
-	return r.account(ctx, call, to, func(rq *intake.Request, d *delivery) error { return r.adapters.serve(ctx, rq, d) })
+	return r.account(ctx, call, to, func(rq *intake.Request, d *attempt.Delivery) error { return r.adapters.serve(ctx, rq, d) })
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -22,11 +23,11 @@ type storedCalls struct {
 	registry  *registry.Registry
 	breaker   *breaker.Breaker
 	responses *intake.Responses
-	attempts  *dispatcher
+	attempts  *attempt.Dispatcher
 	answers   *answers
 }
 
-func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string, d *delivery) error {
+func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string, d *attempt.Delivery) error {
 	rq.Pool = &registry.Pool{}
 	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}, rq.Call.Body
 	snapshot := st.registry.Snapshot()
@@ -39,7 +40,7 @@ func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string,
 			candidates = []*replica.Replica{rep}
 		}
 	}
-	var last *failure
+	var last *attempt.Failure
 	for _, rep := range candidates {
 		if rep.State != replica.StateReady && rep.State != replica.StateDraining || len(rep.Models) == 0 {
 			continue
@@ -51,28 +52,28 @@ func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string,
 			}
 			return nil
 		}
-		if d.begun || ctx.Err() != nil || last.public.HTTPStatus() != http.StatusNotFound && !last.outcome.Retryable() {
+		if d.Begun || ctx.Err() != nil || last.Public.HTTPStatus() != http.StatusNotFound && !last.Outcome.Retryable() {
 			break
 		}
 	}
 	if last != nil {
-		return last.public
+		return last.Public
 	}
 	return apierror.New(apierror.NoReplica, "no replica can take a request now", nil)
 }
 
 // direct sends the call to one replica without a choice or a reservation.
-func (st *storedCalls) direct(ctx context.Context, rq *intake.Request, rep *replica.Replica, d *delivery) *failure {
+func (st *storedCalls) direct(ctx context.Context, rq *intake.Request, rep *replica.Replica, d *attempt.Delivery) *attempt.Failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.Story.Direct()
-	a := newAttempt(cancel)
-	a.choice = &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.ID}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}
-	a.chosen = time.Now()
-	a.pass, _ = st.breaker.Allow(rep.ID)
-	d.attempt, d.chosen = a, true
-	if f := st.attempts.send(ctx, actx, rq, d); f != nil {
-		st.attempts.end(ctx, rq, d, f, endOf(f.outcome))
+	a := attempt.NewAttempt(cancel)
+	a.Choice = &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.ID}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}
+	a.Chosen = time.Now()
+	a.Pass, _ = st.breaker.Allow(rep.ID)
+	d.Attempt, d.Chosen = a, true
+	if f := st.attempts.Send(ctx, actx, rq, d); f != nil {
+		st.attempts.End(ctx, rq, d, f, attempt.EndOf(f.Outcome))
 		return f
 	}
-	return st.answers.deliver(ctx, rq, &tries{}, d)
+	return st.answers.deliver(ctx, rq, &attempt.Tries{}, d)
 }

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -38,52 +38,52 @@ type Guesses interface {
 
 // pick makes the chooser decide and book the attempt, on a replica whose breaker admits it. The breaker may have changed since the
 // chooser asked it, and another router's decider has not asked this one; then there is another choice, which avoids the replica.
-func (p *picker) pick(ctx context.Context, rq *intake.Request, t *tries, a *attempt) error {
+func (p *picker) pick(ctx context.Context, rq *intake.Request, t *Tries, a *Attempt) error {
 	for {
-		if err := p.choose(ctx, rq, t, a); err != nil {
+		if err := p.Choose(ctx, rq, t, a); err != nil {
 			return err
 		}
 		if p.admitted(rq, t, a) {
 			return nil
 		}
-		a.choice.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-		t.passOver(a.choice.Replica.ID)
+		a.Choice.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		t.passOver(a.Choice.Replica.ID)
 	}
 }
 
 // admitted takes the breaker's pass. A replica with an open breaker is used where the breaker says so: when no other one is left.
-func (p *picker) admitted(rq *intake.Request, t *tries, a *attempt) (ok bool) {
-	id := a.choice.Replica.ID
-	if a.pass, ok = p.breaker.Allow(id); ok {
+func (p *picker) admitted(rq *intake.Request, t *Tries, a *Attempt) (ok bool) {
+	id := a.Choice.Replica.ID
+	if a.Pass, ok = p.breaker.Allow(id); ok {
 		return true
 	}
-	a.forced = !a.choice.Decision.HasOtherReplica() || slices.Contains(t.ask.Avoid, id) || rq.Holder == id
+	a.forced = !a.Choice.Decision.HasOtherReplica() || slices.Contains(t.Ask.Avoid, id) || rq.Holder == id
 	if !a.forced {
 		var usable []replica.ID
-		for _, o := range t.ask.Replicas {
-			if o.State == replica.StateReady && !slices.Contains(t.ask.Exclude, o.ID) {
+		for _, o := range t.Ask.Replicas {
+			if o.State == replica.StateReady && !slices.Contains(t.Ask.Exclude, o.ID) {
 				usable = append(usable, o.ID)
 			}
 		}
-		a.forced = !slices.Contains(p.breaker.Bar(nil, usable, t.ask.Avoid, len(t.ask.Exclude)), id)
+		a.forced = !slices.Contains(p.breaker.Bar(nil, usable, t.Ask.Avoid, len(t.Ask.Exclude)), id)
 	}
 	return a.forced
 }
 
-// choose makes the chooser decide and book the attempt.
-func (p *picker) choose(ctx context.Context, rq *intake.Request, t *tries, a *attempt) error {
+// Choose makes the chooser decide and book the attempt.
+func (p *picker) Choose(ctx context.Context, rq *intake.Request, t *Tries, a *Attempt) error {
 	began := time.Now()
 	id := rq.Story.Plan()
-	t.ask.TraceID, t.ask.SpanID = span.IDs(rq.Span, id)
-	t.ask.Sampled = id.IsValid() && rq.Span.SpanContext().IsSampled()
+	t.Ask.TraceID, t.Ask.SpanID = span.IDs(rq.Span, id)
+	t.Ask.Sampled = id.IsValid() && rq.Span.SpanContext().IsSampled()
 	choice, err := p.chooseNow(ctx, rq, t)
-	a.chosen = time.Now()
-	rq.Story.Choice(id, began, a.chosen, choice, err)
+	a.Chosen = time.Now()
+	rq.Story.Choice(id, began, a.Chosen, choice, err)
 	if err != nil {
 		return p.undecided(ctx, rq, t, err)
 	}
-	a.choice, a.held = choice, choice.Decision.Held
-	a.overhead = a.chosen.Sub(rq.Received) - rq.Tokenizing - a.held - t.before
+	a.Choice, a.Held = choice, choice.Decision.Held
+	a.Overhead = a.Chosen.Sub(rq.Received) - rq.Tokenizing - a.Held - t.Before
 	p.whole(rq, choice)
 	return nil
 }
@@ -93,21 +93,21 @@ const maxViews = 3
 
 // chooseNow asks for a rank of the pool as it is now. When there is none and the view of the fleet has changed since, for example because
 // a replica's ranks were replaced by new ones, it asks again.
-func (p *picker) chooseNow(ctx context.Context, rq *intake.Request, t *tries) (choice *chooser.Choice, err error) {
+func (p *picker) chooseNow(ctx context.Context, rq *intake.Request, t *Tries) (choice *chooser.Choice, err error) {
 	for range maxViews {
 		view := p.registry.Snapshot()
 		if pool, ok := view.Pool(rq.Pool.Model); ok { // it may have changed since the last attempt
-			t.ask.Replicas = pool.Replicas
+			t.Ask.Replicas = pool.Replicas
 		}
 		var none *chooser.NoReplica
-		if choice, err = p.decider.Choose(ctx, &t.ask); !errors.As(err, &none) {
+		if choice, err = p.decider.Choose(ctx, &t.Ask); !errors.As(err, &none) {
 			break
 		}
 		had := rq.Standby.Took
 		if waits := p.standby.Wait(ctx, rq, rq.Pool.Model); waits != nil {
 			return nil, waits
 		}
-		t.before += rq.Standby.Took - had
+		t.Before += rq.Standby.Took - had
 		if p.registry.Snapshot() == view {
 			break
 		}
@@ -115,19 +115,19 @@ func (p *picker) chooseNow(ctx context.Context, rq *intake.Request, t *tries) (c
 	return choice, err
 }
 
-// learnRouted reports where a prompt went to the parts that learn from it.
-func (p *picker) learnRouted(ctx context.Context, rq *intake.Request, t *tries, a *attempt) {
-	p.keyless.note(ctx, rq, a.choice.Decision)
-	pick := a.choice.Decision.Pick()
-	if pick == nil || rq.Enc == nil || a.point != nil || a.choice.Decision.TooLong {
+// LearnRouted reports where a prompt went to the parts that learn from it.
+func (p *picker) LearnRouted(ctx context.Context, rq *intake.Request, t *Tries, a *Attempt) {
+	p.keyless.note(ctx, rq, a.Choice.Decision)
+	pick := a.Choice.Decision.Pick()
+	if pick == nil || rq.Enc == nil || a.Point != nil || a.Choice.Decision.TooLong {
 		return
 	}
 	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.
-	if rq.Question == nil && pick.Feed == kvblock.FeedExact && t.ask.Hashes != nil {
-		p.tokens.Routed(rq.Pool.Served, rq.Enc, pick.Slot, rq.Adapter, a.choice.Decision.Expected())
+	if rq.Question == nil && pick.Feed == kvblock.FeedExact && t.Ask.Hashes != nil {
+		p.tokens.Routed(rq.Pool.Served, rq.Enc, pick.Slot, rq.Adapter, a.Choice.Decision.Expected())
 	}
-	if rq.Enc.Known() == 0 && t.ask.Hashes != nil && p.guesses != nil {
-		p.guesses.Believe(pick.Slot, t.ask.Hashes(int(pick.BlockSize)))
+	if rq.Enc.Known() == 0 && t.Ask.Hashes != nil && p.guesses != nil {
+		p.guesses.Believe(pick.Slot, t.Ask.Hashes(int(pick.BlockSize)))
 	}
 }
 
@@ -150,13 +150,13 @@ func (p *picker) whole(rq *intake.Request, c *chooser.Choice) {
 
 // undecided turns the chooser's refusal into the caller's error. After a failed attempt, an empty
 // pool means that every replica was tried: the attempt's own fault is the truer answer.
-func (p *picker) undecided(ctx context.Context, rq *intake.Request, t *tries, err error) error {
+func (p *picker) undecided(ctx context.Context, rq *intake.Request, t *Tries, err error) error {
 	var none *chooser.NoReplica
 	var refused *chooser.Refused
 	switch {
 	case errors.As(err, &none):
 		if t.failed != nil {
-			return t.failed.public
+			return t.failed.Public
 		}
 		if full(none.Decision) {
 			return apierror.New(apierror.Overloaded, "every replica that may serve the request has reached its limit of requests", err, apierror.WithRetryAfter(max(none.RetryAfter, time.Second)))
@@ -168,7 +168,7 @@ func (p *picker) undecided(ctx context.Context, rq *intake.Request, t *tries, er
 		case "deadline":
 			reason, message = apierror.DeadlineUnreachable, "no replica can answer within the deadline"
 		case "target":
-			reason, message = apierror.DeadlineUnreachable, missed(t.ask.Options.Targets)
+			reason, message = apierror.DeadlineUnreachable, missed(t.Ask.Options.Targets)
 			if w := refused.Memory; w != nil {
 				message += " (the session's context waits for memory: " + w.String() + ")"
 			}

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// explain puts into h what the operator lets clients know about the choice.
-func (a *attempt) explain(rq *intake.Request, h http.Header) {
+// Explain puts into h what the operator lets clients know about the choice.
+func (a *Attempt) Explain(rq *intake.Request, h http.Header) {
 	if rq.Call.RequestID != "" {
 		h[headerRequestID] = []string{rq.Call.RequestID}
 	}
@@ -16,9 +16,9 @@ func (a *attempt) explain(rq *intake.Request, h http.Header) {
 		h[headerDropped] = []string{strings.Join(rq.Dropped.Names(), ", ")}
 	}
 	show := rq.Settings.Headers
-	c := a.choice
+	c := a.Choice
 	if show.Replica {
-		h[headerReplica] = []string{string(c.Replica.ID)}
+		h[HeaderReplica] = []string{string(c.Replica.ID)}
 	}
 	if w := c.Decision.Split(); w != nil && show.Replica {
 		h[headerPrefill] = []string{string(w.Prefill.Replica)}
@@ -28,31 +28,31 @@ func (a *attempt) explain(rq *intake.Request, h http.Header) {
 	}
 	overlap := rq.Settings.ShowsOverlap(rq.Call.Caller)
 	if show.Overlap && overlap {
-		h[headerOverlap] = []string{strconv.Itoa(c.Held())}
+		h[HeaderOverlap] = []string{strconv.Itoa(c.Held())}
 	}
 	if show.Policy {
 		h[headerPolicy] = []string{string(c.Decision.Policy)}
 		if c.Decision.Reason != "" && overlap { // there was a choice; its reason reveals the caches
-			h[headerChoice] = []string{string(c.Decision.Reason)}
+			h[HeaderChoice] = []string{string(c.Decision.Reason)}
 		}
 	}
 	if show.Decision {
 		h[headerDecision] = []string{rq.ID}
 	}
 	if show.Overhead {
-		h[headerOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
+		h[headerOverhead] = []string{strconv.FormatInt(a.Overhead.Microseconds(), 10)}
 	}
 }
 
 // The response headers that explain a choice.
 const (
 	headerRequestID = "X-Request-Id"
-	headerReplica   = "X-Kvpilot-Replica"
+	HeaderReplica   = "X-Kvpilot-Replica"
 	headerPrefill   = "X-Kvpilot-Prefill"
 	headerAddress   = "X-Kvpilot-Address"
-	headerOverlap   = "X-Kvpilot-Overlap-Tokens"
+	HeaderOverlap   = "X-Kvpilot-Overlap-Tokens"
 	headerPolicy    = "X-Kvpilot-Policy"
-	headerChoice    = "X-Kvpilot-Choice"
+	HeaderChoice    = "X-Kvpilot-Choice"
 	headerDecision  = "X-Kvpilot-Decision"
 	headerOverhead  = "X-Kvpilot-Overhead-Us"
 )
@@ -60,5 +60,5 @@ const (
 const (
 	// headerDropped names the members of the client's request that did not go to the engine.
 	headerDropped    = "X-Kvpilot-Dropped"
-	headerRetryAfter = "Retry-After"
+	HeaderRetryAfter = "Retry-After"
 )

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -23,9 +23,9 @@ type watcher struct {
 }
 
 // watch stops the attempt when the answer takes too long, or cannot come because the replica that computed the prompt is gone.
-func (w *watcher) watch(rq *intake.Request, a *attempt) {
+func (w *watcher) watch(rq *intake.Request, a *Attempt) {
 	c := a.cache
-	expected := a.choice.PredictedMove().Seconds()
+	expected := a.Choice.PredictedMove().Seconds()
 	bounded := true
 	if !rq.Parsed.Stream { // its first byte comes after its last token
 		var answer float64
@@ -76,15 +76,15 @@ func (w *watcher) isGone(id replica.ID) bool {
 }
 
 // longestAnswer is the predicted time in seconds of the longest answer that the request allows; false when it is not known.
-func longestAnswer(rq *intake.Request, a *attempt) (seconds float64, known bool) {
-	pick := a.choice.Decision.Pick()
+func longestAnswer(rq *intake.Request, a *Attempt) (seconds float64, known bool) {
+	pick := a.Choice.Decision.Pick()
 	if pick == nil || pick.TPOT <= 0 {
 		return 0, false
 	}
 	tokens := rq.Parsed.MaxTokens
 	if tokens <= 0 {
-		m, _ := a.choice.Replica.Serves(rq.Pool.Served)
-		tokens = m.MaxLen - a.choice.Decision.PromptTokens
+		m, _ := a.Choice.Replica.Serves(rq.Pool.Served)
+		tokens = m.MaxLen - a.Choice.Decision.PromptTokens
 	}
 	return pick.TPOT * float64(tokens), tokens > 0
 }
@@ -108,11 +108,11 @@ func (c *cache) linger(ctx, actx context.Context) context.Context {
 }
 
 // legTiming has the times that legs go by.
-type legTiming struct{ patience, lease time.Duration }
+type legTiming struct{ Patience, Lease time.Duration }
 
 // limit is how long a leg that is predicted to take so many seconds may take.
 func (t legTiming) limit(seconds float64) time.Duration {
-	return t.patience + time.Duration(legTimes*seconds*float64(time.Second))
+	return t.Patience + time.Duration(legTimes*seconds*float64(time.Second))
 }
 
 const (

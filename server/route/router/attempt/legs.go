@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -75,13 +75,13 @@ func newLegMetrics(s *instruments.Set) legMetrics {
 }
 
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
-func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *delivery, a *attempt) bool {
-	lead := a.choice.Prefill()
+func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *Delivery, a *Attempt) bool {
+	lead := a.Choice.Prefill()
 	c := &cache{lead: lead, vigil: newVigil(), legs: openai.Legs{Request: rq.Parsed, Model: rq.Pool.Served, IDs: l.ids(ctx, rq, a)}}
 	a.cache = c
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
-	note := rq.Story.Lead(a.chosen, a.choice.Decision)
+	note := rq.Story.Lead(a.Chosen, a.Choice.Decision)
 	result := l.ask(ctx, lctx, rq, d, a)
 	note.Ended(result, result == prefillDone, c.usage.PromptTokens, c.usage.CachedTokens)
 	l.prefills.Add(result)
@@ -102,12 +102,12 @@ func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *del
 }
 
 // ids are the prompt's ids where both replicas take them instead of the text. Either both legs have them or none.
-func (l *splitter) ids(ctx context.Context, rq *intake.Request, a *attempt) []uint32 {
+func (l *splitter) ids(ctx context.Context, rq *intake.Request, a *Attempt) []uint32 {
 	if rq.Enc == nil || len(rq.Enc.IDs) == 0 {
 		return nil
 	}
 	var last tokenizer.Handoff
-	for _, to := range []*chooser.Choice{a.choice.Prefill(), a.choice} {
+	for _, to := range []*chooser.Choice{a.Choice.Prefill(), a.Choice} {
 		last = l.engines.tokens.Handoff(ctx, rq.EncodeRequest(), rq.Enc, to.Replica)
 		if last.Form == tokenizer.HandoffNone {
 			return nil
@@ -118,7 +118,7 @@ func (l *splitter) ids(ctx context.Context, rq *intake.Request, a *attempt) []ui
 }
 
 // ask sends the leg and reads its answer.
-func (l *splitter) ask(ctx, lctx context.Context, rq *intake.Request, d *delivery, a *attempt) string {
+func (l *splitter) ask(ctx, lctx context.Context, rq *intake.Request, d *Delivery, a *Attempt) string {
 	c := a.cache
 	to := c.lead.Replica
 	pass, ok := l.blame.breaker.Allow(to.ID)
@@ -155,7 +155,7 @@ func (l *splitter) ask(ctx, lctx context.Context, rq *intake.Request, d *deliver
 }
 
 // result names the outcome of the leg.
-func (l *splitter) result(ctx, lctx context.Context, a *attempt, outcome retry.Verdict) string {
+func (l *splitter) result(ctx, lctx context.Context, a *Attempt, outcome retry.Verdict) string {
 	switch {
 	case outcome == retry.OK:
 		return prefillDone
@@ -176,7 +176,7 @@ func (l *splitter) result(ctx, lctx context.Context, a *attempt, outcome retry.V
 
 // settle reports the outcome of the leg against the replica that was to prefill. A 4xx is the other replica's to repeat: the
 // client gets its words.
-func (l *splitter) settle(rq *intake.Request, d *delivery, a *attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
+func (l *splitter) settle(rq *intake.Request, d *Delivery, a *Attempt, pass breaker.Pass, outcome retry.Verdict, result string) {
 	switch result {
 	case prefillLate:
 		outcome = retry.Stalled
@@ -194,10 +194,10 @@ func (l *splitter) settle(rq *intake.Request, d *delivery, a *attempt, pass brea
 }
 
 // send prepares an attempt to decode from its cache: from now on the answer has a time limit. It returns the context of the leg.
-func (l *splitter) send(ctx, actx context.Context, rq *intake.Request, a *attempt) context.Context {
+func (l *splitter) send(ctx, actx context.Context, rq *intake.Request, a *Attempt) context.Context {
 	c := a.cache
 	c.sent = time.Now()
-	a.choice.Sent()
+	a.Choice.Sent()
 	go l.watch(rq, a)
 	if c.pushes() {
 		return c.linger(ctx, actx)
@@ -205,8 +205,8 @@ func (l *splitter) send(ctx, actx context.Context, rq *intake.Request, a *attemp
 	return actx
 }
 
-// read notes that the replica that decodes has read the cache.
-func (l *splitter) read(a *attempt) {
+// Read notes that the replica that decodes has read the cache.
+func (l *splitter) Read(a *Attempt) {
 	if c := a.cache; c != nil {
 		c.vigil.close()
 		if l.release(c, decision.EndCompleted) {
@@ -217,13 +217,13 @@ func (l *splitter) read(a *attempt) {
 
 // end notes the end of an attempt. The engine that computed the prompt does not learn that its blocks are not needed: they are
 // counted until their lease ends.
-func (l *splitter) end(a *attempt, end decision.End) {
+func (l *splitter) end(a *Attempt, end decision.End) {
 	c := a.cache
 	if c == nil {
 		return
 	}
 	if c.vigil.close(); end == decision.EndCompleted {
-		l.read(a)
+		l.Read(a)
 		return
 	}
 	if !l.pin(c) {
@@ -251,7 +251,7 @@ func (l *splitter) pin(c *cache) bool {
 		return false
 	}
 	l.pinned.Add(context.Background(), 1)
-	time.AfterFunc(l.lease, func() {
+	time.AfterFunc(l.Lease, func() {
 		l.pinned.Add(context.Background(), -1)
 		c.lead.Release(c.booked(decision.EndCompleted))
 	})
@@ -259,29 +259,29 @@ func (l *splitter) pin(c *cache) bool {
 }
 
 // abandon ends an attempt whose prompt was not computed, before anything was sent to the replica that was to decode.
-func (l *splitter) abandon(rq *intake.Request, d *delivery, t *tries, a *attempt) {
-	a.ended = true
-	l.blame.settleAt(rq, d, a.choice.Replica.ID, a.pass, retry.Canceled)
-	a.choice.Release(chooser.ResultOf(decision.EndHandedOver))
+func (l *splitter) abandon(rq *intake.Request, d *Delivery, t *Tries, a *Attempt) {
+	a.Ended = true
+	l.blame.settleAt(rq, d, a.Choice.Replica.ID, a.Pass, retry.Canceled)
+	a.Choice.Release(chooser.ResultOf(decision.EndHandedOver))
 	a.cancel()
-	t.ask.Avoid = append(t.ask.Avoid, a.cache.lead.Replica.ID)
+	t.Ask.Avoid = append(t.Ask.Avoid, a.cache.lead.Replica.ID)
 	t.whole()
-	d.attempts--
+	d.Attempts--
 }
 
-// again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of
+// Again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of
 // the answer. Whatever went wrong may be the transfer's doing.
-func (l *splitter) again(ctx context.Context, t *tries, d *delivery, f *failure) bool {
-	a := d.attempt
-	if a == nil || a.cache == nil || d.begun || ctx.Err() != nil || f.outcome == retry.Canceled || f.unchosen {
+func (l *splitter) Again(ctx context.Context, t *Tries, d *Delivery, f *Failure) bool {
+	a := d.Attempt
+	if a == nil || a.cache == nil || d.Begun || ctx.Err() != nil || f.Outcome == retry.Canceled || f.Unchosen {
 		return false
 	}
-	l.log.Info("a split request failed before its first token: it is served whole", "request", t.ask.RequestID, "replica", string(a.choice.Replica.ID),
-		"prefill", string(a.cache.lead.Replica.ID), "outcome", f.outcome.String())
-	if f.outcome != retry.EngineError && f.outcome != retry.ClientFault {
-		t.ask.Exclude = append(t.ask.Exclude, a.choice.Replica.ID)
+	l.log.Info("a split request failed before its first token: it is served whole", "request", t.Ask.RequestID, "replica", string(a.Choice.Replica.ID),
+		"prefill", string(a.cache.lead.Replica.ID), "outcome", f.Outcome.String())
+	if f.Outcome != retry.EngineError && f.Outcome != retry.ClientFault {
+		t.Ask.Exclude = append(t.Ask.Exclude, a.Choice.Replica.ID)
 	}
-	t.ask.Avoid = append(t.ask.Avoid, a.cache.lead.Replica.ID)
+	t.Ask.Avoid = append(t.Ask.Avoid, a.cache.lead.Replica.ID)
 	t.failed = f
 	t.whole()
 	return true

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"github.com/kvpilot/kvpilot/server/choose/selector"
@@ -16,16 +16,21 @@ type remainder struct {
 	warms bool
 }
 
+// RestOf is the rest of a request's answer behind a point.
+func RestOf(rq *intake.Request, point *resume.Point) *remainder {
+	return &remainder{rq: rq, point: point}
+}
+
 // rest is the part of the answer that the attempt asks for.
 func (p *part) rest(rq *intake.Request) *remainder {
-	return &remainder{rq: rq, point: p.point, warms: p.warms}
+	return &remainder{rq: rq, point: p.Point, warms: p.warms}
 }
 
 // asText is the body of a completion of it, which may ask for the ids of its tokens.
 func (r *remainder) asText(on *replica.Replica, withIDs bool) []byte {
 	stops, _ := r.rq.Or(r.rq.Parsed).Stops()
 	rest := openai.Rest{
-		Model: r.rq.Pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: r.left(on), Least: max(0, stops.Least-r.point.Answer), WithIDs: withIDs,
+		Model: r.rq.Pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: r.Left(on), Least: max(0, stops.Least-r.point.Answer), WithIDs: withIDs,
 	}
 	if r.warms {
 		rest.Limit, rest.Least = 1, 0
@@ -33,35 +38,35 @@ func (r *remainder) asText(on *replica.Replica, withIDs bool) []byte {
 	return r.rq.Or(r.rq.Parsed).Continuation().Body(rest)
 }
 
-// asIDs is the body that asks for its tokens, of an answer that a parser takes apart; nil when none is left. An engine has rendered the request.
-func (r *remainder) asIDs(on *replica.Replica, as *openai.Rendered) []byte {
-	limit := r.left(on)
+// AsIDs is the body that asks for its tokens, of an answer that a parser takes apart; nil when none is left. An engine has rendered the request.
+func (r *remainder) AsIDs(on *replica.Replica, as *openai.Rendered) []byte {
+	limit := r.Left(on)
 	if r.warms {
 		limit = min(limit, 1)
 	}
 	return r.rq.Or(r.rq.Parsed).Continuation().ByIDs(as, &openai.Rest{Model: r.rq.Pool.Served, IDs: r.point.IDs, Answer: r.point.Answer, Limit: limit})
 }
 
-// left is how many tokens of the answer there may be: of the client's limit, or of the model's
+// Left is how many tokens of the answer there may be: of the client's limit, or of the model's
 // context on the replica, or, with none, on any that reports it.
-func (r *remainder) left(on *replica.Replica) int {
+func (r *remainder) Left(on *replica.Replica) int {
 	rq := r.rq
 	if limit := rq.Or(rq.Parsed).AnswerLimit(); limit > 0 {
 		return limit - r.point.Answer
 	}
-	longest := contextOf(on, rq.Pool.Served)
+	longest := ContextOf(on, rq.Pool.Served)
 	for _, o := range rq.Pool.Replicas {
 		if longest > 0 {
 			break
 		}
-		longest = contextOf(o, rq.Pool.Served)
+		longest = ContextOf(o, rq.Pool.Served)
 	}
 	return longest - len(r.point.IDs)
 }
 
-// contextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
+// ContextOf is the length of the model's context on a replica, 0 when it is not known. An adapter has
 // that of its base model.
-func contextOf(on *replica.Replica, served string) int {
+func ContextOf(on *replica.Replica, served string) int {
 	if on == nil {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -17,8 +17,8 @@ import (
 // stopPatience bounds the question whether a replica has stopped.
 const stopPatience = 500 * time.Millisecond
 
-// resultPoison is the result of a stream that two replicas stopped at, at the same token.
-const resultPoison = "poison"
+// ResultPoison is the result of a stream that two replicas stopped at, at the same token.
+const ResultPoison = "poison"
 
 // stopper finds streamed requests that stop the replicas which get them, so that no third one does.
 type stopper struct {
@@ -27,26 +27,26 @@ type stopper struct {
 	log      *slog.Logger
 }
 
-// stops notes the end of the attempt under way with f, and reports whether the request has stopped two replicas at the same token, or both
+// Stops notes the end of the attempt under way with f, and reports whether the request has stopped two replicas at the same token, or both
 // before the first one.
-func (s *stopper) stops(ctx context.Context, rq *intake.Request, t *tries, d *delivery, f *failure) bool {
-	a := d.attempt
-	if !rq.Parsed.Stream && !d.begun || !rq.Call.Route.Generates() || a == nil || !a.died(f) {
+func (s *stopper) Stops(ctx context.Context, rq *intake.Request, t *Tries, d *Delivery, f *Failure) bool {
+	a := d.Attempt
+	if !rq.Parsed.Stream && !d.Begun || !rq.Call.Route.Generates() || a == nil || !a.died(f) {
 		return false
 	}
-	own := a.choice.Replica
-	other := t.deaths.add(death{own, d.scan.ContentEvents()})
+	own := a.Choice.Replica
+	other := t.Deaths.add(death{own, d.Scan.ContentEvents()})
 	switch {
 	case other == nil:
 		return false
-	case !t.deaths.named && (!s.stopped(ctx, other) || !s.stopped(ctx, own)):
+	case !t.Deaths.Named && (!s.stopped(ctx, other) || !s.stopped(ctx, own)):
 		return false
 	}
-	if !t.deaths.named {
-		t.deaths.named = true
-		s.results.Add(resultPoison)
+	if !t.Deaths.Named {
+		t.Deaths.Named = true
+		s.results.Add(ResultPoison)
 		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.Call.RequestID, "decision", rq.ID,
-			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.TokensIn(d.scan.ContentEvents()), "error", f.public)
+			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.TokensIn(d.Scan.ContentEvents()), "error", f.Public)
 	}
 	return true
 }

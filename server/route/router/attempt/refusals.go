@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// maxErrorBody bounds an engine's error response that is read to be forwarded.
-const maxErrorBody = 1 << 20
+// MaxErrorBody bounds an engine's error response that is read to be forwarded.
+const MaxErrorBody = 1 << 20
 
 // refusedPause is how long a replica that rejects requests without a Retry-After gets none while there are others. A replica
 // that rejects at once is idle, and every request would choose it.
@@ -22,41 +22,41 @@ const refusedPause = time.Second
 // refusals pauses replicas that reject requests, and words their answers for the client.
 type refusals struct{ breaker *breaker.Breaker }
 
-// refusal is an attempt that ended before its answer began. resp is closed.
-func (rs *refusals) refusal(ctx context.Context, a *attempt, resp *upstream.Response, err error, outcome retry.Verdict) *failure {
-	f := &failure{outcome: outcome}
+// Refusal is an attempt that ended before its answer began. resp is closed.
+func (rs *refusals) Refusal(ctx context.Context, a *Attempt, resp *upstream.Response, err error, outcome retry.Verdict) *Failure {
+	f := &Failure{Outcome: outcome}
 	if err != nil && outcome == retry.Canceled && a.isStopped(ctx) {
 		return a.stoppedBefore(err)
 	}
 	if err != nil {
-		f.public = unanswered(ctx, outcome, err)
+		f.Public = unanswered(ctx, outcome, err)
 		return f
 	}
 	defer resp.Close()
-	body, readErr := resp.ReadAll(maxErrorBody)
+	body, readErr := resp.ReadAll(MaxErrorBody)
 	if readErr != nil && a.isStopped(ctx) {
 		return a.stoppedBefore(readErr)
 	}
 	if readErr != nil && ctx.Err() != nil {
-		return &failure{outcome: retry.Canceled, public: apierror.From(intake.Cause(ctx, readErr))}
+		return &Failure{Outcome: retry.Canceled, Public: apierror.From(intake.Cause(ctx, readErr))}
 	}
 	wait, known := retry.After(resp.Header, time.Now())
-	if !known && (outcome == retry.Refused || outcome == retry.Unavailable) && a.choice.Decision.HasOtherReplica() {
+	if !known && (outcome == retry.Refused || outcome == retry.Unavailable) && a.Choice.Decision.HasOtherReplica() {
 		wait, known = refusedPause, true
 	}
 	if known {
-		rs.breaker.Pause(a.choice.Replica.ID, wait)
+		rs.breaker.Pause(a.Choice.Replica.ID, wait)
 	}
 	switch outcome {
 	case retry.Refused:
-		f.public = apierror.New(apierror.Overloaded, "every replica that was tried rejects requests", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+		f.Public = apierror.New(apierror.Overloaded, "every replica that was tried rejects requests", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 	case retry.Unavailable, retry.Gateway:
-		f.public = apierror.New(apierror.UpstreamError, "the replica is not available", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+		f.Public = apierror.New(apierror.UpstreamError, "the replica is not available", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 		if resp.Status == http.StatusServiceUnavailable {
-			f.public = apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(max(wait, time.Second)))
+			f.Public = apierror.New(apierror.NoReplica, "no replica can take a request now", nil, apierror.WithRetryAfter(max(wait, time.Second)))
 		}
 	default: // the engine's own words about this request: 4xx, and what it failed at (500, 501)
-		f.public = apierror.Upstream(resp.Status, resp.Header.Get("Content-Type"), body)
+		f.Public = apierror.Upstream(resp.Status, resp.Header.Get("Content-Type"), body)
 	}
 	return f
 }

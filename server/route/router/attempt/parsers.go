@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -62,8 +62,8 @@ func (e *sender) askParser(ctx context.Context, rq *intake.Request, on *replica.
 	return answer, err
 }
 
-// parser has a replica's parser take tokens of the request's answer.
-func (e *sender) parser(ctx context.Context, rq *intake.Request, on func() *replica.Replica) resume.Parse {
+// Parser has a replica's parser take tokens of the request's answer.
+func (e *sender) Parser(ctx context.Context, rq *intake.Request, on func() *replica.Replica) resume.Parse {
 	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
 		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.Pool.Served, rq.OrBody(rq.Body), ids, finish, stop))
 		if err != nil {
@@ -71,4 +71,13 @@ func (e *sender) parser(ctx context.Context, rq *intake.Request, on func() *repl
 		}
 		return before.ReadDerendered(answer, len(ids))
 	}
+}
+
+// Rendered has a replica render the request.
+func (e *sender) Rendered(ctx context.Context, rq *intake.Request, on *replica.Replica) (*openai.Rendered, error) {
+	answer, err := e.askParser(ctx, rq, on, pathRender, rq.OrBody(rq.Body))
+	if err != nil {
+		return nil, err
+	}
+	return openai.ReadRendered(answer)
 }

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -56,16 +56,16 @@ func (f *forms) learn(r *replica.Replica, api prompt.API, form *openai.WholeForm
 }
 
 // formFor returns the form of the answer in one piece that an attempt is to have; nil where the engine is asked for it as the client asked.
-func (e *sender) formFor(rq *intake.Request, a *attempt) *openai.WholeForm {
-	if rq.Streamed == nil || a.point != nil || !e.mayAskIDs(a) {
+func (e *sender) formFor(rq *intake.Request, a *Attempt) *openai.WholeForm {
+	if rq.Streamed == nil || a.Point != nil || !e.mayAskIDs(a) {
 		return nil
 	}
-	form, _ := e.forms.known(a.choice.Replica, rq.Parsed.Prompt.API)
+	form, _ := e.forms.known(a.Choice.Replica, rq.Parsed.Prompt.API)
 	return form
 }
 
-// learnForm learns from an engine's own answer in which form it gives them, once in each life of the engine.
-func (e *sender) learnForm(ctx context.Context, rq *intake.Request, on *replica.Replica, answer []byte) {
+// LearnForm learns from an engine's own answer in which form it gives them, once in each life of the engine.
+func (e *sender) LearnForm(ctx context.Context, rq *intake.Request, on *replica.Replica, answer []byte) {
 	api := rq.Parsed.Prompt.API
 	if _, known := e.forms.known(on, api); known {
 		return
@@ -75,7 +75,7 @@ func (e *sender) learnForm(ctx context.Context, rq *intake.Request, on *replica.
 		form = nil
 	}
 	if ctx.Err() == nil {
-		e.forms.learn(on, api, form, e.registry.Snapshot())
+		e.forms.learn(on, api, form, e.Registry.Snapshot())
 	}
 }
 
@@ -89,7 +89,7 @@ func (e *sender) isParserless(ctx context.Context, rq *intake.Request, on *repli
 	return err == nil
 }
 
-// noForm notes that the router cannot write the answers of a replica in one piece.
-func (e *sender) noForm(on *replica.Replica, api prompt.API) {
-	e.forms.learn(on, api, nil, e.registry.Snapshot())
+// NoForm notes that the router cannot write the answers of a replica in one piece.
+func (e *sender) NoForm(on *replica.Replica, api prompt.API) {
+	e.forms.learn(on, api, nil, e.Registry.Snapshot())
 }

@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 // sender sends attempts to replicas.
 type sender struct {
 	upstream *upstream.Client
-	registry *registry.Registry
+	Registry *registry.Registry
 	tokens   *tokenizer.Pool
 	ids      idsSupport
 	forms    forms
@@ -28,8 +28,8 @@ type sender struct {
 
 // exchange sends an attempt's request and reads the head of the answer. An engine that rejects a body for a member that the router
 // has added gets the body again, without it: the client MUST NOT see the difference.
-func (e *sender) exchange(ctx context.Context, rq *intake.Request, a *attempt) (*upstream.Response, error) {
-	to := upstream.Target{Replica: a.choice.Replica, Rank: a.choice.Rank}
+func (e *sender) exchange(ctx context.Context, rq *intake.Request, a *Attempt) (*upstream.Response, error) {
+	to := upstream.Target{Replica: a.Choice.Replica, Rank: a.Choice.Rank}
 	resp, err := e.do(ctx, rq, a, to)
 	if err == nil && a.rejectsStandIn(resp) {
 		resp.Close()
@@ -43,12 +43,12 @@ func (e *sender) exchange(ctx context.Context, rq *intake.Request, a *attempt) (
 	known := e.ids.known(to.Replica)
 	switch status := resp.Status; {
 	case status < 300 && known != idsAccepted:
-		e.ids.learn(to.Replica, idsAccepted, e.registry.Snapshot())
+		e.ids.learn(to.Replica, idsAccepted, e.Registry.Snapshot())
 		return resp, nil
 	case status != http.StatusBadRequest && status != http.StatusUnprocessableEntity:
 		return resp, nil
 	}
-	body, err := resp.ReadAll(maxErrorBody)
+	body, err := resp.ReadAll(MaxErrorBody)
 	resp.Close()
 	if err != nil {
 		return nil, err
@@ -60,38 +60,38 @@ func (e *sender) exchange(ctx context.Context, rq *intake.Request, a *attempt) (
 	a.withoutIDs = true
 	if resp, err = e.do(ctx, rq, a, to); err == nil && resp.Status < 300 {
 		e.log.Info("an engine rejects return_token_ids: its streams are not resumed elsewhere", "replica", string(to.Replica.ID), "version", to.Replica.Version)
-		e.ids.learn(to.Replica, idsRefused, e.registry.Snapshot())
+		e.ids.learn(to.Replica, idsRefused, e.Registry.Snapshot())
 	}
 	return resp, err
 }
 
 // do sends an attempt's request once.
-func (e *sender) do(ctx context.Context, rq *intake.Request, a *attempt, to upstream.Target) (*upstream.Response, error) {
+func (e *sender) do(ctx context.Context, rq *intake.Request, a *Attempt, to upstream.Target) (*upstream.Response, error) {
 	out := e.toEngine(ctx, rq, a)
-	a.hop.Observe(out, intake.Clip(out.Path, 256))
+	a.Hop.Observe(out, intake.Clip(out.Path, 256))
 	return e.upstream.Do(ctx, to, out)
 }
 
 // mayAskIDs reports whether the attempt's engine can be asked for token ids.
-func (e *sender) mayAskIDs(a *attempt) bool {
-	return !a.withoutIDs && !a.choice.Replica.RustFrontend && e.ids.known(a.choice.Replica) != idsRefused
+func (e *sender) mayAskIDs(a *Attempt) bool {
+	return !a.withoutIDs && !a.Choice.Replica.RustFrontend && e.ids.known(a.Choice.Replica) != idsRefused
 }
 
 // toEngine is what the chosen replica is asked for: the client's request, or the rest of its answer.
-func (e *sender) toEngine(ctx context.Context, rq *intake.Request, a *attempt) *upstream.Request {
+func (e *sender) toEngine(ctx context.Context, rq *intake.Request, a *Attempt) *upstream.Request {
 	out := &upstream.Request{
 		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery,
 		Header: rq.Header(), Client: rq.Call.Client, RequestID: idAt(rq, a), Steers: rq.Call.Steers, ContentType: rq.Call.ContentType,
 	}
-	if a.point != nil && a.point.Replay != nil {
+	if a.Point != nil && a.Point.Replay != nil {
 		out.Path, out.Query, a.asksIDs = pathGenerate, "", false
-		out.Body = a.rest(rq).asIDs(a.choice.Replica, a.point.Replay.Rendered)
+		out.Body = a.rest(rq).AsIDs(a.Choice.Replica, a.Point.Replay.Rendered)
 		return out
 	}
-	if a.point != nil && !a.point.Again {
+	if a.Point != nil && !a.Point.Again {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
-		out.Body = a.rest(rq).asText(a.choice.Replica, a.asksIDs)
+		out.Body = a.rest(rq).asText(a.Choice.Replica, a.asksIDs)
 		return out
 	}
 	out.Body = e.outgoing(ctx, rq, a)
@@ -104,9 +104,9 @@ func (e *sender) toEngine(ctx context.Context, rq *intake.Request, a *attempt) *
 	return out
 }
 
-// follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
+// Follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
-func (e *sender) follow(rq *intake.Request, on *replica.Replica) *resume.Follower {
+func (e *sender) Follow(rq *intake.Request, on *replica.Replica) *resume.Follower {
 	if rq.Chat != nil && !intake.AnswersChat(on) {
 		return nil
 	}
@@ -140,26 +140,26 @@ func (e *sender) follow(rq *intake.Request, on *replica.Replica) *resume.Followe
 
 // outgoing is the body for the chosen replica: the client's, or the one that hands the ids over. A stream that is followed
 // asks for the ids, too, but not of the Rust front end, which then writes other bytes.
-func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *attempt) []byte {
+func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *Attempt) []byte {
 	followed := false
 	if a.cache != nil {
 		rq.Clear() // a request that is decoded elsewhere is sent unchanged
 	}
 	form := e.formFor(rq, a)
-	if a.point == nil && (form != nil || rq.Streamed == nil) { // else the answer is repeated, and its follower has what the client has
-		a.follower = e.follow(rq, a.choice.Replica)
+	if a.Point == nil && (form != nil || rq.Streamed == nil) { // else the answer is repeated, and its follower has what the client has
+		a.Follower = e.Follow(rq, a.Choice.Replica)
 	}
 	from := rq.Parsed
-	if form != nil && a.follower != nil {
-		a.whole, from = resume.NewWhole(form), rq.Streamed
+	if form != nil && a.Follower != nil {
+		a.Whole, from = resume.NewWhole(form), rq.Streamed
 	}
-	if a.follower != nil && !a.follower.Repeats() {
+	if a.Follower != nil && !a.Follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
-			a.follower.Lose(resume.LostIDs)
+			a.Follower.Lose(resume.LostIDs)
 		}
 	}
 	a.asksIDs = followed
-	if a.asChat = a.point == nil && a.follower != nil && rq.Chat != nil; a.asChat {
+	if a.asChat = a.Point == nil && a.Follower != nil && rq.Chat != nil; a.asChat {
 		if followed {
 			return rq.Chat.Edit(openai.IDsEdit())
 		}
@@ -171,13 +171,13 @@ func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *attempt) [
 		}
 		return a.cache.legs.Decode(a.cache.params)
 	}
-	if a.point != nil && a.point.Response != "" {
-		return rq.Parsed.Edit(openai.ModelEdit(rq.Pool.Served), openai.ResponseIDEdit(a.point.Response))
+	if a.Point != nil && a.Point.Response != "" {
+		return rq.Parsed.Edit(openai.ModelEdit(rq.Pool.Served), openai.ResponseIDEdit(a.Point.Response))
 	}
 	if rq.Enc == nil || len(rq.Enc.IDs) == 0 {
 		return plain(rq, from, followed)
 	}
-	h := e.tokens.Handoff(ctx, rq.EncodeRequest(), rq.Enc, a.choice.Replica)
+	h := e.tokens.Handoff(ctx, rq.EncodeRequest(), rq.Enc, a.Choice.Replica)
 	if h.Form == tokenizer.HandoffNone {
 		return plain(rq, from, followed)
 	}
@@ -204,22 +204,22 @@ func plain(rq *intake.Request, from *openai.Request, followed bool) []byte {
 	return from.Edit(openai.ModelEdit(rq.Pool.Served), openai.IDsEdit())
 }
 
-// readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
-func (e *sender) readers(rq *intake.Request, a *attempt) []*replica.Replica {
+// Readers are the replicas that can be asked for a text of the request now, without the replica of attempt a in its life; a may be nil.
+func (e *sender) Readers(rq *intake.Request, a *Attempt) []*replica.Replica {
 	var list []*replica.Replica
-	for _, r := range e.registry.Snapshot().Replicas {
+	for _, r := range e.Registry.Snapshot().Replicas {
 		if _, serves := r.Serves(rq.Pool.Served); !serves || r.State != replica.StateReady && r.State != replica.StateDraining {
 			continue
 		}
-		if a == nil || r.ID != a.choice.Replica.ID || r.Life != a.choice.Replica.Life {
+		if a == nil || r.ID != a.Choice.Replica.ID || r.Life != a.Choice.Replica.Life {
 			list = append(list, r)
 		}
 	}
 	return list
 }
 
-// mediaType is the type of an answer without its parameters, empty when it cannot be read.
-func mediaType(h http.Header) string {
+// MediaType is the type of an answer without its parameters, empty when it cannot be read.
+func MediaType(h http.Header) string {
 	kind, _, err := mime.ParseMediaType(h.Get("Content-Type"))
 	if err != nil {
 		return ""

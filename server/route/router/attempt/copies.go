@@ -1,4 +1,4 @@
-package router
+package attempt
 
 import (
 	"context"
@@ -44,7 +44,7 @@ const maxCopied = 1 << 20
 type copier struct {
 	upstream *upstream.Client
 	registry *registry.Registry
-	patience time.Duration
+	Patience time.Duration
 	results  *instruments.Keyed[string]
 	log      *slog.Logger
 }
@@ -54,13 +54,18 @@ func newCopyResults(s *instruments.Set) instruments.Keyed[string] {
 		copyResults(), intake.ByResult)
 }
 
-// of returns the copier of the request's prompt; nil where its ids are not known, and for an adapter, which the target may not have in memory.
-func (c *copier) of(rq *intake.Request) chooser.Copier {
+// Of returns the copier of the request's prompt; nil where its ids are not known, and for an adapter, which the target may not have in memory.
+func (c *copier) Of(rq *intake.Request) chooser.Copier {
 	if !rq.Pool.Pairs || rq.Question != nil || rq.Upload != nil || rq.Enc == nil || !rq.Enc.Exact || rq.Enc.Partial || len(rq.Enc.IDs) == 0 ||
 		len(rq.Enc.Batch) > 0 || len(rq.Enc.Media) > 0 || rq.Parsed.N > 1 || rq.Adapter != "" {
 		return nil
 	}
-	return &promptCopier{copier: c, id: rq.ID, legs: openai.PrefixLegs{Model: rq.Pool.Served, Salt: rq.Parsed.Salt, IDs: rq.Enc.IDs}}
+	return c.Prefixes(rq.ID, openai.PrefixLegs{Model: rq.Pool.Served, Salt: rq.Parsed.Salt, IDs: rq.Enc.IDs})
+}
+
+// Prefixes returns the copier of a request's prompt.
+func (c *copier) Prefixes(id string, legs openai.PrefixLegs) chooser.Copier {
+	return &promptCopier{copier: c, id: id, legs: legs}
 }
 
 // promptCopier copies beginnings of one prompt. A copy may outlive the request.
@@ -105,7 +110,7 @@ type copyLegs struct {
 // run sends both legs, one after the other, and stops when one of the replicas is gone.
 func (l *copyLegs) run() (string, chooser.CopyEnd) {
 	p := l.prefix
-	ctx, cancel := context.WithTimeout(context.Background(), l.patience+legTimes*p.Predicted)
+	ctx, cancel := context.WithTimeout(context.Background(), l.Patience+legTimes*p.Predicted)
 	defer cancel()
 	watched := make(chan struct{})
 	go func() {
