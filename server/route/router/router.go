@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/quota"
+	"github.com/kvpilot/kvpilot/server/route/router/answer"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -69,7 +70,7 @@ type Router struct {
 	inFlight metric.Int64UpDownCounter
 	intake   *intake.Intake
 	attempts *attempt.Dispatcher
-	answers  *answers
+	answers  *answer.Answers
 	ends     *requestEnds
 	stored   *storedCalls
 	adapters *adapters
@@ -99,12 +100,12 @@ func New(c intake.Config, p Params) (*Router, error) {
 		Limits: p.Limits, PerModel: p.PerModel, Origin: p.Origin, Meter: p.Meter,
 		Tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
 	})
-	results := newResumes(p.Meter)
+	results := answer.NewResumes(p.Meter)
 	r.attempts = attempt.New(attempt.Params{
 		Registry: p.Registry, Tokens: p.Tokens, Decider: p.Decider, Upstream: p.Upstream, Breaker: p.Breaker, Budget: p.Budget, Guesses: p.Guesses,
 		Count: p.Count, Intake: r.intake, Resumes: results, Meter: p.Meter, Log: p.Log,
 	})
-	r.answers = newAnswers(r.intake, r.attempts, results, p.Meter, p.Log)
+	r.answers = answer.New(r.intake, r.attempts, results, p.Meter, p.Log)
 	r.ends = &requestEnds{metrics: m, count: p.Count, log: p.Log}
 	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: r.intake.Responses, attempts: r.attempts, answers: r.answers}
 	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream, record: p.Chooser}
@@ -164,15 +165,15 @@ func (r *Router) answer(ctx context.Context, rq *intake.Request, d *attempt.Deli
 	t := attempt.NewTries(rq)
 	t.Ask.Copier = r.attempts.Copier.Of(rq)
 	if rq.Events != nil {
-		if over, err := r.answers.takeOver(ctx, rq, t, d); over || err != nil {
+		if over, err := r.answers.TakeOver(ctx, rq, t, d); over || err != nil {
 			return err
 		}
 	}
-	f := r.attempts.Retries.Run(ctx, rq, t, d, func() *attempt.Failure { return r.answers.try(ctx, rq, t, d) })
+	f := r.attempts.Retries.Run(ctx, rq, t, d, func() *attempt.Failure { return r.answers.Try(ctx, rq, t, d) })
 	if f == nil {
 		return nil
 	}
-	if given, err := r.answers.blanks.give(ctx, rq, t, d); given {
+	if given, err := r.answers.Blanks.Give(ctx, rq, t, d); given {
 		return err
 	}
 	return f.Public

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/answer"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -24,7 +25,7 @@ type storedCalls struct {
 	breaker   *breaker.Breaker
 	responses *intake.Responses
 	attempts  *attempt.Dispatcher
-	answers   *answers
+	answers   *answer.Answers
 }
 
 func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string, d *attempt.Delivery) error {
@@ -75,5 +76,5 @@ func (st *storedCalls) direct(ctx context.Context, rq *intake.Request, rep *repl
 		st.attempts.End(ctx, rq, d, f, attempt.EndOf(f.Outcome))
 		return f
 	}
-	return st.answers.deliver(ctx, rq, &attempt.Tries{}, d)
+	return st.answers.Deliver(ctx, rq, &attempt.Tries{}, d)
 }

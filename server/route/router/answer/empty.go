@@ -1,4 +1,4 @@
-package router
+package answer
 
 import (
 	"context"
@@ -60,8 +60,8 @@ func (b *blanks) compared(t *attempt.Tries, d *attempt.Delivery) {
 	b.empties.Add(emptyRetried)
 }
 
-// give gives the client the answer without a token that no other replica could better. It reports false when there is none.
-func (b *blanks) give(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (given bool, err error) {
+// Give gives the client the answer without a token that no other replica could better. It reports false when there is none.
+func (b *blanks) Give(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (given bool, err error) {
 	kept := t.Blank
 	if kept == nil || d.Begun || ctx.Err() != nil {
 		return false, nil

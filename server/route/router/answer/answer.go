@@ -1,4 +1,4 @@
-package router
+package answer
 
 import (
 	"context"
@@ -17,29 +17,29 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// answers gives clients the answers of attempts.
-type answers struct {
+// Answers gives clients the answers of attempts.
+type Answers struct {
 	attempts  *attempt.Dispatcher
 	limits    *intake.Accounts
 	responses *intake.Responses
 	resumer   *resumer
-	blanks    blanks
+	Blanks    blanks
 	// interrupted counts the streams that are lost.
 	interrupted *interruptions
 }
 
-// newAnswers makes answers. results counts the streams that end early.
-func newAnswers(in *intake.Intake, attempts *attempt.Dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *answers {
+// New makes answers. results counts the streams that end early.
+func New(in *intake.Intake, attempts *attempt.Dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *Answers {
 	s := instruments.New(meter, "server/route/router")
 	broken := newInterruptions(s)
-	return &answers{
-		attempts: attempts, limits: in.Limits, responses: in.Responses, blanks: blanks{empties: newEmpties(s), limits: in.Limits}, interrupted: broken,
+	return &Answers{
+		attempts: attempts, limits: in.Limits, responses: in.Responses, Blanks: blanks{empties: newEmpties(s), limits: in.Limits}, interrupted: broken,
 		resumer: &resumer{attempts: attempts, retries: attempts.Retries, tokens: attempts.Tokens, results: results, interrupted: broken, log: log},
 	}
 }
 
-// deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
-func (an *answers) deliver(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (f *attempt.Failure) {
+// Deliver forwards the answer of the attempt under way, and ends the attempt. It returns nil when the client has the whole answer.
+func (an *Answers) Deliver(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (f *attempt.Failure) {
 	end := decision.EndFailed // of an attempt that a panic ends
 	defer func() { an.attempts.End(ctx, rq, d, f, end) }()
 	err := an.forward(ctx, rq, t, d)
@@ -51,7 +51,7 @@ func (an *answers) deliver(ctx context.Context, rq *intake.Request, t *attempt.T
 			}
 		}
 		an.attempts.Blame.Settle(rq, d, d.Attempt, outcome)
-		an.blanks.compared(t, d)
+		an.Blanks.compared(t, d)
 		return nil
 	}
 	if f = an.attempts.Broke(ctx, d, err); d.Begun && f.Outcome == retry.Broken {
@@ -78,7 +78,7 @@ func (an *answers) deliver(ctx context.Context, rq *intake.Request, t *attempt.T
 
 // lost counts a stream that ended early for its client, too. Its result is counted where another replica was looked for; elsewhere it was
 // not followed.
-func (an *answers) lost(rq *intake.Request, a *attempt.Attempt, cause string, counted bool) {
+func (an *Answers) lost(rq *intake.Request, a *attempt.Attempt, cause string, counted bool) {
 	if !rq.Parsed.Stream {
 		return
 	}
@@ -94,7 +94,7 @@ func (an *answers) lost(rq *intake.Request, a *attempt.Attempt, cause string, co
 
 // forward gives the client the answer, piece by piece as it comes. The Sink is begun with the first
 // piece, not with the head, so that a replica that dies between the two costs nothing.
-func (an *answers) forward(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) error {
+func (an *Answers) forward(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) error {
 	a, first := d.Attempt, newReply(rq, d)
 	streamed := first.streamed && a.Whole == nil
 	d.Scan.Reset(rq.Parsed.Prompt.API, streamed)
@@ -154,14 +154,14 @@ func (an *answers) forward(ctx context.Context, rq *intake.Request, t *attempt.T
 }
 
 // learnForm learns from an engine's own answer in one piece in which form it gives them, where that is of use.
-func (an *answers) learnForm(ctx context.Context, rq *intake.Request, d *attempt.Delivery, piece []byte) {
+func (an *Answers) learnForm(ctx context.Context, rq *intake.Request, d *attempt.Delivery, piece []byte) {
 	if a := d.Attempt; rq.Streamed != nil && a.Whole == nil && d.Status == http.StatusOK && int64(len(piece)) == a.Response.ContentLength {
 		an.attempts.Engines.LearnForm(ctx, rq, a.Choice.Replica, piece)
 	}
 }
 
 // write gives the client one piece, and reads it.
-func (an *answers) write(ctx context.Context, rq *intake.Request, d *attempt.Delivery, piece []byte, streamed bool) error {
+func (an *Answers) write(ctx context.Context, rq *intake.Request, d *attempt.Delivery, piece []byte, streamed bool) error {
 	a := d.Attempt
 	over := streamed && d.Scan.Done() // before this piece: a client that left lacks nothing of the answer
 	first := d.Scan.ContentEvents() == a.Earlier
@@ -197,7 +197,7 @@ func (an *answers) write(ctx context.Context, rq *intake.Request, d *attempt.Del
 }
 
 // begin gives the client the head of the answer.
-func (an *answers) begin(rq *intake.Request, d *attempt.Delivery) error {
+func (an *Answers) begin(rq *intake.Request, d *attempt.Delivery) error {
 	resp := d.Attempt.Response
 	d.Begun, d.Status = true, resp.Status
 	an.attempts.Blame.Served(rq, d, false)
@@ -215,11 +215,11 @@ func (an *answers) begin(rq *intake.Request, d *attempt.Delivery) error {
 	return nil
 }
 
-// try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
-func (an *answers) try(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (f *attempt.Failure) {
+// Try makes one attempt: choose, send, deliver, release. It returns nil when the client has the whole answer.
+func (an *Answers) Try(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (f *attempt.Failure) {
 	for {
 		if _, f = an.attempts.Open(ctx, rq, t, d); f == nil {
-			f = an.deliver(ctx, rq, t, d)
+			f = an.Deliver(ctx, rq, t, d)
 		}
 		if f == nil || !an.attempts.Legs.Again(ctx, t, d, f) && !t.Unchanged(rq, f) {
 			return f

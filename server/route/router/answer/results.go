@@ -1,4 +1,4 @@
-package router
+package answer
 
 import (
 	"go.opentelemetry.io/otel/metric"
@@ -25,8 +25,8 @@ func resumeResults() []string {
 	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, attempt.ResultPoison, resultLimit, resultBudget, resultTaken}
 }
 
-// newResumes declares the count of streams that ended early.
-func newResumes(p metric.MeterProvider) *instruments.Keyed[string] {
+// NewResumes declares the count of streams that ended early.
+func NewResumes(p metric.MeterProvider) *instruments.Keyed[string] {
 	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), intake.MetricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), intake.ByResult)
 	return &resumes
 }

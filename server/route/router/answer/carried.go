@@ -1,4 +1,4 @@
-package router
+package answer
 
 import (
 	"context"
@@ -17,9 +17,9 @@ func errNotCarried(why string) error {
 	return apierror.New(apierror.Conflict, "the stream cannot be continued ("+why+"): send the request again without "+openai.MemberReceived, nil, apierror.WithParam(openai.MemberReceived))
 }
 
-// takeOver prepares the attempts of a request whose client has the beginning of its stream from another router. over is set when the client
+// TakeOver prepares the attempts of a request whose client has the beginning of its stream from another router. over is set when the client
 // has got all that was missing.
-func (an *answers) takeOver(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (over bool, err error) {
+func (an *Answers) TakeOver(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (over bool, err error) {
 	on := rq.Pool.Replicas[0]
 	for _, r := range rq.Pool.Replicas {
 		if intake.HasTokenRoutes(r) && (rq.Chat == nil || intake.AnswersChat(r)) {
@@ -69,7 +69,7 @@ func tokensOf(rq *intake.Request) int {
 }
 
 // giveEnd gives a client the end of a stream of which it has all else.
-func (an *answers) giveEnd(d *attempt.Delivery, end []byte) error {
+func (an *Answers) giveEnd(d *attempt.Delivery, end []byte) error {
 	if err := d.To.Begin(http.StatusOK, http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}); err != nil {
 		return attempt.Gone(err)
 	}
