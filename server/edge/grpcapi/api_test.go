@@ -48,6 +48,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -82,7 +83,7 @@ func (f *fakeRouter) Adapter(ctx context.Context, c *intake.Call, to intake.Sink
 	return f.Serve(ctx, c, to)
 }
 
-func (f *fakeRouter) Realtime(_ context.Context, c *intake.Call, model string, up router.Upgrade) error {
+func (f *fakeRouter) Realtime(_ context.Context, c *intake.Call, model string, up direct.Upgrade) error {
 	f.remember(func() { f.call = c })
 	_, err := up.Switch(http.Header{"X-Model": {model}})
 	return err

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -65,7 +66,7 @@ type answering interface {
 	Serve(ctx context.Context, call *intake.Call, to intake.Sink) error
 	Stored(ctx context.Context, call *intake.Call, id string, to intake.Sink) error
 	Adapter(ctx context.Context, call *intake.Call, to intake.Sink) error
-	Realtime(ctx context.Context, call *intake.Call, model string, up router.Upgrade) error
+	Realtime(ctx context.Context, call *intake.Call, model string, up direct.Upgrade) error
 	Models() ([]byte, error)
 	Model(id string) ([]byte, error)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
@@ -27,7 +27,7 @@ type Call struct {
 	// Answer takes the answer of a raw route.
 	Answer intake.Sink
 	// Upgrade makes a WebSocket of the client's connection; nil when the client does not ask for one.
-	Upgrade router.Upgrade
+	Upgrade direct.Upgrade
 	// Account is the account that the request is charged to; nil when nothing is counted.
 	Account *ledger.Account
 	// Mistakes are the messages of a stream that could not be read and came empty; nil for other calls.

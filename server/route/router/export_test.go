@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -13,7 +14,7 @@ const (
 	HeaderChoice  = attempt.HeaderChoice
 	HeaderOverlap = attempt.HeaderOverlap
 	HeaderReplica = attempt.HeaderReplica
-	HeaderAdapter = headerAdapter
+	HeaderAdapter = direct.HeaderAdapter
 	HeaderResume  = intake.HeaderResume
 )
 

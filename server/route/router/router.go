@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router/answer"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -61,20 +62,20 @@ type Params struct {
 
 // Router answers calls. It is safe for concurrent use.
 //
-// It joins the parts that a call passes: intake makes a request of it, attempts choose replicas and send it, answers give the client
-// what they answer, retries decide what follows an attempt, and ends accounts for the end.
+// It joins the steps of a call: intake makes a request of it, attempts choose replicas and send it, answers give the client the answer, and
+// ends accounts for the end.
 type Router struct {
 	*advisor
-	catalog
+	direct.Catalog
 
 	inFlight metric.Int64UpDownCounter
 	intake   *intake.Intake
 	attempts *attempt.Dispatcher
 	answers  *answer.Answers
 	ends     *requestEnds
-	stored   *storedCalls
-	adapters *adapters
-	realtime *realtime
+	stored   *direct.Stored
+	adapters *direct.Adapters
+	realtime *direct.Realtime
 	handoffs *handoffs
 	leaving  leaving
 }
@@ -94,7 +95,7 @@ func New(c intake.Config, p Params) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Router{catalog: catalog{p.Registry}, inFlight: m.inFlight}
+	r := &Router{Catalog: direct.NewCatalog(p.Registry), inFlight: m.inFlight}
 	r.intake = intake.New(c, p.Attempts, intake.Params{
 		Registry: p.Registry, Tokens: p.Tokens, Upstream: p.Upstream, Policies: p.Chooser, Pins: p.Pins, Fleet: p.Fleet, Bodies: p.Bodies,
 		Limits: p.Limits, PerModel: p.PerModel, Origin: p.Origin, Meter: p.Meter,
@@ -107,9 +108,9 @@ func New(c intake.Config, p Params) (*Router, error) {
 	})
 	r.answers = answer.New(r.intake, r.attempts, results, p.Meter, p.Log)
 	r.ends = &requestEnds{metrics: m, count: p.Count, log: p.Log}
-	r.stored = &storedCalls{registry: p.Registry, breaker: p.Breaker, responses: r.intake.Responses, attempts: r.attempts, answers: r.answers}
-	r.adapters = &adapters{registry: p.Registry, upstream: p.Upstream, record: p.Chooser}
-	r.realtime = &realtime{intake: r.intake, attempts: r.attempts, upstream: p.Upstream}
+	r.stored = direct.NewStored(p.Registry, p.Breaker, r.intake, r.attempts, r.answers)
+	r.adapters = direct.NewAdapters(p.Registry, p.Upstream, p.Chooser)
+	r.realtime = direct.NewRealtime(r.intake, r.attempts, p.Upstream)
 	r.handoffs = &handoffs{intake: r.intake, attempts: r.attempts, registry: p.Registry, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight}
 	r.advisor = &advisor{intake: r.intake, attempts: r.attempts, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
 	return r, nil
@@ -188,10 +189,10 @@ func (r *Router) HandOff(ctx context.Context, call *intake.Call, sight Sight) (*
 // Realtime makes a WebSocket between the client and one replica and passes its bytes on, until one of the two leaves, nothing
 // passes for the configured time, or the surface ends it. model is the handshake's; without one it is the only model, or the
 // first that can serve. An error is an *apierror.Error, as that of Serve.
-func (r *Router) Realtime(ctx context.Context, call *intake.Call, model string, up Upgrade) error {
+func (r *Router) Realtime(ctx context.Context, call *intake.Call, model string, up direct.Upgrade) error {
 	return r.account(ctx, call, nil, func(rq *intake.Request, d *attempt.Delivery) error {
 		rq.Story.Admit(call.Received)
-		return r.realtime.serve(ctx, rq, d, model, up)
+		return r.realtime.Serve(ctx, rq, d, model, up)
 	})
 }
 
@@ -203,12 +204,12 @@ func (r *Router) Stored(ctx context.Context, call *intake.Call, id string, to in
 		if err := r.intake.Limits.Enter(rq); err != nil {
 			return err
 		}
-		return r.stored.serve(ctx, rq, id, d)
+		return r.stored.Serve(ctx, rq, id, d)
 	})
 }
 
 // Adapter answers a call that loads or unloads a LoRA adapter: every replica of the pool is asked, or the one
 // that the call is pinned to. The answer is that of the engines when all agree, else the first refusal.
 func (r *Router) Adapter(ctx context.Context, call *intake.Call, to intake.Sink) error {
-	return r.account(ctx, call, to, func(rq *intake.Request, d *attempt.Delivery) error { return r.adapters.serve(ctx, rq, d) })
+	return r.account(ctx, call, to, func(rq *intake.Request, d *attempt.Delivery) error { return r.adapters.Serve(ctx, rq, d) })
 }

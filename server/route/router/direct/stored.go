@@ -1,4 +1,4 @@
-package router
+package direct
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/pins"
 )
 
-// storedCalls answers calls about stored responses.
-type storedCalls struct {
+// Stored answers calls about stored responses.
+type Stored struct {
 	registry  *registry.Registry
 	breaker   *breaker.Breaker
 	responses *intake.Responses
@@ -28,7 +28,13 @@ type storedCalls struct {
 	answers   *answer.Answers
 }
 
-func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string, d *attempt.Delivery) error {
+// NewStored makes a Stored.
+func NewStored(r *registry.Registry, b *breaker.Breaker, in *intake.Intake, attempts *attempt.Dispatcher, answers *answer.Answers) *Stored {
+	return &Stored{registry: r, breaker: b, responses: in.Responses, attempts: attempts, answers: answers}
+}
+
+// Serve answers a call about the response of an id.
+func (st *Stored) Serve(ctx context.Context, rq *intake.Request, id string, d *attempt.Delivery) error {
 	rq.Pool = &registry.Pool{}
 	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}, rq.Call.Body
 	snapshot := st.registry.Snapshot()
@@ -64,7 +70,7 @@ func (st *storedCalls) serve(ctx context.Context, rq *intake.Request, id string,
 }
 
 // direct sends the call to one replica without a choice or a reservation.
-func (st *storedCalls) direct(ctx context.Context, rq *intake.Request, rep *replica.Replica, d *attempt.Delivery) *attempt.Failure {
+func (st *Stored) direct(ctx context.Context, rq *intake.Request, rep *replica.Replica, d *attempt.Delivery) *attempt.Failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.Story.Direct()
 	a := attempt.NewAttempt(cancel)

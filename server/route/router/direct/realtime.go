@@ -1,4 +1,4 @@
-package router
+package direct
 
 import (
 	"context"
@@ -24,14 +24,20 @@ type Upgrade interface {
 	Switch(header http.Header) (io.ReadWriteCloser, error)
 }
 
-// realtime connects clients and replicas by WebSockets.
-type realtime struct {
+// Realtime connects clients and replicas by WebSockets.
+type Realtime struct {
 	intake   *intake.Intake
 	attempts *attempt.Dispatcher
 	upstream *upstream.Client
 }
 
-func (rl *realtime) serve(ctx context.Context, rq *intake.Request, d *attempt.Delivery, model string, up Upgrade) error {
+// NewRealtime makes a realtime.
+func NewRealtime(in *intake.Intake, attempts *attempt.Dispatcher, client *upstream.Client) *Realtime {
+	return &Realtime{intake: in, attempts: attempts, upstream: client}
+}
+
+// Serve connects the client of a call, which waits at up, with a replica. model is the handshake's, empty for none.
+func (rl *Realtime) Serve(ctx context.Context, rq *intake.Request, d *attempt.Delivery, model string, up Upgrade) error {
 	if err := rl.intake.Socket(ctx, rq, model); err != nil {
 		return err
 	}
@@ -46,7 +52,7 @@ func (rl *realtime) serve(ctx context.Context, rq *intake.Request, d *attempt.De
 
 // connect has the chosen replica and the client switch, and passes bytes between them. Every way out ends the reservation. It
 // returns nil when the WebSocket came to its end.
-func (rl *realtime) connect(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, up Upgrade) (f *attempt.Failure) {
+func (rl *Realtime) connect(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, up Upgrade) (f *attempt.Failure) {
 	a := attempt.NewAttempt(func() {})
 	if f = rl.attempts.Choose(ctx, rq, t, d, a); f != nil {
 		return f

@@ -1,4 +1,4 @@
-package router
+package direct
 
 import (
 	"context"
@@ -20,14 +20,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
-// headerAdapter reports the status of a LoRA adapter's call on each replica: "gpu-1=200 gpu-2=400".
-const headerAdapter = "X-Kvpilot-Adapter"
+// HeaderAdapter reports the status of a LoRA adapter's call on each replica: "gpu-1=200 gpu-2=400".
+const HeaderAdapter = "X-Kvpilot-Adapter"
 
 // adaptersAtOnce bounds the replicas that load an adapter at the same time: they read one store.
 const adaptersAtOnce = 16
 
-// adapters loads LoRA adapters on all replicas of a pool, and unloads them.
-type adapters struct {
+// Adapters loads LoRA adapters on all replicas of a pool, and unloads them.
+type Adapters struct {
 	registry *registry.Registry
 	upstream *upstream.Client
 	record   adapterRecord
@@ -46,7 +46,13 @@ type loaded struct {
 	err    error
 }
 
-func (ad *adapters) serve(ctx context.Context, rq *intake.Request, d *attempt.Delivery) error {
+// NewAdapters makes an adapters, which has record note where adapters are.
+func NewAdapters(r *registry.Registry, client *upstream.Client, record adapterRecord) *Adapters {
+	return &Adapters{registry: r, upstream: client, record: record}
+}
+
+// Serve answers a call that loads or unloads an adapter.
+func (ad *Adapters) Serve(ctx context.Context, rq *intake.Request, d *attempt.Delivery) error {
 	req, err := openai.Read(openai.Params{Route: openai.RouteOther, Header: rq.Call.Header, Body: rq.Call.Body})
 	if err != nil {
 		return intake.BadRequest(err)
@@ -81,7 +87,7 @@ func (ad *adapters) serve(ctx context.Context, rq *intake.Request, d *attempt.De
 
 // targets are the replicas to ask: those of the pool that the body's model names, of the pool that has the
 // adapter, or of the only base model; of them the one that the call is pinned to.
-func (ad *adapters) targets(rq *intake.Request, req *openai.Request) ([]*replica.Replica, error) {
+func (ad *Adapters) targets(rq *intake.Request, req *openai.Request) ([]*replica.Replica, error) {
 	s := ad.registry.Snapshot()
 	pinned := rq.Call.Options.Pinned
 	var in []*replica.Replica
@@ -119,7 +125,7 @@ func (ad *adapters) targets(rq *intake.Request, req *openai.Request) ([]*replica
 }
 
 // ask sends the call to one replica.
-func (ad *adapters) ask(ctx context.Context, rq *intake.Request, rep *replica.Replica) loaded {
+func (ad *Adapters) ask(ctx context.Context, rq *intake.Request, rep *replica.Replica) loaded {
 	resp, err := ad.upstream.Do(ctx, upstream.Target{Replica: rep}, &upstream.Request{
 		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery, Header: rq.Call.Header, ContentType: rq.Call.ContentType,
 		RequestID: rq.EngineID(), Steers: rq.Call.Steers, Body: rq.Body,
@@ -155,7 +161,7 @@ func joined(d *attempt.Delivery, targets []*replica.Replica, answers []loaded) e
 	}
 	a := answers[max(worst, 0)]
 	d.Status = a.status
-	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, headerAdapter: {list}}
+	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, HeaderAdapter: {list}}
 	if kind := a.header.Get("Content-Type"); kind != "" {
 		h.Set("Content-Type", kind)
 	}
