@@ -30,8 +30,7 @@ type Config struct {
 	// owner is.
 	UnownedResponses bool `yaml:"unowned_responses"`
 	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
-	// died or hangs; 0 turns it off. It applies to streams of chat and completions without tools, penalties, seeds and similar
-	// options (see adr/014), and requests the token ids of prompt and answer from engines.
+	// died or hangs; 0 turns it off. docs/streams.md lists the streams. It requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
 	// ResumeMessages makes sampled streams of /v1/messages resumable on vLLM 0.33: the router requests them as the chats that the
 	// engine itself makes of them, and writes their events. Off, only streams at temperature 0 can be resumed.
