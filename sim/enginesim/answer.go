@@ -107,6 +107,19 @@ func (g *generation) fingerprint(b text, last bool) text {
 	return b
 }
 
+// versions writes the end of a chunk's choice, transferred that of the chunk.
+func (g *generation) versions(b text) text { return g.sinceDerender(b, `,"weight_versions":null`) }
+
+func (g *generation) transferred(b text) text { return g.sinceDerender(b, `,"kv_transfer_params":null`) }
+
+// sinceDerender writes members that chunks have since 0.33.
+func (g *generation) sinceDerender(b text, members string) text {
+	if g.l.features.has(derender) {
+		return b.raw(members)
+	}
+	return b
+}
+
 // runningUsage writes the usage so far into a chunk when it was asked for.
 func (g *generation) runningUsage(b text, prompt, made int) text {
 	o := g.s.StreamOptions

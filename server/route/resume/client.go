@@ -11,6 +11,8 @@ type client struct {
 	finished, usage, done bool
 	// counted: it ends with its usage.
 	counted bool
+	// bare: its events lack members that vLLM 0.33 writes although they are null.
+	bare bool
 	api     prompt.API
 	// head is what its events begin with.
 	head []byte

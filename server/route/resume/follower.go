@@ -392,6 +392,7 @@ func (f *Follower) note(c *openai.Chunk) {
 	if c.Choices == 0 {
 		return
 	}
+	f.bare = f.bare || !f.resumed && c.IDs != nil && !c.Nulls.Transfer
 	text := len(c.Text) > len(`""`)
 	f.blind = f.blind || c.IDs == nil && text
 	if f.lost != NotLost {

@@ -212,7 +212,7 @@ func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	t.ids = append(t.ids, r.waiting...)
 	t.answered = len(t.ids)
 	r.join(t, first, nil, d.Delta)
-	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop}
+	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop, Nulls: openai.Nulls{Versions: !to.bare, Transfer: !to.bare}}
 	if t.shows {
 		said.IDs = rawjson.AppendUint32s(nil, r.waiting)
 	}
