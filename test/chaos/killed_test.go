@@ -278,7 +278,7 @@ const (
 func TestNoStreamIsLost(t *testing.T) {
 	binary(t)
 	streams := number(t, "CHAOS_STREAMS", 1000)
-	m := startMortals(t, mortalReplicas, nil)
+	m := startMortals(t, mortalReplicas, []string{"--mean-answer", "60", "--step-time", "30ms"})
 	clients := newTraffic(m)
 	began, ended := time.Now(), make(chan struct{})
 	clients.start(func(n int) bool { return n < streams })
@@ -303,7 +303,7 @@ func TestNoStreamIsLost(t *testing.T) {
 // TestARollingUpdateOfTheFleet replaces four replicas under a hundred streams, one after the other, each behind a drain that moves its requests: none is lost, and
 // each replica is soon empty.
 func TestARollingUpdateOfTheFleet(t *testing.T) {
-	m := startMortals(t, 4, nil)
+	m := startMortals(t, 4, []string{"--mean-answer", "60", "--step-time", "30ms"})
 	clients := newTraffic(m)
 	var over atomic.Bool
 	clients.start(func(int) bool { return !over.Load() })
