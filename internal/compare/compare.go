@@ -23,9 +23,10 @@ func IsWhole(stream string) bool {
 func Events(stream string) int { return strings.Count(stream, "\n\n") }
 
 // vague are the parts of two equal answers that are never the same: ids, times, and how much of the prompt was in a cache.
-var vague = regexp.MustCompile(`"(id|item_id|call_id|tool_use_id|request_id)":"[^"]*"|"(created|created_at|completed_at)":[\d.]+|"signature":"[0-9a-f]*"|"(input_tokens|cached_tokens|cache_read_input_tokens|cache_creation_input_tokens)":\d+|,"created_cache_tokens":\d+`)
+var vague = regexp.MustCompile(`"(id|item_id|call_id|tool_use_id|request_id)":"[^"]*"|"(created|created_at|completed_at)":[\d.]+|"signature":"[0-9a-f]*"|"(input_tokens|cached_tokens|cache_read_input_tokens|cache_creation_input_tokens)":\d+|,"created_cache_tokens":\d+|"content":null,`)
 
-// Exact is an answer without ids, times and counts of cached tokens. Everything else is as the client has it.
+// Exact is an answer without ids, times, counts of cached tokens and a content that is null, which engines' parsers write before tool calls or leave out.
+// Everything else is as the client has it.
 func Exact(answer string) string { return vague.ReplaceAllString(answer, "") }
 
 // Difference returns the first events in which two answers are not Exact the same; two empty strings when they are.
@@ -44,6 +45,23 @@ func Difference(got, want string) (gotEvent, wantEvent string) {
 		}
 	}
 	return "", ""
+}
+
+// grows are the values that are longer in a stream of fewer events, and the numbers of events.
+var grows = regexp.MustCompile(`"(content|text|reasoning|arguments|partial_json|thinking|delta)":"(?:[^"\\]|\\.)*"|"logprobs":\{"content":\[.*?\]\},"finish|"sequence_number":\d+`)
+
+// Forms are the different events of a stream, in the order in which they come first, Exact and without the values that grow. Two streams with the same Forms and the
+// same Content differ at most in how they are cut into events.
+func Forms(stream string) string {
+	var b strings.Builder
+	seen := map[string]bool{}
+	for event := range strings.SplitSeq(grows.ReplaceAllString(Exact(stream), ""), "\n\n") {
+		if !seen[event] {
+			seen[event] = true
+			b.WriteString(event + "\n\n")
+		}
+	}
+	return b.String()
 }
 
 // Content is the content of an answer, however a stream is cut into events: for each place and each member that holds a part of the

@@ -55,6 +55,22 @@ func TestContentDoesNotDependOnTheCuts(t *testing.T) {
 	}
 }
 
+func TestFormsAreThoseOfTheEvents(t *testing.T) {
+	stream := first + first + second + third + done
+	if heard := compare.Forms(first + second + strings.Replace(third, "two", `one \"two`, 1) + done); heard != compare.Forms(stream) {
+		t.Errorf("%s\nthe same, cut otherwise:\n%s", compare.Forms(stream), heard)
+	}
+	for name, other := range map[string]string{
+		"a member more": strings.Replace(stream, `"index":1`, `"index":1,"token_ids":null`, 1),
+		"another order": second + first + third + done,
+		"a form more":   stream + "data: {}\n\n",
+	} {
+		if compare.Forms(stream) == compare.Forms(other) {
+			t.Errorf("%s has the same forms:\n%s", name, compare.Forms(other))
+		}
+	}
+}
+
 func TestAStreamIsWholeWithItsEnd(t *testing.T) {
 	for stream, want := range map[string]bool{
 		first + third + done: true,

@@ -76,7 +76,7 @@ func repeated(t *testing.T, f *resume.Follower, list []string) (out string) {
 func TestARepetitionIsContinuedBehindEachOfItsEvents(t *testing.T) {
 	dice := rand.New(rand.NewPCG(3, 5))
 	want := strings.Join(chunks("one", atRandom(dice)), "")
-	for range 300 {
+	for range 40 {
 		p := resume.Params{API: prompt.APIChat, Repeated: 2, Usage: true}
 		first := chunks("one", atRandom(dice))
 		at := 1 + dice.IntN(len(first)-2)

@@ -136,6 +136,9 @@ func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, 
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)
 		at.responses.pin(rq, d)
+		if a.follower != nil {
+			at.engines.stamps.learn(a.choice.Replica, a.follower.Stamp(), at.engines.registry.Snapshot())
+		}
 	}
 	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()

@@ -33,6 +33,9 @@ func (an *answers) takeOver(ctx context.Context, rq *request, t *tries, d *deliv
 	if s.follower == nil {
 		return false, errNotCarried("its request is none of those that another replica continues")
 	}
+	stamp := an.attempts.engines.stamps.known(on, 0)
+	stamp.Details = false // of the cache that another router saw nothing is known
+	s.follower.Seal(stamp)
 	if end, ok := s.follower.Ending(); ok || s.follower.Done() {
 		return true, an.giveEnd(d, end)
 	}

@@ -21,6 +21,7 @@ type sender struct {
 	tokens   *tokenizer.Pool
 	ids      idsSupport
 	forms    forms
+	stamps   stamps
 	log      *slog.Logger
 }
 

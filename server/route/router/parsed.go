@@ -103,6 +103,7 @@ func (s *resumed) follow(ctx context.Context, f *resume.Follower, point *resume.
 		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, nil) })
 	default:
 		f.ResumeParsed(s.attempts.engines.parser(ctx, s.rq, on))
+		f.Seal(s.attempts.engines.stamps.known(on(), 0))
 	}
 }
 

@@ -177,10 +177,12 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	if s.follower == nil || ctx.Err() != nil {
 		return nil, false
 	}
+	a := s.reply.a
+	s.follower.Seal(s.attempts.engines.stamps.known(a.choice.Replica, a.cachedOwn()))
 	end, ok := s.follower.Ending()
 	if ok {
 		s.fault = io.EOF
-		s.reply.a.endedEarly()
+		a.endedEarly()
 		s.results.Add(resultEnded)
 	}
 	return end, ok
