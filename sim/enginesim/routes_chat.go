@@ -170,7 +170,7 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 		b = a.g.versions(b)
 	}
 	b = a.g.runningUsage(b.raw(`}]`), a.g.promptTokens, len(ch.ids))
-	s.end(a.g.transferred(a.g.fingerprint(b, d.done)).raw("}"))
+	s.end(a.g.transferred(a.g.fingerprint(b, a.g.isLast(d))).raw("}"))
 }
 
 // delta writes the inside of a chunk's delta; skip: there is nothing to say.

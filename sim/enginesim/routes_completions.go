@@ -132,7 +132,7 @@ func (a *completionAnswer) chunk(b text, ch *choice, d delta) text {
 	if b = g.runningUsage(b, len(ch.prompt.ids), len(ch.ids)); len(b) == n && !g.l.features.has(modern) {
 		b = b.raw(`,"usage":null`)
 	}
-	return g.transferred(g.fingerprint(b, d.done)).raw("}")
+	return g.transferred(g.fingerprint(b, g.isLast(d))).raw("}")
 }
 
 func (a *completionAnswer) wholeChoice(b text, ch *choice) text {

@@ -137,7 +137,7 @@ func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, 
 		at.observe(ctx, rq, a, to)
 		at.responses.pin(rq, d)
 		if a.follower != nil {
-			at.engines.stamps.learn(a.choice.Replica, a.follower.Stamp(), at.engines.registry.Snapshot())
+			at.engines.stamps.learn(a.choice.Replica, a.follower.Stamp())
 		}
 	}
 	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
