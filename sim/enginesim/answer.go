@@ -116,7 +116,9 @@ func (g *generation) isLast(d delta) bool {
 // versions writes the end of a chunk's choice, transferred that of the chunk.
 func (g *generation) versions(b text) text { return g.sinceDerender(b, `,"weight_versions":null`) }
 
-func (g *generation) transferred(b text) text { return g.sinceDerender(b, `,"kv_transfer_params":null`) }
+func (g *generation) transferred(b text) text {
+	return g.sinceDerender(b, `,"kv_transfer_params":null`)
+}
 
 // sinceDerender writes members that chunks have since 0.33.
 func (g *generation) sinceDerender(b text, members string) text {

@@ -106,6 +106,11 @@ func (e *sender) toEngine(ctx context.Context, rq *request, a *attempt) *upstrea
 // follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
 func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
+	return e.followFor(rq, on, rq.keeps)
+}
+
+// followFor is follow; shown says that the reader of the stream gets the ids.
+func (e *sender) followFor(rq *request, on *replica.Replica, shown bool) *resume.Follower {
 	if rq.chat != nil && !answersChat(on) {
 		return nil
 	}
@@ -118,11 +123,11 @@ func (e *sender) follow(rq *request, on *replica.Replica) *resume.Follower {
 	}
 	switch {
 	case way == openai.WayRepeat:
-		return resume.New(resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Repeated: rq.parsed.N, Shown: rq.keeps, Received: rq.has})
+		return resume.New(resume.Params{API: rq.parsed.Prompt.API, Usage: rq.parsed.IncludeUsage, Repeated: rq.parsed.N, Shown: shown, Received: rq.has})
 	case way == openai.WayNone, rq.enc == nil, rq.enc.Tokens >= resume.MaxTokens, !rq.enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: rq.keeps, Received: rq.has, Message: rq.chat != nil}
+	p := resume.Params{API: rq.or(rq.parsed).Prompt.API, Usage: rq.or(rq.parsed).IncludeUsage, Parser: parser, Shown: shown, Received: rq.has, Message: rq.chat != nil}
 	if parser == resume.HasParser && rq.parsed.Continuation().Repeats() {
 		p.Repeated = rq.parsed.N
 	}
@@ -146,7 +151,7 @@ func (e *sender) outgoing(ctx context.Context, rq *request, a *attempt) []byte {
 	}
 	form := e.formFor(rq, a)
 	if a.point == nil && (form != nil || rq.streamed == nil) { // else the answer is repeated, and its follower has what the client has
-		a.follower = e.follow(rq, a.choice.Replica)
+		a.follower = e.followFor(rq, a.choice.Replica, rq.keeps || form != nil && form.Parsed())
 	}
 	from := rq.parsed
 	if form != nil && a.follower != nil {

@@ -25,9 +25,22 @@ func (c *standIn) askStreamed(rq *request) {
 	if limit := rq.parsed.AnswerLimit(); limit > 0 && limit < longAnswer {
 		return
 	}
-	if c.streamed = openai.Streamed(rq.parsed, rq.pool.Served); c.streamed != nil && rq.way() != openai.WayText {
+	if c.streamed = openai.Streamed(rq.parsed, rq.pool.Served); c.streamed != nil && !rq.mayFollow() {
 		c.streamed = nil
 	}
+}
+
+// hasTools reports whether the request has tools.
+func (rq *request) hasTools() bool { return len(rq.parsed.Raw("tools")) > len("[]") }
+
+// suits reports whether an engine's form is one for the answer to the request. Without a parser that is one text. A parser is asked for the choices; the stop strings
+// of the answer would have to be taken out of the tokens.
+func (rq *request) suits(form *openai.WholeForm) bool {
+	if form.Parsed() {
+		stops, ok := rq.parsed.Stops()
+		return ok && len(stops.Strings) == 0
+	}
+	return rq.way() == openai.WayText && !rq.hasTools()
 }
 
 // forms remembers in which form engines give answers in one piece. It is safe for concurrent use; it holds at most two entries for
@@ -80,6 +93,9 @@ func (e *sender) formFor(rq *request, a *attempt) *openai.WholeForm {
 		return nil
 	}
 	form, _ := e.forms.known(a.choice.Replica, rq.parsed.Prompt.API)
+	if form == nil || !rq.suits(form) {
+		return nil
+	}
 	return form
 }
 
@@ -89,9 +105,17 @@ func (e *sender) learnForm(ctx context.Context, rq *request, on *replica.Replica
 	if _, known := e.forms.known(on, api); known {
 		return
 	}
-	form := openai.ReadWholeForm(api, answer)
-	if form != nil && api == prompt.APIChat && !e.isParserless(ctx, rq, on) {
-		form = nil
+	var form *openai.WholeForm
+	switch {
+	case api != prompt.APIChat:
+		form = openai.ReadWholeForm(api, answer)
+	case !hasTokenRoutes(on):
+	case e.isParserless(ctx, rq, on):
+		if form = openai.ReadWholeForm(api, answer); form == nil && rq.hasTools() {
+			return // another answer shows it
+		}
+	case e.parsesWhole(ctx, rq, on):
+		form = openai.ReadParsedForm(answer)
 	}
 	if ctx.Err() == nil {
 		e.forms.learn(on, api, form, e.registry.Snapshot())
@@ -99,13 +123,18 @@ func (e *sender) learnForm(ctx context.Context, rq *request, on *replica.Replica
 }
 
 // isParserless reports whether an engine has no parser for tools or reasoning, by its own word: such an engine makes a chat of token ids alone. A
-// parser may take an answer apart in another way when it comes in pieces.
+// parser may take an answer apart in another way when it comes in pieces, so it is given the whole one.
 func (e *sender) isParserless(ctx context.Context, rq *request, on *replica.Replica) bool {
-	if !hasTokenRoutes(on) {
-		return false
-	}
 	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderOne(rq.pool.Served))
 	return err == nil
+}
+
+// parsesWhole reports whether an engine's parser makes choices of the ids of an answer to the request.
+func (e *sender) parsesWhole(ctx context.Context, rq *request, on *replica.Replica) bool {
+	finish := []byte(`"length"`)
+	answer, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderWhole(rq.pool.Served, rq.body, []byte("[0]"), []uint32{0}, finish, nil))
+	choices, _ := openai.ReadDerenderedWhole(answer, finish)
+	return err == nil && choices != nil
 }
 
 // inside is an answer that the engine streams and the client gets in one piece: other replicas can continue it. Until it is whole, the client has
@@ -145,6 +174,9 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 			return nil, s.failed(err)
 		}
 	}
+	if err := s.parse(ctx); err != nil {
+		return nil, s.failed(err)
+	}
 	answer, err := s.whole.Answer(s.d.attempts > 0)
 	if err != nil {
 		return nil, s.failed(err)
@@ -155,6 +187,32 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 	resp.Header.Set("Content-Type", "application/json")
 	resp.ContentLength = int64(len(answer))
 	return answer, nil
+}
+
+// parse has an engine's parser take the answer apart, where one does: the engine that has written the end, or another one.
+func (s *inside) parse(ctx context.Context) error {
+	if !s.whole.Parsed() {
+		return nil
+	}
+	question := s.whole.Question(s.rq.pool.Served, s.rq.body)
+	if question == nil {
+		return resume.ErrNotWhole
+	}
+	e := s.attempts.engines
+	list := []*replica.Replica{s.reply.a.choice.Replica}
+	for _, o := range e.readers(s.rq, s.reply.a) {
+		if hasTokenRoutes(o) {
+			list = append(list, o)
+		}
+	}
+	err := error(nil)
+	for _, on := range list[:min(len(list), textTries)] {
+		var answer []byte
+		if answer, err = e.askParser(ctx, s.rq, on, pathDerender, question); err == nil {
+			return s.whole.Take(answer, s.rq.hasTools())
+		}
+	}
+	return err
 }
 
 // take takes a piece of the stream.
