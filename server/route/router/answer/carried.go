@@ -31,6 +31,9 @@ func (an *Answers) TakeOver(ctx context.Context, rq *intake.Request, t *attempt.
 	if s.follower == nil {
 		return false, errNotCarried("its request is none of those that another replica continues")
 	}
+	stamp := an.attempts.Engines.Stamp(on, 0)
+	stamp.Details = false // of the cache that another router saw nothing is known
+	s.follower.Seal(stamp)
 	if end, ok := s.follower.Ending(); ok || s.follower.Done() {
 		return true, an.giveEnd(d, end)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
@@ -47,6 +48,9 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 			return nil, s.failed(err)
 		}
 	}
+	if err := s.parse(ctx); err != nil {
+		return nil, s.failed(err)
+	}
 	answer, err := s.whole.Answer(s.d.Attempts > 0)
 	if err != nil {
 		return nil, s.failed(err)
@@ -57,6 +61,32 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 	resp.Header.Set("Content-Type", "application/json")
 	resp.ContentLength = int64(len(answer))
 	return answer, nil
+}
+
+// parse has an engine's parser take the answer apart, where one does: the engine that has written the end, or another one.
+func (s *inside) parse(ctx context.Context) error {
+	if !s.whole.Parsed() {
+		return nil
+	}
+	question := s.whole.Question(s.rq.Pool.Served, s.rq.Body)
+	if question == nil {
+		return resume.ErrNotWhole
+	}
+	e := s.attempts.Engines
+	list := []*replica.Replica{s.reply.a.Choice.Replica}
+	for _, o := range e.Readers(s.rq, s.reply.a) {
+		if intake.HasTokenRoutes(o) {
+			list = append(list, o)
+		}
+	}
+	err := error(nil)
+	for _, on := range list[:min(len(list), textTries)] {
+		var answer []byte
+		if answer, err = e.AskDerender(ctx, s.rq, on, question); err == nil {
+			return s.whole.Take(answer, s.rq.HasTools())
+		}
+	}
+	return err
 }
 
 // take takes a piece of the stream.

@@ -60,6 +60,7 @@ func (s *resumed) follow(ctx context.Context, f *resume.Follower, point *resume.
 		f.Resume(point, func(lists [][]uint32) ([]string, bool) { return s.texts(ctx, lists, nil) })
 	default:
 		f.ResumeParsed(s.attempts.Engines.Parser(ctx, s.rq, on))
+		f.Seal(s.attempts.Engines.Stamp(on(), 0))
 	}
 }
 

@@ -179,10 +179,12 @@ func (s *resumed) ending(ctx context.Context) ([]byte, bool) {
 	if s.follower == nil || ctx.Err() != nil {
 		return nil, false
 	}
+	a := s.reply.a
+	s.follower.Seal(s.attempts.Engines.Stamp(a.Choice.Replica, a.CachedOwn()))
 	end, ok := s.follower.Ending()
 	if ok {
 		s.fault = io.EOF
-		s.reply.a.EndedEarly()
+		a.EndedEarly()
 		s.results.Add(resultEnded)
 	}
 	return end, ok

@@ -23,6 +23,7 @@ type sender struct {
 	tokens   *tokenizer.Pool
 	ids      idsSupport
 	forms    forms
+	stamps   stamps
 	log      *slog.Logger
 }
 
@@ -107,6 +108,11 @@ func (e *sender) toEngine(ctx context.Context, rq *intake.Request, a *Attempt) *
 // Follow makes the follower of a streamed answer, where another replica could resume it exactly; nil for any other. It keeps the ids
 // of the whole prompt: where those of other requests have filled the memory for them, the stream is not followed.
 func (e *sender) Follow(rq *intake.Request, on *replica.Replica) *resume.Follower {
+	return e.followFor(rq, on, rq.Keeps)
+}
+
+// followFor is Follow; shown says that the reader of the stream gets the ids.
+func (e *sender) followFor(rq *intake.Request, on *replica.Replica, shown bool) *resume.Follower {
 	if rq.Chat != nil && !intake.AnswersChat(on) {
 		return nil
 	}
@@ -119,11 +125,11 @@ func (e *sender) Follow(rq *intake.Request, on *replica.Replica) *resume.Followe
 	}
 	switch {
 	case way == openai.WayRepeat:
-		return resume.New(resume.Params{API: rq.Parsed.Prompt.API, Usage: rq.Parsed.IncludeUsage, Repeated: rq.Parsed.N, Shown: rq.Keeps, Received: rq.Events})
+		return resume.New(resume.Params{API: rq.Parsed.Prompt.API, Usage: rq.Parsed.IncludeUsage, Repeated: rq.Parsed.N, Shown: shown, Received: rq.Events})
 	case way == openai.WayNone, rq.Enc == nil, rq.Enc.Tokens >= resume.MaxTokens, !rq.Enc.Reserve():
 		return nil
 	}
-	p := resume.Params{API: rq.Or(rq.Parsed).Prompt.API, Usage: rq.Or(rq.Parsed).IncludeUsage, Parser: parser, Shown: rq.Keeps, Received: rq.Events, Message: rq.Chat != nil}
+	p := resume.Params{API: rq.Or(rq.Parsed).Prompt.API, Usage: rq.Or(rq.Parsed).IncludeUsage, Parser: parser, Shown: shown, Received: rq.Events, Message: rq.Chat != nil}
 	if parser == resume.HasParser && rq.Parsed.Continuation().Repeats() {
 		p.Repeated = rq.Parsed.N
 	}
@@ -147,7 +153,7 @@ func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *Attempt) [
 	}
 	form := e.formFor(rq, a)
 	if a.Point == nil && (form != nil || rq.Streamed == nil) { // else the answer is repeated, and its follower has what the client has
-		a.Follower = e.Follow(rq, a.Choice.Replica)
+		a.Follower = e.followFor(rq, a.Choice.Replica, rq.Keeps || form != nil && form.Parsed())
 	}
 	from := rq.Parsed
 	if form != nil && a.Follower != nil {

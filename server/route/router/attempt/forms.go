@@ -55,12 +55,25 @@ func (f *forms) learn(r *replica.Replica, api prompt.API, form *openai.WholeForm
 	f.of[formOf{r.ID, api}] = engineForm{life: r.Life, version: r.Version, form: form}
 }
 
+// suits reports whether an engine's form is one for the answer to the request. Without a parser that is one text. A parser is asked for the choices; the stop strings
+// of the answer would have to be taken out of the tokens.
+func suits(rq *intake.Request, form *openai.WholeForm) bool {
+	if form.Parsed() {
+		stops, ok := rq.Parsed.Stops()
+		return ok && len(stops.Strings) == 0
+	}
+	return rq.Way() == openai.WayText && !rq.HasTools()
+}
+
 // formFor returns the form of the answer in one piece that an attempt is to have; nil where the engine is asked for it as the client asked.
 func (e *sender) formFor(rq *intake.Request, a *Attempt) *openai.WholeForm {
 	if rq.Streamed == nil || a.Point != nil || !e.mayAskIDs(a) {
 		return nil
 	}
 	form, _ := e.forms.known(a.Choice.Replica, rq.Parsed.Prompt.API)
+	if form == nil || !suits(rq, form) {
+		return nil
+	}
 	return form
 }
 
@@ -70,9 +83,17 @@ func (e *sender) LearnForm(ctx context.Context, rq *intake.Request, on *replica.
 	if _, known := e.forms.known(on, api); known {
 		return
 	}
-	form := openai.ReadWholeForm(api, answer)
-	if form != nil && api == prompt.APIChat && !e.isParserless(ctx, rq, on) {
-		form = nil
+	var form *openai.WholeForm
+	switch {
+	case api != prompt.APIChat:
+		form = openai.ReadWholeForm(api, answer)
+	case !intake.HasTokenRoutes(on):
+	case e.isParserless(ctx, rq, on):
+		if form = openai.ReadWholeForm(api, answer); form == nil && rq.HasTools() {
+			return // another answer shows it
+		}
+	case e.parsesWhole(ctx, rq, on):
+		form = openai.ReadParsedForm(answer)
 	}
 	if ctx.Err() == nil {
 		e.forms.learn(on, api, form, e.Registry.Snapshot())
@@ -80,13 +101,18 @@ func (e *sender) LearnForm(ctx context.Context, rq *intake.Request, on *replica.
 }
 
 // isParserless reports whether an engine has no parser for tools or reasoning, by its own word: such an engine makes a chat of token ids alone. A
-// parser may take an answer apart in another way when it comes in pieces.
+// parser may take an answer apart in another way when it comes in pieces, so it is given the whole one.
 func (e *sender) isParserless(ctx context.Context, rq *intake.Request, on *replica.Replica) bool {
-	if !intake.HasTokenRoutes(on) {
-		return false
-	}
-	_, err := e.askParser(ctx, rq, on, pathDerender, openai.DerenderOne(rq.Pool.Served))
+	_, err := e.AskDerender(ctx, rq, on, openai.DerenderOne(rq.Pool.Served))
 	return err == nil
+}
+
+// parsesWhole reports whether an engine's parser makes choices of the ids of an answer to the request.
+func (e *sender) parsesWhole(ctx context.Context, rq *intake.Request, on *replica.Replica) bool {
+	finish := []byte(`"length"`)
+	answer, err := e.AskDerender(ctx, rq, on, openai.DerenderWhole(rq.Pool.Served, rq.Body, []byte("[0]"), []uint32{0}, finish, nil))
+	choices, _ := openai.ReadDerenderedWhole(answer, finish)
+	return err == nil && choices != nil
 }
 
 // NoForm notes that the router cannot write the answers of a replica in one piece.

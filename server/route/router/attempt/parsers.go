@@ -44,6 +44,11 @@ const (
 	maxParserAnswer = 16 << 20
 )
 
+// AskDerender has an engine's parser answer a question of the derender route.
+func (e *sender) AskDerender(ctx context.Context, rq *intake.Request, on *replica.Replica, question []byte) ([]byte, error) {
+	return e.askParser(ctx, rq, on, pathDerender, question)
+}
+
 // askParser sends an engine a question of its parser, and returns the answer.
 func (e *sender) askParser(ctx context.Context, rq *intake.Request, on *replica.Replica, path string, body []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, parserPatience)
@@ -65,7 +70,7 @@ func (e *sender) askParser(ctx context.Context, rq *intake.Request, on *replica.
 // Parser has a replica's parser take tokens of the request's answer.
 func (e *sender) Parser(ctx context.Context, rq *intake.Request, on func() *replica.Replica) resume.Parse {
 	return func(before *openai.Parsed, ids []uint32, finish, stop []byte) (*openai.Derendered, error) {
-		answer, err := e.askParser(ctx, rq, on(), pathDerender, before.Derender(rq.Pool.Served, rq.OrBody(rq.Body), ids, finish, stop))
+		answer, err := e.AskDerender(ctx, rq, on(), before.Derender(rq.Pool.Served, rq.OrBody(rq.Body), ids, finish, stop))
 		if err != nil {
 			return nil, err
 		}

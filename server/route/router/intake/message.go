@@ -36,7 +36,7 @@ func AnswersChat(r *replica.Replica) bool { return HasTokenRoutes(r) && messages
 // longAnswer is the limit of tokens from which on an answer in one piece is requested as a stream: a shorter one is soon written again.
 const longAnswer = 64
 
-// askStreamed prepares an unstreamed request to be sent as a stream, where another replica could continue its answer as text. It must be called after the
+// askStreamed prepares an unstreamed request to be sent as a stream, where another replica could continue its answer. It must be called after the
 // body is final.
 func (c *standIn) askStreamed(rq *Request) {
 	if !rq.Settings.ResumeUnstreamed || rq.Parsed.Stream || rq.Call.Route != openai.RouteChat && rq.Call.Route != openai.RouteCompletions || rq.Upload != nil || len(rq.Pool.Replicas) < 2 {
@@ -45,7 +45,10 @@ func (c *standIn) askStreamed(rq *Request) {
 	if limit := rq.Parsed.AnswerLimit(); limit > 0 && limit < longAnswer {
 		return
 	}
-	if c.Streamed = openai.Streamed(rq.Parsed, rq.Pool.Served); c.Streamed != nil && rq.Way() != openai.WayText {
+	if c.Streamed = openai.Streamed(rq.Parsed, rq.Pool.Served); c.Streamed != nil && !rq.mayFollow() {
 		c.Streamed = nil
 	}
 }
+
+// HasTools reports whether the request has tools.
+func (rq *Request) HasTools() bool { return len(rq.Parsed.Raw("tools")) > len("[]") }
