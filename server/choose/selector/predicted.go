@@ -103,12 +103,12 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // rank's own Busy, plus Interference for requests that decode on the rank: each full step of prefill
 // delays them all by one step. Their number grows with the rank's speed, since a fast rank has more of them
 // than a slow one by its speed, not by chance (docs/adr/017-whole-answer.md).
-// A load from a tier below the GPU delays this request only, since the engine computes others at the same time: docs/adr/039-price-of-a-tier.md.
+// A second of a load from a tier below the GPU is priced as a second of prefill: docs/adr/039-price-of-a-tier.md.
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + c.Load + p.step + c.Decode + c.Crowding + c.Drag
+	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + loading(d, c, weight) + p.step + c.Decode + c.Crowding + c.Drag
 	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c) + adapting(d, c)
 	if c.Session {
 		bonus := d.Params.SessionBonus
@@ -122,6 +122,14 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// loading is the price of a load: of its seconds, as of as many of prefill.
+func loading(d *decision.Decision, c *decision.Candidate, weight float64) float64 {
+	if c.Load == 0 {
+		return 0
+	}
+	return float64(c.LoadWait) + (weight+d.Params.Interference*delayed(d, c))*c.OwnLoad()
 }
 
 // adapting is the price of the request's LoRA adapter: the time until the engine has it, which delays the answers of others as a prefill does

@@ -113,8 +113,14 @@ func TestALoadIsPricedByItsTime(t *testing.T) {
 	if got, want := c[2].TTFT-c[1].TTFT, slow.Load-fast.Load; math.Abs(got-want) > 1e-9 {
 		t.Errorf("the slower load delays the first token by %v s, want %v", got, want)
 	}
-	if got, want := c[2].Cost-c[1].Cost, slow.Load-fast.Load; math.Abs(got-want) > 1e-9 {
-		t.Errorf("the slower load costs %v more, want %v: others do not wait for it", got, want)
+	d.Omega, d.Params.Congestion = 3, 1.5
+	waits := question(decision.PredictedTTFT, 4096, decision.Candidate{}, fast, slow)
+	waits.Candidates[2].LoadWait = 10
+	waits.Omega, waits.Params.Congestion = d.Omega, d.Params.Congestion
+	selector.Choose(d)
+	selector.Choose(waits)
+	if got, want := d.Candidates[2].Cost-waits.Candidates[2].Cost, 3*10.0; math.Abs(got-want) > 1e-9 {
+		t.Errorf("in a fleet that is full, a load costs %v more than a wait for another one, want %v", got, want)
 	}
 	if c[2].Cost <= c[0].Cost {
 		t.Errorf("a load of 10 s costs %v, computing the prompt %v", c[2].Cost, c[0].Cost)

@@ -161,7 +161,7 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 // without the terms of the answer.
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.Load + c.StepTime + c.Overhead + c.Crowding + c.Drag
+	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + loading(d, c, weight) + c.StepTime + c.Overhead + c.Crowding + c.Drag
 	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*delayed(d, c)*c.Prefill + adapting(d, c)
 }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
@@ -121,12 +122,15 @@ func (t *Tier) AddTo(l *decision.Loading, held uint32) {
 	l.Load += m.seconds(tokens)
 }
 
-// Tiers are the tiers below the GPU of one rank.
-type Tiers struct{ Host, Store *Tier }
+// Tiers are the tiers below the GPU of one rank. Loads of one rank follow each other. They are safe for concurrent use.
+type Tiers struct {
+	Host, Store *Tier
+	until       *atomic.Int64 // when the last booked load ends, in nanoseconds on the caller's scale
+}
 
 // NewTiers returns the tiers of a rank of a kind.
 func NewTiers(loads *Loads, kind any) Tiers {
-	return Tiers{Host: NewTier(loads.Of(kind, kvblock.TierCPU)), Store: NewTier(loads.Of(kind, kvblock.TierDisk))}
+	return Tiers{Host: NewTier(loads.Of(kind, kvblock.TierCPU)), Store: NewTier(loads.Of(kind, kvblock.TierDisk)), until: new(atomic.Int64)}
 }
 
 // Move gives the tiers the lanes of another kind.
@@ -135,9 +139,23 @@ func (t *Tiers) Move(loads *Loads, kind any) {
 	t.Store.Move(loads.Of(kind, kvblock.TierDisk))
 }
 
-// Loading predicts the load of the part of a prompt that the rank holds below its GPU.
-func (t *Tiers) Loading(o *decision.Overlap) (l decision.Loading) {
+// Loading predicts the load of the part of a prompt that the rank holds below its GPU, at now in nanoseconds.
+func (t *Tiers) Loading(o *decision.Overlap, now int64) (l decision.Loading) {
 	t.Host.AddTo(&l, o.CPU)
 	t.Store.AddTo(&l, o.Disk)
+	if wait := t.until.Load() - now; wait > 0 && l.Load > 0 {
+		l.LoadWait = float32(time.Duration(wait).Seconds())
+		l.Load += float64(l.LoadWait)
+	}
 	return l
+}
+
+// Book notes at now that a load of so many seconds begins after the ones before it.
+func (t *Tiers) Book(seconds float64, now int64) {
+	for {
+		until := t.until.Load()
+		if t.until.CompareAndSwap(until, max(until, now)+int64(seconds*float64(time.Second))) {
+			return
+		}
+	}
 }

@@ -82,11 +82,15 @@ type Forecast struct {
 // Loading is the load of the overlap's part in tiers below the GPU, which the engine begins before it computes the rest. It is zero where the rank
 // holds nothing there.
 type Loading struct {
-	// Load is the predicted time of the load in seconds.
-	Load float64
+	// Load is the predicted time until it is loaded, in seconds, LoadWait the part of it in which loads for other requests end.
+	Load     float64
+	LoadWait float32
 	// Loadable is how many tokens of that part the engine is expected to find; it computes the others.
 	Loadable uint32
 }
+
+// OwnLoad is the predicted time of the load alone, in seconds.
+func (l *Loading) OwnLoad() float64 { return l.Load - float64(l.LoadWait) }
 
 // Affinity ties a request to a rank by other means than the rank's blocks.
 type Affinity struct {

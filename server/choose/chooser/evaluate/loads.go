@@ -69,7 +69,7 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
 		if cand.CPU|cand.Disk != 0 {
-			cand.Loading = rk.Tiers.Loading(&cand.Overlap)
+			cand.Loading = rk.Tiers.Loading(&cand.Overlap, g.now)
 		}
 		conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		e.reported(&s.Readings.report, cand, rk, l.Assumed, now)

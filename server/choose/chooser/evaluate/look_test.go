@@ -222,12 +222,7 @@ func plainLoads(e *evaluate.Evaluator, d *decision.Decision, owners []*replica.R
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = e.CrowdingOf(cand, d)
-		for tier, held := range map[*transfer.Tier]uint32{rk.Tiers.Host: cand.CPU, rk.Tiers.Store: cand.Disk} {
-			if m, found := tier.Model(), tier.Share()*float64(held); held > 0 && tier.Share() >= 0.05 {
-				cand.Loadable += uint32(found)
-				cand.Load += m.Start + m.PerToken*found
-			}
-		}
+		cand.Loading = rk.Tiers.Loading(&cand.Overlap, e.Clock.Since(now))
 		evaluate.Conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		if cand.Veto != decision.VetoNone {
 			continue

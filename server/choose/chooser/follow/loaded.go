@@ -64,15 +64,15 @@ func (l *Loaded) Ended(end *ask.End) {
 	}
 }
 
-// learn has the tier that nearly all was loaded from learn the time of the load. Where the rank had other prompts before the request, or the rest of
+// learn has the tier that nearly all was loaded from learn the time of the load. Where the rank had other prompts or loads before the request, or the rest of
 // the prompt takes much longer than the load, the time to the first token does not show it.
 func (l *Loaded) learn(cand *decision.Candidate, took float64) {
 	rest := cand.TTFT - cand.Load
-	if cand.Load == 0 || cand.Backlog+cand.Planned > cand.Load/4 || rest > mostRest*cand.Load && took < farLate*cand.TTFT {
+	if cand.Load == 0 || cand.Backlog+cand.Planned+float64(cand.LoadWait) > cand.Load/4 || rest > mostRest*cand.Load && took < farLate*cand.TTFT {
 		return
 	}
 	held := float64(cand.CPU + cand.Disk)
-	seconds := max(took-rest, leastLoad*cand.Load)
+	seconds := max(took-rest-float64(cand.LoadWait), leastLoad*cand.Load)
 	switch {
 	case float64(cand.CPU) >= oneTier*held:
 		l.Tiers.Host.Learn(int(cand.Loadable), seconds)
