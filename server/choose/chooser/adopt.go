@@ -22,6 +22,10 @@ func (c *Chooser) Adopt(req *ask.Request, by booking.Decided) (*booking.Choice, 
 	return c.booker.Adopt(req, c.room.ModelOf(req.Model), by)
 }
 
+// AdoptCopy notes a copy that another router ordered: requests that wait here may wait for it. The result, nil where the copy is not
+// counted, must be ended like the copy. It does not block, and calls nothing back.
+func (c *Chooser) AdoptCopy(of booking.Copying) ask.CopyReports { return c.booker.AdoptCopy(of) }
+
 // PolicyOf is the policy that decides req.
 func (c *Chooser) PolicyOf(req *ask.Request) decision.Policy {
 	if p := req.Options.Policy; p != "" {

@@ -94,6 +94,27 @@ func TestSplitBooksBothRanksAndReleasesEachOnce(t *testing.T) {
 	})
 }
 
+// A choice that is given back before its prompt is computed, as by a caller that has left, books neither rank any more.
+func TestRankThatPrefillsIsReleasedWithItsRequest(t *testing.T) {
+	for _, computed := range []bool{false, true} {
+		f := newFleet(t, 2, nil)
+		f.know()
+		f.withRoles("prefill", "decode")
+		end := f.decodes("r1", 20)
+		c := f.choose(f.splittable(1, 32000))
+		if computed {
+			c.Prefill().FirstToken()
+		}
+		c.Release(done(decision.EndHandedOver))
+		if p := f.book.View(0, time.Now()); (p.InFlight == 1) != computed {
+			t.Errorf("computed %v: the rank that prefills has %d requests", computed, p.InFlight)
+		}
+		c.Prefill().Release(done(decision.EndCompleted))
+		end()
+		f.empty()
+	}
+}
+
 func TestRolesNarrowTheChoice(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

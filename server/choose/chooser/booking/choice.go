@@ -158,6 +158,9 @@ func (c *Choice) Release(result ask.Result) bool {
 	c.reservation.Release()
 	c.life.end.At = c.clock.Now()
 	c.observers.ended(&c.life.end)
+	if lead := c.Prefill(); lead != nil && lead.life.open() {
+		lead.Release(ask.ResultOf(result.End)) // its prompt is computed for nobody
+	}
 	return true
 }
 
@@ -224,10 +227,11 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 type legs struct {
 	prefill *Choice
 	move    follow.Move
+	sent    func() // nil: no other router is to know
 }
 
 // Prefill returns the Choice of the rank that computes the prompt for this one; nil where the request is served whole. It is booked like
-// any other and must be ended with Release.
+// any other and must be ended with Release; it also ends with this one where its prompt is not computed by then.
 func (c *Choice) Prefill() *Choice {
 	if c.legs == nil {
 		return nil
@@ -243,6 +247,9 @@ func (c *Choice) Sent() {
 	now := c.clock.Now()
 	c.legs.move.Sent.Store(c.clock.Since(now))
 	c.flight.Join(now)
+	if c.legs.sent != nil {
+		c.legs.sent()
+	}
 }
 
 // PredictedMove is the predicted time of the move of the cache; 0 where the request is served whole.
