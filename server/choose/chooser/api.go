@@ -25,6 +25,7 @@ type (
 	Place       = ask.Place
 	CopyEnd     = ask.CopyEnd
 	CopyReports = ask.CopyReports
+	MoveReports = ask.MoveReports
 	Origin      = ask.Origin
 	Withdrawal  = ask.Withdrawal
 	Result      = ask.Result

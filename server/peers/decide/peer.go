@@ -213,7 +213,7 @@ func (f *Frontend) chosen(from ID, in *peerv1.Chosen) {
 	}
 	by := chooser.Decided{Decision: d, Rank: int(in.GetRank()), Replica: ownerOf(&req, d.Candidates[0].Replica)}
 	if split := d.Split(); split != nil {
-		by.Prefiller, by.Sent = ownerOf(&req, split.Prefill.Replica), b.sentBy
+		by.Prefiller, by.Move = ownerOf(&req, split.Prefill.Replica), b
 	}
 	if req.Hashes != nil {
 		by.Hashes = req.Hashes(int(in.GetBlockSize()))

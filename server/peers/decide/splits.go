@@ -115,8 +115,8 @@ func (b *booking) lead(w *Waiting) *booking {
 	return made
 }
 
-// sentBy reports to the router that knows the booking that its request goes to the rank that reads the prompt's cache.
-func (b *booking) sentBy() {
+// Sent implements chooser.MoveReports.
+func (b *booking) Sent() {
 	f := b.frontend
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -194,6 +194,12 @@ type CopyReports interface {
 	Ended(how CopyEnd)
 }
 
+// MoveReports receives the progress of a split request.
+type MoveReports interface {
+	// Sent notes that the request goes to the rank that answers, which reads the prompt's cache. It must not block.
+	Sent()
+}
+
 // Prefix is a copy of the beginning of a prompt.
 type Prefix struct {
 	// From has the prefix, To gets it.

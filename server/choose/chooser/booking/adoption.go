@@ -26,10 +26,10 @@ type Decided struct {
 	Hashes []blockhash.Hash
 	// Recorded is set when another router's log has the decision, and will have its outcome.
 	Recorded bool
-	// Prefiller is the replica that computes the prompt of a split request, and Sent is called when the request goes to the rank that
-	// decodes; both nil where the request is served whole.
+	// Prefiller is the replica that computes the prompt of a split request, and Move receives its progress; both nil where the request is
+	// served whole.
 	Prefiller *replica.Replica
-	Sent      func()
+	Move      ask.MoveReports
 }
 
 // Adopt books the decision of another router: see Chooser.Adopt.
@@ -60,7 +60,7 @@ func (b *Booker) Adopt(req *ask.Request, of *evaluate.Model, by Decided) (*Choic
 	choice.flight.Rank, choice.flight.Pool = b.Ranks.At(cand.Slot), req.Replicas
 	b.adoptProgram(choice, req, of, by.Hashes)
 	if made.prefill != nil {
-		choice.legs = &legs{sent: by.Sent, prefill: b.prefillChoice(by.Prefiller, &d.Candidates[1], req, of, d, &made, false)}
+		choice.legs = &legs{reports: by.Move, prefill: b.prefillChoice(by.Prefiller, &d.Candidates[1], req, of, d, &made, false)}
 		choice.legs.move.Clock = b.Clock
 	}
 	b.start(choice, req, of, &made.booking, record)

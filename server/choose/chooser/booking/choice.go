@@ -159,7 +159,7 @@ func (c *Choice) Release(result ask.Result) bool {
 	c.life.end.At = c.clock.Now()
 	c.observers.ended(&c.life.end)
 	if lead := c.Prefill(); lead != nil && lead.life.open() {
-		lead.Release(ask.ResultOf(result.End)) // its prompt is computed for nobody
+		lead.Release(ask.ResultOf(result.End)) // nothing would use its prompt
 	}
 	return true
 }
@@ -227,7 +227,7 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 type legs struct {
 	prefill *Choice
 	move    follow.Move
-	sent    func() // nil: no other router is to know
+	reports ask.MoveReports // nil: no other router is to know
 }
 
 // Prefill returns the Choice of the rank that computes the prompt for this one; nil where the request is served whole. It is booked like
@@ -247,8 +247,8 @@ func (c *Choice) Sent() {
 	now := c.clock.Now()
 	c.legs.move.Sent.Store(c.clock.Since(now))
 	c.flight.Join(now)
-	if c.legs.sent != nil {
-		c.legs.sent()
+	if c.legs.reports != nil {
+		c.legs.reports.Sent()
 	}
 }
 
