@@ -77,7 +77,7 @@ func (b *Booker) prefillChoice(owner *replica.Replica, cand *decision.Candidate,
 			c.observers.add(&c.lesson)
 			c.observers.add(&c.stream)
 		}
-		c.observers.add(&c.flight)
+		c.observers.add(follow.Computing{Flight: &c.flight})
 	}
 	if len(made.lead.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
 		c.belief.Belief = b.Index.Predict(cand.Slot, made.lead.Hashes, d.At.Add(2*clock.Duration(cand.TTFT)+beliefSlack))
