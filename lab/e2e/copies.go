@@ -41,7 +41,9 @@ func (s *splits) checkCopy(ctx context.Context) (string, error) {
 func (s *splits) branch(prefix string, n int) *shared {
 	own := words(rand.New(rand.NewPCG(uint64(n), uint64(s.nonce))), branchWords)
 	r := &shared{path: "/v1/completions", body: object{"prompt": prefix + fmt.Sprintf(" and branch %d: ", n) + own}}
-	maps.Copy(r.body, object{"model": "tiny", "temperature": 0, "max_tokens": 8, "ignore_eos": true, "repetition_penalty": 1.3, "allowed_token_ids": s.letters})
+	maps.Copy(r.body, object{"model": "tiny", "temperature": 0, "max_tokens": 8, "ignore_eos": true, "repetition_penalty": 1.3, "allowed_token_ids": s.letters,
+		"tool_choice": "required", // engines ignore it in a completion; the router does not split such a request
+	})
 	return r
 }
 
@@ -68,12 +70,11 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 	}
 	load := make([]*shared, 0, copyFillers+copyBranches)
 	for i := range copyFillers {
-		load = append(load, &shared{path: "/v1/completions", body: object{"model": "tiny", "prompt": s.prompt(n+1000+i, copiedWords), "max_tokens": 1}})
+		load = append(load, &shared{path: "/v1/completions", body: object{"model": "tiny", "prompt": s.prompt(n+1000+i, copiedWords), "max_tokens": 1, "temperature": 0}})
 	}
 	load = append(load, list[:copyBranches]...)
 	id := fmt.Sprintf("copy-%d-%d", s.nonce, n)
-	// The weights leave nothing to splits.
-	out := s.inOrder(ctx, load, id, "X-Kvpilot-Weights", "split_bonus=0")
+	out := s.inOrder(ctx, load, id)
 	hits := 0
 	for i, r := range load {
 		if a := &out.got[i]; out.failed[i] != nil {
@@ -88,7 +89,6 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 		if err != nil {
 			return "", false, err
 		}
-		fmt.Println(i, out.got[i].prefill, out.got[i].replica, out.got[i].cached, d.GetHeld().AsDuration(), d.GetReason(), d.GetPromptTokens(), d.GetCandidates())
 		for _, w := range d.GetWays() {
 			if w.GetKind() == "copy" {
 				waited++
@@ -120,7 +120,7 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 		return "", false, fmt.Errorf("%s", detail)
 	}
 	later := list[copyBranches]
-	a, err := s.ask(ctx, s.router.url(), later, true, nil, "X-Request-Id", id+"-later", "X-Kvpilot-Weights", "split_bonus=0")
+	a, err := s.ask(ctx, s.router.url(), later, true, nil, "X-Request-Id", id+"-later")
 	if err != nil {
 		return "", false, err
 	}
@@ -139,12 +139,12 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 }
 
 // inOrder sends requests one shortly after the other, each under an id of its own, and waits for all answers.
-func (s *splits) inOrder(ctx context.Context, list []*shared, id string, header ...string) *outcomes {
+func (s *splits) inOrder(ctx context.Context, list []*shared, id string) *outcomes {
 	o := &outcomes{got: make([]answered, len(list)), failed: make([]error, len(list))}
 	var wg sync.WaitGroup
 	for i, r := range list {
 		wg.Go(func() {
-			o.got[i], o.failed[i] = s.ask(ctx, s.router.url(), r, true, nil, append([]string{"X-Request-Id", fmt.Sprintf("%s-%d", id, i)}, header...)...)
+			o.got[i], o.failed[i] = s.ask(ctx, s.router.url(), r, true, nil, "X-Request-Id", fmt.Sprintf("%s-%d", id, i))
 		})
 		time.Sleep(2 * time.Millisecond)
 	}
