@@ -59,7 +59,7 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 		}
 		list[i].want = alone.text
 	}
-	// Without the router, so that one engine alone has it: the one that prefills, to which no request goes whole.
+	// Without the router, so that the engine alone has it that prefills, to which no request goes whole.
 	if _, err := s.ask(ctx, s.engines[0].url(), &shared{path: "/v1/completions", body: object{"model": "tiny", "prompt": prefix, "max_tokens": 1}}, false, nil); err != nil {
 		return "", false, err
 	}

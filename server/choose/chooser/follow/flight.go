@@ -35,7 +35,7 @@ const (
 type Flight struct {
 	liveness.Request
 	Rank     *rank.Rank // nil: it is not known
-	watching watching // guarded by mu once it has entered
+	watching watching   // guarded by mu once it has entered
 
 	Reservation *load.Reservation
 	Belief      *kvindex.Belief
