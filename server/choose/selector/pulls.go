@@ -39,10 +39,10 @@ type Pull struct {
 
 const (
 	// leastCopied is the least number of tokens that are copied: less is computed about as fast.
-	leastCopied = 256
-	// leastSharers is how many requests that begin with a prefix must wait before it is copied. A copy for fewer displaces more than it
+	leastCopied = 1024
+	// LeastSharers is how many requests that begin with a prefix must wait before it is copied. A copy for fewer displaces more than it
 	// spares: docs/adr/038-copies-of-prefixes.md.
-	leastSharers = 4
+	LeastSharers = 4
 )
 
 const (
@@ -56,7 +56,7 @@ const (
 // Cheapest returns the cheapest way by a copy if it costs less than the price below; false for none. It needs the predictions of Choose
 // under predicted-ttft.
 func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (best Pull, ok bool) {
-	if c.Sharers < leastSharers {
+	if c.Sharers < LeastSharers {
 		return best, false
 	}
 	most := uint32(0)
