@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -77,7 +78,7 @@ func TestManyStreamsWhileReplicasDie(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { all.Wait(); close(ended) }()
 	kills := 0
-	for every := time.Tick(stack.Patient(time.Second)); ; kills++ { // a stream meets as many kills on a busy machine as on a quiet one
+	for every := time.Tick(programs.Patient(time.Second)); ; kills++ { // a stream meets as many kills on a busy machine as on a quiet one
 		select {
 		case <-ended:
 			t.Logf("%d streams, %d kills: %d lost, %d different; resumed %d times", streams, kills, lost.Load(), different.Load(), resumed(t, s))
