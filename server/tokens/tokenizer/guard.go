@@ -100,7 +100,7 @@ func (g *guard) Routed(pool string, enc *Encoding, slot replica.Slot, adapter st
 	g.models.of(pool).parity.Expect(slot, enc.head(), adapter)
 }
 
-// Withdrawn takes back what Routed noted of a request that ended before its answer was complete: its client left, or its engine refused it, so
+// Withdrawn takes back the prompt that Routed noted, of a request that ended before its answer was complete: its client left, or its engine refused it, so
 // perhaps nothing of its prompt was computed.
 func (g *guard) Withdrawn(pool string, enc *Encoding, slot replica.Slot, adapter string) {
 	if enc != nil && enc.Source != SourceNone && enc.Known() > 0 {
