@@ -389,7 +389,7 @@ func (f *Follower) asIs(e []byte) error {
 func (f *Follower) note(c *openai.Chunk) {
 	f.finished = f.finished || c.Finish != nil
 	f.usage = f.usage || c.Choices == 0 && c.Usage != nil
-	if !f.resumed && (c.Finish != nil || c.Choices == 0) {
+	if c.Finish != nil || c.Choices == 0 {
 		f.stamped(c)
 	}
 	if c.Choices == 0 {

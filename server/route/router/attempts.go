@@ -133,12 +133,12 @@ func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, 
 			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.point.Answer, u.CompletionTokens-a.point.Answer
 		}
 	}
+	if a.follower != nil {
+		at.engines.stamps.learn(a.choice.Replica, a.follower.Stamp())
+	}
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)
 		at.responses.pin(rq, d)
-		if a.follower != nil {
-			at.engines.stamps.learn(a.choice.Replica, a.follower.Stamp())
-		}
 	}
 	if n := d.scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.choice.Decision.PromptTokens, a.cachedOwn()
