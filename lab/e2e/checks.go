@@ -65,6 +65,7 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "unstreamed load", d.checkUnstreamed)
 	r.check(ctx, "unstreamed answers", d.checkInside)
 	r.check(ctx, "every token", d.checkEveryToken)
+	r.check(ctx, "streams that end", d.checkEnds)
 	r.check(ctx, "kill -9 under load", d.checkKill)
 	r.checkFor(ctx, 2*time.Hour, "a hundred streams killed", d.checkKills)
 }
