@@ -147,6 +147,12 @@ func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { sentAsItIs(t, streams, more) })
 	}
+	for path, more := range map[string]string{
+		"/v1/messages":  `"messages":[{"role":"user","content":"hi"}],"max_tokens":90`,
+		"/v1/responses": `"input":"hi","max_output_tokens":90`,
+	} {
+		t.Run(path, func(t *testing.T) { sentAsItIsTo(t, streams, path, more) })
+	}
 	for name, change := range map[string]func(*enginesim.Config){
 		"an engine that hides its parsers":  func(c *enginesim.Config) { c.ScaleOut = false },
 		"an older engine":                   func(c *enginesim.Config) { c.Version = "0.32.0" },
@@ -161,9 +167,14 @@ func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
 
 func sentAsItIs(t *testing.T, s *stack.Stack, more string) {
 	t.Helper()
+	sentAsItIsTo(t, s, "/v1/chat/completions", more)
+}
+
+func sentAsItIsTo(t *testing.T, s *stack.Stack, path, more string) {
+	t.Helper()
 	fault(t, s, `{"poison":"\"stream\":true","status":418,"times":1}`)
 	for range 2 * len(s.Replicas) {
-		if status, _, got := whole(t, "http://"+s.HTTP, "/v1/chat/completions", `{"model":"sim",`+more+`}`, "y"); status != http.StatusOK {
+		if status, _, got := whole(t, "http://"+s.HTTP, path, `{"model":"sim",`+more+`}`, "y"); status != http.StatusOK {
 			t.Fatalf("%d: %s", status, got)
 		}
 	}
