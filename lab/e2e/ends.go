@@ -24,7 +24,7 @@ func sampledKinds() (list []sampledKind) {
 	return list
 }
 
-// checkEnds cuts sampled streams of each kind: those that this version lacks something for end with an error that says so, and all others are continued.
+// checkEnds cuts sampled streams of each kind. Where this version lacks a part of a continuation, the stream ends with an error; all others are continued.
 func (r *disturbances) checkEnds(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

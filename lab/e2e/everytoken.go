@@ -133,7 +133,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 // tokenResult counts cut streams: with the undisturbed answer, with its very bytes, with its bytes cut into other events, and lost ones.
 type tokenResult struct {
 	cuts, same, bytes, recut, lost int
-	// got and want are the first events that are not the same, of a stream that differs in more than how it is cut into events.
+	// got and want are the first events that are not the same, of a stream whose events differ in more than the cuts.
 	got, want string
 }
 
@@ -141,7 +141,7 @@ func (t *tokenResult) add(o *tokenResult) {
 	t.cuts, t.same, t.bytes, t.recut, t.lost = t.cuts+o.cuts, t.same+o.same, t.bytes+o.bytes, t.recut+o.recut, t.lost+o.lost
 }
 
-// String gives the counts, and an example of what differs.
+// String gives the counts, and an example of a difference.
 func (t *tokenResult) String() string {
 	text := fmt.Sprintf("%d cut, %d the same answer (%d byte for byte, %d cut into other events), %d lost", t.cuts, t.same, t.bytes, t.recut, t.lost)
 	if t.got != "" {

@@ -395,7 +395,9 @@ func (f *Follower) note(c *openai.Chunk) {
 	if c.Choices == 0 {
 		return
 	}
-	f.bare = f.bare || !f.resumed && c.IDs != nil && !c.Nulls.Transfer
+	if f.replay != nil && !f.resumed && c.IDs != nil && !c.Nulls.Transfer {
+		f.replay.bare = true
+	}
 	text := len(c.Text) > len(`""`)
 	f.blind = f.blind || c.IDs == nil && text
 	if f.lost != NotLost {

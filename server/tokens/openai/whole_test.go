@@ -112,7 +112,7 @@ func TestAnswersInOnePieceThatAreNotWritten(t *testing.T) {
 	}
 }
 
-// The choices of an answer that a parser takes apart are those that the parser makes of its tokens.
+// A parser makes the choices of an answer that it takes apart.
 func TestAParsedAnswerInOnePiece(t *testing.T) {
 	called := strings.NewReplacer(`"content":"hi"`, `"content":null`, `"function_call":null`, `"function_call":null,"tool_calls":[{"id":"a"}]`, `"length"`, `"tool_calls"`).Replace(wholeChat)
 	for name, text := range map[string]string{"a call": called, "a text": wholeChat} {
@@ -148,7 +148,7 @@ func TestAParsedAnswerInOnePiece(t *testing.T) {
 	}
 }
 
-// An engine's parser is asked with the finish reason of the engine, and its answer must have that of the stream.
+// An engine's parser is asked with the finish reason of the engine, and its answer must have the stream's.
 func TestTheParsersChoices(t *testing.T) {
 	body := string(openai.DerenderWhole("m", []byte(`{"messages":[]}`), []byte("[1,2]"), []uint32{7, 8}, []byte(`"tool_calls"`), nil))
 	const want = `{"model":"m","generate_response":{"request_id":"kvpilot","choices":[{"index":0,"token_ids":[7,8],"finish_reason":"stop","stop_reason":null}],"prompt_token_ids":[1,2]},"prompt_token_ids":[1,2],"chat_request":{"messages":[]}}`
