@@ -73,9 +73,6 @@ func tokenKinds() []*tokenKind {
 	}
 }
 
-// killsOfTokens is how often a replica is killed in the middle of streams of all kinds.
-const killsOfTokens = 2
-
 // checkEveryToken cuts streams of each kind after every one of their events, and kills replicas under streams of all kinds. Each must be whole, and the
 // undisturbed one.
 func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
@@ -206,7 +203,7 @@ func (r *disturbances) killTokens(ctx context.Context, kinds []*tokenKind, lette
 			return nil, err
 		}
 	}
-	for n := range killsOfTokens {
+	for n := range r.tokenKills {
 		victim := r.engines[n%len(r.engines)]
 		var all sync.WaitGroup
 		var mu sync.Mutex

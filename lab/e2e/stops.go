@@ -64,8 +64,8 @@ func (f *fleet) idsOf(ctx context.Context, text string) ([]uint32, error) {
 	return a.ids("tokens"), nil
 }
 
-// same compares the result of a client of the router with the undisturbed answer; the usage of a stream that the router ends has no
-// cached tokens.
+// same compares the result of a client of the router with the undisturbed answer; the usage of a stream that the router ends has the
+// cached tokens that the router expected.
 func (s *stopped) same(got heard) bool {
 	return got.done && !got.failed && got.ids == 1 && got.text == s.want.text && got.finish == s.want.finish && got.stop == s.want.stop && got.usage == s.want.usage
 }
