@@ -49,6 +49,8 @@ type Call struct {
 	Tokens, Prompt int
 	// Retry is set when the same call was placed before.
 	Retry bool
+	// Passes is set where a program of its tenant that has begun waits before it and does not fit.
+	Passes bool
 	// Program is the result of Arrive.
 	Program bool
 }
@@ -180,6 +182,8 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	switch {
 	case child:
 		upTo = admitChildUpTo
+	case call.Passes:
+		upTo = admitPassingUpTo
 	case p.late:
 		upTo = admitLateUpTo
 	}
@@ -221,6 +225,16 @@ func (l *Ledger) Awaited(name Name) bool {
 	defer l.ranks.mu.Unlock()
 	p := l.programs[name]
 	return p != nil && p.isAwaited()
+}
+
+// Begun is the context in tokens of a session that has begun: a call of it has ended. 0 for any other one.
+func (l *Ledger) Begun(name Name) int {
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
+	if p := l.programs[name]; p != nil && p.known {
+		return int(p.tokens)
+	}
+	return 0
 }
 
 // Adopt places a call that another ledger has placed on a rank, without a look at its memory. It may hold more than the rank has.

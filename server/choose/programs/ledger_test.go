@@ -438,6 +438,52 @@ func TestParentsKeepTheirPlaceWhileChildrenWork(t *testing.T) {
 	}
 }
 
+// While a program that has begun waits, a new one of its tenant begins only where much of the memory is free.
+func TestNewProgramsPassOnlyWhereMuchIsFree(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	if b.begin(call(1, 45_000)) == nil {
+		t.Fatal("a program waits before an empty rank")
+	}
+	c := call(2, 20_000)
+	c.Passes = true
+	if b.begin(c) != nil {
+		t.Error("a new program passes one that has begun up to 65 % of the memory")
+	}
+	c.Passes = false
+	if b.retry(c) == nil {
+		t.Error("a new program that passes none waits below 70 % of the memory")
+	}
+	small := call(3, 10_000)
+	small.Passes = true
+	b.Leave(2)
+	b = newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	b.begin(call(1, 45_000))
+	if b.begin(small) == nil {
+		t.Error("a new program waits below 60 % of the memory")
+	}
+}
+
+func TestBegunIsTheContextOfASessionAfterACall(t *testing.T) {
+	b := newBed(t, 1)
+	first := b.begin(call(1, 30_000))
+	if n := b.Begun(1); n != 0 {
+		t.Errorf("%d before the end of the first call, want 0", n)
+	}
+	first.End(31_000, false, false, b.now)
+	if n := b.Begun(1); n != 31_000 {
+		t.Errorf("%d after the first call, want its context of 31,000", n)
+	}
+	b.begin(call(1, 33_000)).End(33_500, true, false, b.now)
+	if n := b.Begun(1); n != 0 {
+		t.Errorf("%d after the last call, want 0", n)
+	}
+	if n := b.Begun(9); n != 0 {
+		t.Errorf("%d of a session that never was, want 0", n)
+	}
+}
+
 // What another ledger has placed counts here, whatever the memory.
 func TestAdoptedCallsHaveAPlace(t *testing.T) {
 	b := newBed(t, 1)
