@@ -169,7 +169,9 @@ func (p *Pull) price(d *decision.Decision, c *decision.Candidate, sharers int) {
 	p.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-rest, rest)
 	with := paceOf(c)
 	with.prefill = p.Prefill
-	p.Cost = predicted(d, c, with) + p.late(c)
+	without := *c // with the copy, nothing is loaded
+	without.Loading = decision.Loading{}
+	p.Cost = predicted(d, &without, with) + p.late(c)
 	if d.Objective == decision.ObjectiveSLO {
 		if c.Late > 0 {
 			p.Cost -= lateCost * (1 + c.Late)

@@ -326,7 +326,7 @@ func aboutOf(p decision.Policy) about {
 	switch p {
 	case decision.PredictedTTFT:
 		return about{"The rank with the lowest predicted time to the first token, plus the delay that the choice adds to other requests, which weighs more as the fleet fills.",
-			[]string{"temperature", "cpu_credit", "disk_credit", "session_bonus", "split_bonus"}}
+			[]string{"temperature", "session_bonus", "split_bonus"}}
 	case decision.OverlapLoad:
 		return about{"Cached blocks against booked load, as a sum.", []string{"temperature", "cpu_credit", "disk_credit", "overlap_credit", "credit_decay", "prefill_scale", "request_weight"}}
 	case decision.WeightedScorers:

@@ -60,13 +60,14 @@ func (b *Booker) prefillChoice(s *evaluate.Evaluation, req *ask.Request, of *eva
 	c := b.newChoice(&own, s.Owner(at), &part, of, res)
 	if rk := b.Ranks.At(cand.Slot); rk != nil {
 		whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-		rk.Route(cand.Prefill, whole-cand.Prefill, b.Clock.Since(d.At))
+		rk.Route(cand.Prefill, max(0, whole-cand.Prefill-cand.Load), b.Clock.Since(d.At))
 		c.flight.Rank, c.flight.Pool = rk, req.Replicas
 		c.lesson.Open(&b.Learning, rk)
 		c.stream.Rank = rk.Conduct // the rank's claims are compared; one token has no pace
 		c.observers.add(&c.lesson)
 		c.observers.add(&c.stream)
 		c.observers.add(&c.flight)
+		c.loads(rk, cand)
 	}
 	if len(booking.Hashes) > 0 && cand.Feed != kvblock.FeedNone {
 		c.belief.Belief = b.Index.Predict(cand.Slot, booking.Hashes, d.At.Add(2*clock.Duration(cand.TTFT)+beliefSlack))

@@ -164,6 +164,9 @@ func (at *Dispatcher) End(ctx context.Context, rq *intake.Request, d *Delivery, 
 		a.Response.Close()
 		at.LearnUsage(ctx, rq, d, &result)
 	}
+	if end != decision.EndCompleted && a.Point == nil {
+		at.Tokens.Withdrawn(rq.Pool.Served, rq.Enc, a.Choice.Slot, rq.Adapter)
+	}
 	EndHop(rq, d, f)
 	a.Choice.Release(result)
 	at.Legs.end(a, result.End)
