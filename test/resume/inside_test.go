@@ -119,8 +119,8 @@ func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string
 	events := min(50, compare.Events(stream)-2)
 	const cuts = 5
 	met := 0
-	for i := range cuts {
-		at := 3 + i*(events-3)/cuts // behind the first token
+	for i := 0; met < cuts && i < 4*cuts; i++ { // a cut may take the events with it that the router has not read: then the answer is retried
+		at := 3 + i%cuts*(events-3)/cuts // behind the first token
 		faultAt(t, streams.Replicas, `{}`)
 		faultAt(t, streams.Replicas[at%len(streams.Replicas):][:1], fmt.Sprintf(`{"poison":"\"stream\":true","die_after":%d,"times":1}`, at))
 		before := resumed(t, streams)
