@@ -16,6 +16,7 @@ import (
 // fork is a burst of requests that begin with the same prompt, before engines that compute one request after the other.
 type fork struct {
 	*fleet
+	prefix int // its number
 	mu     sync.Mutex
 	copies []*chooser.Prefix // begun; guarded by mu
 	served map[replica.ID]int
@@ -31,7 +32,7 @@ const (
 
 // newFork starts n replicas with NIXL, of which the first holds the prefix, and the chooser's clock.
 func newFork(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)) (f *fork, stop func()) {
-	f = &fork{fleet: newFleet(t, n, change), served: map[replica.ID]int{}}
+	f = &fork{fleet: newFleet(t, n, change), prefix: 1, served: map[replica.ID]int{}}
 	f.know()
 	roles := make([]string, n)
 	for i := range roles {
@@ -45,7 +46,7 @@ func newFork(t *testing.T, n int, change func(*chooser.Config, *chooser.Params))
 // branch is a request with the prefix and a part of its own.
 func (f *fork) branch(i int, copier chooser.Copier) *chooser.Request {
 	req := f.request(100+i, forkPrefix+forkOwn)
-	ids := append(tokens(1, forkPrefix), tokens(100+i, forkOwn)...)
+	ids := append(tokens(f.prefix, forkPrefix), tokens(100*f.prefix+i, forkOwn)...)
 	hashes := blockhash.Chain(nil, ids, block, blockhash.Namespace{})
 	req.Hashes = func(int) []blockhash.Hash { return hashes }
 	req.Copier = copier
@@ -104,7 +105,7 @@ func (f *fork) works(p *chooser.Prefix) {
 	time.Sleep(20 * time.Millisecond)
 	p.Sent()
 	time.Sleep(180 * time.Millisecond)
-	f.holds(p.To.Slot, 1, p.Tokens)
+	f.holds(p.To.Slot, f.prefix, p.Tokens)
 	p.Ended(chooser.Copied)
 	p.Ended(chooser.SourceFailed) // a second end does nothing
 }
@@ -156,6 +157,40 @@ func TestPrefixOfABurstIsCopiedOnceToEachRank(t *testing.T) {
 		}
 		f.eventuallyEmpty()
 	})
+}
+
+// Where the latest prefixes were forked, the copies of the next one begin with its first branch, before the holder computes anything of that; otherwise
+// no request waits for others that may come.
+func TestCopyBeginsWithTheFirstBranchWhereForksAreUsual(t *testing.T) {
+	for _, usual := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f, stop := newFork(t, 4, nil)
+			defer stop()
+			branches := 1
+			if usual {
+				branches = 20
+			}
+			for n := range 5 {
+				f.prefix = 2 + n
+				f.holds(0, f.prefix, forkPrefix)
+				f.start(branches, f.noted(f.works))
+				time.Sleep(time.Minute)
+			}
+			f.copies, f.prefix = nil, 20
+			f.holds(0, f.prefix, forkPrefix)
+			began := time.Now()
+			c := f.choose(f.branch(1, f.noted(f.works)))
+			if len(f.copies) > 0 != usual {
+				t.Errorf("usual %v: %d copies", usual, len(f.copies))
+			}
+			if waited := time.Since(began); c.Replica.ID != "r0" || waited > 50*time.Millisecond || (waited > 0) != usual {
+				t.Errorf("usual %v: the branch waits %v for %s", usual, waited, c.Replica.ID)
+			}
+			c.FirstToken()
+			c.Release(done(decision.EndCompleted))
+			f.eventuallyEmpty()
+		})
+	}
 }
 
 // eventuallyEmpty fails when anything stays booked.

@@ -41,10 +41,10 @@ type Pull struct {
 
 const (
 	// leastCopied is the least number of tokens that are copied: less is computed about as fast.
-	leastCopied = 256
-	// leastSharers is how many requests that begin with a prefix must wait before it is copied. A copy for fewer displaces more than it
+	leastCopied = 1024
+	// LeastSharers is how many requests that begin with a prefix must wait before it is copied. A copy for fewer displaces more than it
 	// spares: docs/adr/038-copies-of-prefixes.md.
-	leastSharers = 4
+	LeastSharers = 4
 )
 
 const (
@@ -58,7 +58,7 @@ const (
 // Cheapest returns the cheapest way by a copy if it costs less than the price below; false for none. It needs the predictions of Choose
 // under predicted-ttft.
 func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (best Pull, ok bool) {
-	if c.Sharers < leastSharers && !c.Moves {
+	if c.Sharers < LeastSharers && !c.Moves {
 		return best, false
 	}
 	most := uint32(0)
@@ -176,7 +176,9 @@ func (p *Pull) price(d *decision.Decision, c *decision.Candidate, sharers int) {
 	p.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-rest, rest)
 	with := paceOf(c)
 	with.prefill = p.Prefill
-	p.Cost = predicted(d, c, with) + p.late(c)
+	without := *c // with the copy, nothing is loaded
+	without.Loading = decision.Loading{}
+	p.Cost = predicted(d, &without, with) + p.late(c)
 	if d.Objective == decision.ObjectiveSLO {
 		if c.Late > 0 {
 			p.Cost -= lateCost * (1 + c.Late)

@@ -16,7 +16,9 @@ const (
 	LabelGroup = "kv_group"
 	// LabelDomain names the part of the network that the replica is in; without it, LabelZone counts.
 	LabelDomain = "kv_domain"
-	LabelZone   = "zone"
+	// LabelStore names the store of KV cache below host memory that the replica shares with others of the same name.
+	LabelStore = "kv_store"
+	LabelZone  = "zone"
 )
 
 // Transport is the way in which engines pass KV cache on.

@@ -88,9 +88,8 @@ type booked struct {
 func (b *Booker) reserve(s *evaluate.Evaluation, req *ask.Request, checked bool) (made booked, err error) {
 	d := &s.Decision
 	if w := d.Split(); w != nil {
-		made.booking, made.lead = bookings(s, req)
-		made.prefill, made.res, err = b.reserveSplit(s, w, made.booking, made.lead, checked)
-		return made, err
+		made.booking, made.lead = bookings(req, d.Pick(), s.Computes())
+		return made, b.reserveSplit(s, w, &made, checked)
 	}
 	made.booking = bookingOf(req, d, req.HashesFor(d.Pick()))
 	if checked {
@@ -127,9 +126,10 @@ func (b *Booker) finish(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 			choice.observers.add(follow.Decoding{Lesson: &choice.lesson})
 		} else {
 			whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-			rk.Route(cand.Prefill, whole-cand.Prefill, b.Clock.Since(now))
+			rk.Route(cand.Prefill, max(0, whole-cand.Prefill-cand.Load), b.Clock.Since(now))
 			choice.lesson.Open(&b.Learning, rk)
 			choice.observers.add(&choice.lesson)
+			choice.loads(rk, cand)
 		}
 		choice.stream.Enter(req, rk.Conduct, now)
 		choice.observers.add(&choice.stream)
@@ -142,7 +142,7 @@ func (b *Booker) finish(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 		choice.observers.add(&choice.program)
 	}
 	if made.prefill != nil {
-		b.joinLegs(choice, s, req, of, made.prefill, &made.lead)
+		b.joinLegs(choice, s, req, of, made)
 	}
 	b.start(choice, req, of, &made.booking, b.Record)
 	b.Metrics.decisions.decided(d)

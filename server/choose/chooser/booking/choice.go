@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/leases"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -158,6 +159,9 @@ func (c *Choice) Release(result ask.Result) bool {
 	c.reservation.Release()
 	c.life.end.At = c.clock.Now()
 	c.observers.ended(&c.life.end)
+	if lead := c.Prefill(); lead != nil && lead.life.open() {
+		lead.Release(ask.ResultOf(result.End)) // nothing would use its prompt
+	}
 	return true
 }
 
@@ -220,14 +224,23 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 	return held, true
 }
 
+// loads has the tiers of the chosen rank learn from the request, where they hold a part of its prompt.
+func (c *Choice) loads(rk *rank.Rank, cand *decision.Candidate) {
+	if cand.CPU|cand.Disk != 0 {
+		rk.Tiers.Book(cand.OwnLoad(), c.clock.Since(c.Decision.At))
+		c.observers.add(&follow.Loaded{Reporting: c.reporting, Decision: c.Decision, Found: &c.found, Tiers: &rk.Tiers})
+	}
+}
+
 // legs are the extra state of a split request's Choice: the Choice of the rank that prefills, and the move of the cache.
 type legs struct {
 	prefill *Choice
 	move    follow.Move
+	reports ask.MoveReports // nil: no other router is to know
 }
 
 // Prefill returns the Choice of the rank that computes the prompt for this one; nil where the request is served whole. It is booked like
-// any other and must be ended with Release.
+// any other and must be ended with Release; it also ends with this one where its prompt is not computed by then.
 func (c *Choice) Prefill() *Choice {
 	if c.legs == nil {
 		return nil
@@ -243,6 +256,9 @@ func (c *Choice) Sent() {
 	now := c.clock.Now()
 	c.legs.move.Sent.Store(c.clock.Since(now))
 	c.flight.Join(now)
+	if c.legs.reports != nil {
+		c.legs.reports.Sent()
+	}
 }
 
 // PredictedMove is the predicted time of the move of the cache; 0 where the request is served whole.

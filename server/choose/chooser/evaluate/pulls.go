@@ -1,6 +1,8 @@
 package evaluate
 
 import (
+	"math"
+
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
@@ -92,4 +94,24 @@ func (s *Evaluation) pull() {
 		below = w.Cost
 	}
 	s.Pull, s.Pulls = s.copying.Cheapest(d, &s.pairing, below-selector.LeastGain(below))
+}
+
+// PullAhead looks for a copy for the requests that are expected to follow one on the holder of its prefix: one that costs less than to compute the prompt
+// on any rank without the prefix.
+func (s *Evaluation) PullAhead() bool {
+	held, below := uint32(0), math.Inf(1)
+	for i := range s.Decision.Candidates {
+		held = max(held, s.Decision.Candidates[i].GPU)
+	}
+	for i := range s.Decision.Candidates {
+		if c := &s.Decision.Candidates[i]; c.Veto == decision.VetoNone && c.GPU < held/2 {
+			below = min(below, c.Cost)
+		}
+	}
+	if math.IsInf(below, 1) {
+		return false
+	}
+	s.SetSharers(selector.LeastSharers)
+	s.Pull, s.Pulls = s.copying.Cheapest(&s.Decision, &s.pairing, below)
+	return s.Pulls && !s.Pull.Later && s.Pull.From >= 0
 }
