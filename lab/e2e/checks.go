@@ -18,7 +18,11 @@ type answers struct {
 }
 
 // disturbances are the checks under load, and while clients leave and replicas pause, move and die.
-type disturbances struct{ stack }
+type disturbances struct {
+	stack
+	// everyTokenFor bounds the cuts of the check "every token".
+	everyTokenFor time.Duration
+}
 
 // checks runs all of them, the disturbing ones last.
 func (r *run) checks(ctx context.Context) {
@@ -30,7 +34,7 @@ func (r *run) checks(ctx context.Context) {
 		r.splitChecks(ctx)
 		return
 	}
-	a, d := &answers{r.stack, r.prompts}, &disturbances{r.stack}
+	a, d := &answers{r.stack, r.prompts}, &disturbances{r.stack, r.everyTokenFor}
 	r.check(ctx, "token ids", a.checkTokens)
 	r.check(ctx, "block keys and predicted hits", a.checkBlocks)
 	r.check(ctx, "conversation returns", a.checkConversation)

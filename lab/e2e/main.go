@@ -33,7 +33,9 @@ type run struct {
 	stack
 	prompts int
 	only    string
-	results []result
+	// everyTokenFor bounds the cuts of the check "every token".
+	everyTokenFor time.Duration
+	results       []result
 }
 
 type result struct {
@@ -50,6 +52,7 @@ func main() {
 	flag.IntVar(&r.replicas, "replicas", 2, "replicas to start")
 	flag.IntVar(&r.prompts, "prompts", 600, "prompts of the block key check")
 	flag.StringVar(&r.only, "only", "", "run only the checks whose names match this regular expression")
+	flag.DurationVar(&r.everyTokenFor, "every-token", 4*time.Minute, "how long the check \"every token\" cuts streams")
 	flag.BoolVar(&r.sim, "sim", false, "use kvpilot's own simulated replicas, imitating that version, to try the checks")
 	flag.IntVar(&r.seqs, "seqs", 16, "sequences that a replica runs at once")
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")

@@ -22,6 +22,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -206,16 +207,9 @@ func TestAnnouncedBodiesLockNobodyOut(t *testing.T) {
 		p.besides(t, most, func(ctx context.Context) {
 			sockets(t, p.HTTP, 3, announced("key-of-attacker", 25<<20, 131<<10))
 			sockets(t, p.HTTP, 600, announced("key-of-attacker", 128<<10, 8))
-			wait(ctx, 8*time.Second)
+			sleep.For(ctx, 8*time.Second)
 		})
 	})
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // dials opens gRPC connections that read no byte of an answer's data.
@@ -252,7 +246,7 @@ func TestAnswersThatNobodyReadsAreCounted(t *testing.T) {
 				c.(*net.TCPConn).SetReadBuffer(4 << 10)
 			}
 			sockets(t, p.Admin, 400, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 50))
-			wait(ctx, 8*time.Second)
+			sleep.For(ctx, 8*time.Second)
 		})
 	})
 }
@@ -281,7 +275,7 @@ func TestIdleStreamsWithoutCredentialsAreFew(t *testing.T) {
 					}
 				}
 			}
-			wait(ctx, 3*time.Second)
+			sleep.For(ctx, 3*time.Second)
 			within, cancel := context.WithTimeout(ctx, 5*time.Second)
 			defer cancel()
 			if _, err := healthpb.NewHealthClient(dials(t, p.GRPC, 1)[0]).Check(within, &healthpb.HealthCheckRequest{}); err != nil {
@@ -300,7 +294,7 @@ func TestIdleStreamsOfATenantLeaveRoom(t *testing.T) {
 					kvpilotv1.NewRoutingServiceClient(conn).WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{})
 				}
 			}
-			wait(ctx, 3*time.Second)
+			sleep.For(ctx, 3*time.Second)
 		})
 	})
 }
@@ -355,7 +349,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 			} else {
 				resp.Body.Close()
 			}
-			wait(ctx, time.Second)
+			sleep.For(ctx, time.Second)
 		}
 	})
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))

@@ -20,6 +20,14 @@ var unstreamed = map[string][2]string{
 	"completion":              {"/v1/completions", `"prompt":"Once upon a time","max_tokens":90`},
 }
 
+// parsedWhole are requests whose answers in one piece an engine's parser takes apart, in the same way as unstreamed.
+var parsedWhole = map[string][2]string{
+	"chat":                  {"/v1/chat/completions", `"messages":[{"role":"user","content":"Größe \"quoted\" 你好"}],"max_tokens":90`},
+	"chat with a tool call": {"/v1/chat/completions", `"messages":[{"role":"user","content":"use get_weather"}],"max_tokens":90,` + weather},
+	"chat with tools":       {"/v1/chat/completions", `"messages":[{"role":"user","content":"Hello"}],"max_tokens":90,"tool_choice":"auto",` + weather},
+	"completion":            {"/v1/completions", `"prompt":"Once upon a time","max_tokens":90`},
+}
+
 // whole asks for an answer in one piece, under a request id.
 func whole(t *testing.T, url, path, body, id string) (status int, header http.Header, answer string) {
 	t.Helper()
@@ -82,6 +90,16 @@ func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
 	}
 }
 
+// An answer in one piece that an engine's parser takes apart is the engine's own, too: its parser is given all tokens of the stream at once.
+func TestAnUnstreamedAnswerOfAParserIsContinued(t *testing.T) {
+	streams, plain := insides(t, "0.33.0", func(c *enginesim.Config) { c.NoParser = false })
+	for name, ask := range parsedWhole {
+		t.Run(name, func(t *testing.T) {
+			continuedWhole(t, streams, plain, ask[0], `{"model":"sim","temperature":0,`+ask[1]+`}`)
+		})
+	}
+}
+
 func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string) {
 	t.Helper()
 	fault(t, streams, `{}`)
@@ -122,6 +140,7 @@ func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
 	for name, more := range map[string]string{
 		"a short answer": `"messages":[{"role":"user","content":"hi"}],"max_tokens":20`,
 		"tools":          `"messages":[{"role":"user","content":"use get_weather"}],"max_tokens":90,` + weather,
+		"a forced call":  `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"tool_choice":"required",` + weather,
 		"log probs":      `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"logprobs":true`,
 		"two answers":    `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"n":2`,
 		"a penalty":      `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"presence_penalty":0.4`,
@@ -129,7 +148,6 @@ func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) { sentAsItIs(t, streams, more) })
 	}
 	for name, change := range map[string]func(*enginesim.Config){
-		"an engine with parsers":            func(c *enginesim.Config) { c.NoParser = false },
 		"an engine that hides its parsers":  func(c *enginesim.Config) { c.ScaleOut = false },
 		"an older engine":                   func(c *enginesim.Config) { c.Version = "0.32.0" },
 		"an engine with the Rust front end": func(c *enginesim.Config) { c.Rust = true },

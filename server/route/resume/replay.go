@@ -177,6 +177,9 @@ func (r *replay) begin(parse Parse) {
 func (r *replay) take(c *openai.Chunk, t *tokens, to *client) error {
 	if c.Choices == 0 {
 		to.usage = to.usage || c.Usage != nil
+		if c.Usage != nil && c.Fingerprint == nil {
+			c.Fingerprint = to.stamp.Fingerprint
+		}
 		w := to.words(t)
 		to.write(&w, c)
 		return nil
@@ -212,9 +215,12 @@ func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	t.ids = append(t.ids, r.waiting...)
 	t.answered = len(t.ids)
 	r.join(t, first, nil, d.Delta)
-	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop}
+	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop, Nulls: openai.Nulls{Versions: !to.bare, Transfer: !to.bare}}
 	if t.shows {
 		said.IDs = rawjson.AppendUint32s(nil, r.waiting)
+	}
+	if c.Finish != nil && !to.counted {
+		said.Fingerprint = to.stamp.Fingerprint
 	}
 	r.waiting = r.waiting[:0]
 	to.finished = to.finished || c.Finish != nil
