@@ -260,13 +260,27 @@ func (d *demo) play(ctx context.Context, routers []*demoRouter, began time.Time)
 		for _, r := range d.sims {
 			r.engine.ResetPrefixCache()
 		}
-		if err := d.round(ctx, p, bases, model, uint64(i)); err != nil {
+		if err := d.round(ctx, p, d.load(), bases, model, uint64(i)); err != nil {
 			return err
+		}
+	}
+	fork := &phase{title: "subagents", policy: decision.PredictedTTFT}
+	if d.disaggregated {
+		load := forkLoad()
+		root := load
+		root.Conversations = 1
+		for _, r := range []struct {
+			*phase
+			loadgen.Config
+		}{{&phase{title: "their agent", policy: fork.policy}, root}, {fork, load}} {
+			if err := d.round(ctx, r.phase, r.Config, bases, model, 0); err != nil {
+				return err
+			}
 		}
 	}
 	d.table(phases, time.Since(began))
 	d.decisions(ctx, routers, model)
-	d.splits(ctx, routers)
+	d.splits(ctx, routers, fork)
 	if !d.serve {
 		return nil
 	}
@@ -338,12 +352,18 @@ func (d *demo) load() loadgen.Config {
 	return load
 }
 
+// forkLoad is the load of the round in which subagents of one agent come at once: all begin with its prompt.
+func forkLoad() loadgen.Config {
+	return loadgen.Config{Conversations: 43, Turns: 1, Concurrency: 43, Tenants: 1, SystemWords: 8000, UserWords: 400, MaxTokens: 60, Seed: uint64(time.Now().UnixNano()) << 1}
+}
+
 // round plays one round and shows its progress.
-func (d *demo) round(ctx context.Context, p *phase, bases []string, model string, n uint64) error {
-	load := d.load()
+func (d *demo) round(ctx context.Context, p *phase, load loadgen.Config, bases []string, model string, n uint64) error {
 	load.URL, load.Others, load.Model = bases[0], bases[1:], model
 	load.Header = http.Header{"X-Kvpilot-Policy": {string(p.policy)}}
-	load.Seed = uint64(time.Now().UnixNano())<<1 + n
+	if load.Seed == 0 {
+		load.Seed = uint64(time.Now().UnixNano())<<1 + n
+	}
 	began := time.Now()
 	total := load.Requests()
 	shown := 0

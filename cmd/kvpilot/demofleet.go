@@ -150,17 +150,20 @@ lines:
 	return sum
 }
 
-// splits prints how many requests were split between two replicas.
-func (d *demo) splits(ctx context.Context, list []*demoRouter) {
+// splits prints how many requests were split between two replicas, and how a prompt's beginning was copied for a fork.
+func (d *demo) splits(ctx context.Context, list []*demoRouter, fork *phase) {
 	if !d.disaggregated {
 		return
 	}
-	var whole, split float64
+	var whole, split, copies float64
 	for _, r := range list {
+		copies += r.metric(ctx, "kvpilot_router_copies_total", `result="done"`)
 		whole += r.metric(ctx, "kvpilot_chooser_ways_total", `way="whole"`)
 		split += r.metric(ctx, "kvpilot_chooser_ways_total", `way="split"`)
 	}
 	fmt.Fprintf(d.out, "\nof %.0f requests that could be split, %.0f had their prompt computed by one replica and their answer written by another\n", whole+split, split)
+	fmt.Fprintf(d.out, "of %d requests at once that began with the same %.0f tokens, %.0f %% of the prompts came from a cache; %.0f copies of beginnings between replicas; first token p50 %.2f s, p90 %.2f s\n",
+		fork.Requests, float64(fork.PromptTokens)/float64(max(1, fork.Requests)), 100*fork.CachedShare(), copies, fork.TTFT(0.5).Seconds(), fork.TTFT(0.9).Seconds())
 }
 
 // decisions prints which router decides, and how often the others asked it.

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // TestMain runs the tests; some start this binary again as a process of its own. More of them run at once than there are
@@ -46,7 +46,7 @@ type fleet struct {
 	http    string
 	grpc    string
 	admin   string
-	log     *stack.Log
+	log     *programs.Log
 	stop    func()
 }
 
@@ -67,7 +67,7 @@ type fleetOptions struct {
 // startFleet starts replicas and router and waits until the router takes requests.
 func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Helper()
-	f := &fleet{t: t, log: &stack.Log{}}
+	f := &fleet{t: t, log: &programs.Log{}}
 	if o.replicas == 0 {
 		o.replicas = 2
 	}

@@ -101,7 +101,7 @@ func (c content) String() string {
 	return b.String()
 }
 
-// parts are the members that hold a part of an answer, places those that say where it belongs.
+// parts are the members that hold a part of an answer, places the members that number its places.
 var (
 	parts = []string{
 		"role", "content", "text", "reasoning", "arguments", "partial_json", "thinking", "delta", "token", "finish_reason", "stop_reason", "name", "completion_tokens", "output_tokens",

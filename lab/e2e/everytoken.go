@@ -73,9 +73,6 @@ func tokenKinds() []*tokenKind {
 	}
 }
 
-// killsOfTokens is how often a replica is killed in the middle of streams of all kinds.
-const killsOfTokens = 2
-
 // checkEveryToken cuts streams of each kind after every one of their events, and kills replicas under streams of all kinds. Each must be whole, and the
 // undisturbed one.
 func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
@@ -133,7 +130,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 // tokenResult counts cut streams: with the undisturbed answer, with its very bytes, with its bytes cut into other events, and lost ones.
 type tokenResult struct {
 	cuts, same, bytes, recut, lost int
-	// got and want are the first events that are not the same, of a stream that differs in more than how it is cut into events.
+	// got and want are the first events that are not the same, of a stream whose events differ in more than the cuts.
 	got, want string
 }
 
@@ -141,7 +138,7 @@ func (t *tokenResult) add(o *tokenResult) {
 	t.cuts, t.same, t.bytes, t.recut, t.lost = t.cuts+o.cuts, t.same+o.same, t.bytes+o.bytes, t.recut+o.recut, t.lost+o.lost
 }
 
-// String gives the counts, and an example of what differs.
+// String gives the counts, and an example of a difference.
 func (t *tokenResult) String() string {
 	text := fmt.Sprintf("%d cut, %d the same answer (%d byte for byte, %d cut into other events), %d lost", t.cuts, t.same, t.bytes, t.recut, t.lost)
 	if t.got != "" {
@@ -206,7 +203,7 @@ func (r *disturbances) killTokens(ctx context.Context, kinds []*tokenKind, lette
 			return nil, err
 		}
 	}
-	for n := range killsOfTokens {
+	for n := range r.tokenKills {
 		victim := r.engines[n%len(r.engines)]
 		var all sync.WaitGroup
 		var mu sync.Mutex

@@ -59,15 +59,8 @@ func (r *answers) checkPredictions(ctx context.Context) (string, error) {
 
 // predicted asks what the router had expected of a request that has ended.
 func (p *routerProcess) predicted(ctx context.Context, id string) (int, error) {
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		list, err := p.api.Explain(ctx, id)
-		if err == nil && len(list) > 0 && list[len(list)-1].GetOutcome() != nil {
-			return int(list[len(list)-1].GetOutcome().GetPredictedCachedTokens()), nil
-		}
-		if time.Now().After(end) {
-			return 0, fmt.Errorf("no outcome of %s: %w", id, err)
-		}
-	}
+	d, err := p.ended(ctx, id)
+	return int(d.GetOutcome().GetPredictedCachedTokens()), err
 }
 
 // predictKind is one kind of conversation.

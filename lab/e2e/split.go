@@ -30,6 +30,7 @@ func (r *run) splitChecks(ctx context.Context) {
 	s := &splits{stack: r.stack, nonce: int(time.Now().UnixNano() % 1e9)}
 	r.check(ctx, "texts of split requests", s.checkTexts)
 	r.check(ctx, "conversation that is split", s.checkTurns)
+	r.check(ctx, "copied prefix", s.checkCopy)
 	r.check(ctx, "one request id for all", s.checkCrossTalk)
 	r.check(ctx, "time of transfers", s.checkTimes)
 	r.check(ctx, "clients that leave", s.checkLeavers)
@@ -324,15 +325,24 @@ func (s *splits) hits(ctx context.Context) (float64, error) {
 	return sum, nil
 }
 
-// decided is the last record of a request that has ended.
+// decided is the last record of a request that has ended, and could be split.
 func (p *routerProcess) decided(ctx context.Context, id string) (*kvpilotv1.Decision, error) {
+	d, err := p.ended(ctx, id)
+	if err == nil && len(d.GetWays()) == 0 {
+		err = fmt.Errorf("the decision of %s has no ways: %v", id, d)
+	}
+	return d, err
+}
+
+// ended is the last record of a request that has ended.
+func (p *routerProcess) ended(ctx context.Context, id string) (*kvpilotv1.Decision, error) {
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		list, err := p.api.Explain(ctx, id)
-		if err == nil && len(list) > 0 && list[len(list)-1].GetOutcome() != nil && len(list[len(list)-1].GetWays()) > 0 {
+		if err == nil && len(list) > 0 && list[len(list)-1].GetOutcome() != nil {
 			return list[len(list)-1], nil
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("no ended decision with ways of %s: %v %w", id, list, errorOr(err))
+			return nil, fmt.Errorf("no ended decision of %s: %v %w", id, list, errorOr(err))
 		}
 	}
 }

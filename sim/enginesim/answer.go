@@ -99,7 +99,7 @@ func (g *generation) chunkPrefix(object string) text {
 // build is the engine's build.
 func (g *generation) build() string { return "vllm-" + g.l.features.name + "-sim" }
 
-// fingerprint names the engine's build, on last chunks only: on the one with the usage where that was asked for.
+// fingerprint names the engine's build, on last chunks only: the usage, where the client asked for it.
 func (g *generation) fingerprint(b text, last bool) text {
 	if last && g.l.features.has(modern) {
 		b = b.raw(`,"system_fingerprint":`).str(g.build())
@@ -113,7 +113,7 @@ func (g *generation) isLast(d delta) bool {
 	return d.done && (o == nil || !o.IncludeUsage)
 }
 
-// versions writes the end of a chunk's choice, transferred that of the chunk.
+// versions ends a chunk's choice, transferred the chunk.
 func (g *generation) versions(b text) text { return g.sinceDerender(b, `,"weight_versions":null`) }
 
 func (g *generation) transferred(b text) text {

@@ -179,7 +179,7 @@ func (l tokenRoutes) derenderWhole(c *call, req *derenderRequest) {
 	}
 	_, tool := l.forced(&req.Chat)
 	ch := &choice{callID: l.newID(), ids: ids, finish: one.Finish}
-	ch.text = ch.detok.flush(ch.detok.feed(nil, ids))
+	ch.text = ch.detok.feed(nil, ids)
 	if len(one.Stop) > 0 && json.Unmarshal(one.Stop, &ch.stop) != nil {
 		ch.stop = nil
 	}

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/internal/compare"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // weather is the tool of chats, messages and responses.
@@ -330,7 +330,7 @@ func TestARollingUpdateOfTheFleet(t *testing.T) {
 	over.Store(true)
 	clients.all.Wait()
 	t.Logf("each of %d replicas was empty after %s at most: %s", len(m.replicas), slowest.Round(10*time.Millisecond), clients)
-	if limit := stack.Patient(3 * time.Second); slowest > limit {
+	if limit := programs.Patient(3 * time.Second); slowest > limit {
 		t.Errorf("a replica was empty after %s, want %s", slowest, limit)
 	}
 }

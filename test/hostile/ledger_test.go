@@ -23,7 +23,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/server/kit/sleep"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // honest are the tenants that use the router next to an attacker.
@@ -362,7 +362,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 }
 
 func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
-	gossip, rpc := stack.FreeAddress(t), stack.FreeAddress(t)
+	gossip, rpc := programs.FreeAddress(t), programs.FreeAddress(t)
 	fleet := []string{"fleet.key=0123456789abcdef0123456789abcdef", "memory.max_bytes=536870912"}
 	first := startProcess(t, append(fleet, "fleet.listen="+gossip, "fleet.rpc_listen="+rpc)...)
 	stop := make(chan struct{})
@@ -392,7 +392,7 @@ func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
 		}
 	})
 	time.Sleep(4 * time.Second)
-	second := startProcess(t, append(fleet, "fleet.listen="+stack.FreeAddress(t), "fleet.rpc_listen="+stack.FreeAddress(t), "fleet.join="+gossip)...)
+	second := startProcess(t, append(fleet, "fleet.listen="+programs.FreeAddress(t), "fleet.rpc_listen="+programs.FreeAddress(t), "fleet.join="+gossip)...)
 	for _, p := range []*process{first, second} {
 		within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()

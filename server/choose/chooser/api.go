@@ -12,24 +12,26 @@ import (
 
 // The input of a choice and its outcome, from package ask.
 type (
-	Request    = ask.Request
-	Pool       = ask.Pool
-	Prompt     = ask.Prompt
-	Answer     = ask.Answer
-	Caller     = ask.Caller
-	Reply      = ask.Reply
-	Limits     = ask.Limits
-	Terms      = ask.Terms
-	Prefix     = ask.Prefix
-	Copier     = ask.Copier
-	Place      = ask.Place
-	CopyEnd    = ask.CopyEnd
-	Origin     = ask.Origin
-	Withdrawal = ask.Withdrawal
-	Result     = ask.Result
-	End        = ask.End
-	NoReplica  = ask.NoReplica
-	Refused    = ask.Refused
+	Request     = ask.Request
+	Pool        = ask.Pool
+	Prompt      = ask.Prompt
+	Answer      = ask.Answer
+	Caller      = ask.Caller
+	Reply       = ask.Reply
+	Limits      = ask.Limits
+	Terms       = ask.Terms
+	Prefix      = ask.Prefix
+	Copier      = ask.Copier
+	Place       = ask.Place
+	CopyEnd     = ask.CopyEnd
+	CopyReports = ask.CopyReports
+	MoveReports = ask.MoveReports
+	Origin      = ask.Origin
+	Withdrawal  = ask.Withdrawal
+	Result      = ask.Result
+	End         = ask.End
+	NoReplica   = ask.NoReplica
+	Refused     = ask.Refused
 )
 
 // The constants of package ask.
@@ -45,6 +47,7 @@ const (
 	SourceFailed = ask.SourceFailed
 	TargetFailed = ask.TargetFailed
 	CopyGivenUp  = ask.CopyGivenUp
+	CopyVoid     = ask.CopyVoid
 )
 
 // The errors of package ask.
@@ -71,6 +74,7 @@ func DefaultConfig() Config { return settings.DefaultConfig() }
 type (
 	Choice  = booking.Choice
 	Decided = booking.Decided
+	Copying = booking.Copying
 )
 
 // Waiting is a request that Submit put in the hold queue.

@@ -37,15 +37,14 @@ import (
 // the booker, the waiting room, the watch for ranks that stall, and the comparison of ranks with their equals.
 type Chooser struct {
 	*leases.Leases // the reports of callers outside this process
+	adoption
 
 	ranks      *rank.Table
-	room       *waiting.Room
 	settings   *settings.Current
 	clock      *clock.Clock
 	adapters   *adapters.Fleet
 	memory     *past.Memory
 	evaluator  *evaluate.Evaluator
-	booker     *booking.Booker
 	watch      *watch.Watch
 	comparison *compare.Comparison
 	metrics    *metrics

@@ -16,6 +16,7 @@ import (
 // fork is a burst of requests that begin with the same prompt, before engines that compute one request after the other.
 type fork struct {
 	*fleet
+	prefix int // its number
 	mu     sync.Mutex
 	copies []*chooser.Prefix // begun; guarded by mu
 	served map[replica.ID]int
@@ -31,7 +32,7 @@ const (
 
 // newFork starts n replicas with NIXL, of which the first holds the prefix, and the chooser's clock.
 func newFork(t *testing.T, n int, change func(*chooser.Config, *chooser.Params)) (f *fork, stop func()) {
-	f = &fork{fleet: newFleet(t, n, change), served: map[replica.ID]int{}}
+	f = &fork{fleet: newFleet(t, n, change), prefix: 1, served: map[replica.ID]int{}}
 	f.know()
 	roles := make([]string, n)
 	for i := range roles {
@@ -45,7 +46,7 @@ func newFork(t *testing.T, n int, change func(*chooser.Config, *chooser.Params))
 // branch is a request with the prefix and a part of its own.
 func (f *fork) branch(i int, copier chooser.Copier) *chooser.Request {
 	req := f.request(100+i, forkPrefix+forkOwn)
-	ids := append(tokens(1, forkPrefix), tokens(100+i, forkOwn)...)
+	ids := append(tokens(f.prefix, forkPrefix), tokens(100*f.prefix+i, forkOwn)...)
 	hashes := blockhash.Chain(nil, ids, block, blockhash.Namespace{})
 	req.Hashes = func(int) []blockhash.Hash { return hashes }
 	req.Copier = copier
@@ -104,7 +105,7 @@ func (f *fork) works(p *chooser.Prefix) {
 	time.Sleep(20 * time.Millisecond)
 	p.Sent()
 	time.Sleep(180 * time.Millisecond)
-	f.holds(p.To.Slot, 1, p.Tokens)
+	f.holds(p.To.Slot, f.prefix, p.Tokens)
 	p.Ended(chooser.Copied)
 	p.Ended(chooser.SourceFailed) // a second end does nothing
 }
@@ -156,6 +157,40 @@ func TestPrefixOfABurstIsCopiedOnceToEachRank(t *testing.T) {
 		}
 		f.eventuallyEmpty()
 	})
+}
+
+// Where the latest prefixes were forked, the copies of the next one begin with its first branch, before the holder computes anything of that; otherwise
+// no request waits for others that may come.
+func TestCopyBeginsWithTheFirstBranchWhereForksAreUsual(t *testing.T) {
+	for _, usual := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f, stop := newFork(t, 4, nil)
+			defer stop()
+			branches := 1
+			if usual {
+				branches = 20
+			}
+			for n := range 5 {
+				f.prefix = 2 + n
+				f.holds(0, f.prefix, forkPrefix)
+				f.start(branches, f.noted(f.works))
+				time.Sleep(time.Minute)
+			}
+			f.copies, f.prefix = nil, 20
+			f.holds(0, f.prefix, forkPrefix)
+			began := time.Now()
+			c := f.choose(f.branch(1, f.noted(f.works)))
+			if len(f.copies) > 0 != usual {
+				t.Errorf("usual %v: %d copies", usual, len(f.copies))
+			}
+			if waited := time.Since(began); c.Replica.ID != "r0" || waited > 50*time.Millisecond || (waited > 0) != usual {
+				t.Errorf("usual %v: the branch waits %v for %s", usual, waited, c.Replica.ID)
+			}
+			c.FirstToken()
+			c.Release(done(decision.EndCompleted))
+			f.eventuallyEmpty()
+		})
+	}
 }
 
 // eventuallyEmpty fails when anything stays booked.
@@ -248,6 +283,63 @@ func TestNothingIsCopied(t *testing.T) {
 				if len(f.copies) != 0 {
 					t.Errorf("%d copies began", len(f.copies))
 				}
+				f.eventuallyEmpty()
+			})
+		})
+	}
+}
+
+// A program that leaves a rank without memory for it is worth a copy of its context for its one call; where the copy fails the call is served all the same.
+func TestProgramThatMovesIsCopied(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fails %t", fails), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fork{fleet: newFleet(t, 2, nil)}
+				f.small()
+				f.know()
+				f.withRoles("both", "both")
+				defer f.running(t.Context())()
+				f.teachPrograms()
+				first := f.choose(f.session("moves", 1, 8000))
+				f.holds(first.Slot, 1, 8000)
+				f.serve(first)
+				f.holds(first.Slot, 2, 2000)
+				f.serve(f.choose(f.session("large", 2, 16_000)))
+				f.holds(first.Slot, 2, 16_000)
+				large := f.choose(f.session("large", 2, 24_000))
+				large.FirstToken()
+				if large.Slot != first.Slot {
+					t.Fatalf("the programs are on the ranks %d and %d, want one", first.Slot, large.Slot)
+				}
+				time.Sleep(time.Second)
+				next := f.session("moves", 1, 9000)
+				next.Copier = f.noted(func(p *chooser.Prefix) {
+					time.Sleep(20 * time.Millisecond)
+					if fails {
+						p.Ended(chooser.SourceFailed)
+						return
+					}
+					p.Sent()
+					time.Sleep(80 * time.Millisecond)
+					f.holds(p.To.Slot, 1, p.Tokens)
+					p.Ended(chooser.Copied)
+				})
+				began := time.Now()
+				c := f.choose(next)
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("the call waited %s for the copy", took)
+				}
+				if c.Slot == first.Slot {
+					t.Error("the program stays on a full rank next to an empty one")
+				}
+				if len(f.copies) != 1 || f.copies[0].From.Slot != first.Slot || f.copies[0].To.Slot != c.Slot || f.copies[0].Tokens != 8000 {
+					t.Errorf("the copies are %+v, want one of 8,000 tokens from rank %d", f.copies, first.Slot)
+				}
+				if held := c.Decision.Pick().GPU; !fails && held != 8000 {
+					t.Errorf("the call finds %d tokens, want the 8,000 of the copy", held)
+				}
+				f.serve(c)
+				f.serve(large)
 				f.eventuallyEmpty()
 			})
 		})

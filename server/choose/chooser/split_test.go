@@ -94,6 +94,71 @@ func TestSplitBooksBothRanksAndReleasesEachOnce(t *testing.T) {
 	})
 }
 
+// A choice that is given back before its prompt is computed, as by a caller that has left, books neither rank any more.
+func TestRankThatPrefillsIsReleasedWithItsRequest(t *testing.T) {
+	for _, computed := range []bool{false, true} {
+		f := newFleet(t, 2, nil)
+		f.know()
+		f.withRoles("prefill", "decode")
+		end := f.decodes("r1", 20)
+		c := f.choose(f.splittable(1, 32000))
+		if computed {
+			c.Prefill().FirstToken()
+		}
+		c.Release(done(decision.EndHandedOver))
+		if p := f.book.View(0, time.Now()); (p.InFlight == 1) != computed {
+			t.Errorf("computed %v: the rank that prefills has %d requests", computed, p.InFlight)
+		}
+		c.Prefill().Release(done(decision.EndCompleted))
+		end()
+		f.empty()
+	}
+}
+
+// An engine that has computed prompts for others has nothing to do until they are read, however long the other engine is busy.
+func TestRankThatHasComputedForOthersDoesNotStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngines(2)
+		f := watched(t, 2, e)
+		defer f.running(t.Context())()
+		f.know()
+		f.withRoles("prefill", "decode")
+		end := f.decodes("r1", 20)
+		time.Sleep(3 * time.Second) // both were seen to count
+		taken := 0
+		var list []*chooser.Choice
+		for i := range 8 {
+			req := f.splittable(1+i, 32000)
+			req.Movable, req.Abandon, req.Options.Weights = true, func(chooser.Withdrawal) { taken++ }, map[string]float64{"split_bonus": 1000}
+			c := f.choose(req)
+			if c.Prefill() == nil || c.Prefill().Replica.ID != "r0" {
+				t.Fatalf("request %d is not split: %+v", i, c.Decision.Ways)
+			}
+			list = append(list, c)
+		}
+		time.Sleep(2 * time.Second)
+		for _, c := range list {
+			c.Prefill().FirstToken()
+			c.Sent()
+		}
+		e.set(0, func(s *engineState) { s.hangs = true }) // it is idle
+		time.Sleep(8 * time.Second)
+		if taken != 0 {
+			t.Errorf("%d requests were withdrawn", taken)
+		}
+		if _, veto := f.whither(100); veto == decision.VetoStalled {
+			t.Error("the rank that prefills counts as stalled")
+		}
+		for _, c := range list {
+			c.FirstToken()
+			c.Prefill().Release(done(decision.EndCompleted))
+			c.Release(done(decision.EndCompleted))
+		}
+		end()
+		f.empty()
+	})
+}
+
 func TestRolesNarrowTheChoice(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

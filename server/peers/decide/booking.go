@@ -18,6 +18,7 @@ const progressEvery = time.Second
 type booking struct {
 	frontend *Frontend
 	number   uint64
+	suffix   string // of the reservation, where it is not the request's own
 	pool     string
 	asked    asked
 
@@ -28,6 +29,7 @@ type booking struct {
 	choice    *chooser.Choice
 	hashes    []blockhash.Hash
 	prefilled bool
+	sent      bool // a split request goes to the rank that reads the prompt's cache
 	output    int
 	ended     bool
 }
@@ -53,15 +55,30 @@ func (b *booking) enter(c *chooser.Choice, hashes func(int) []blockhash.Hash) {
 	if b.ended {
 		return
 	}
-	b.choice = c
-	if hashes != nil {
-		b.hashes = hashes(int(c.Decision.Pick().BlockSize))
-	}
-	f.live[b.number] = b
+	b.keep(c, hashes)
 	if to := f.decider(b.pool); to != f.params.Self {
 		b.assign(to)
 		f.sendBookings(to, false, []*booking{b})
 	}
+}
+
+// begin notes a choice of a peer, and reports to the peer that it is used; mu is held.
+func (b *booking) begin(c *chooser.Choice, hashes func(int) []blockhash.Hash, at ID) {
+	if b.ended {
+		return
+	}
+	b.keep(c, hashes)
+	b.assign(at)
+	b.frontend.params.Fleet.SendEvent(at, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Begin{Begin: b.number}})
+}
+
+// keep adds the booking to the requests in flight; mu is held.
+func (b *booking) keep(c *chooser.Choice, hashes func(int) []blockhash.Hash) {
+	b.choice = c
+	if hashes != nil {
+		b.hashes = hashes(int(c.Decision.Pick().BlockSize))
+	}
+	b.frontend.live[b.number] = b
 }
 
 // assign notes which peer knows the booking; mu is held.
@@ -147,14 +164,18 @@ func (b *booking) proto(now time.Time) *peerv1.Booking {
 	d, a := b.choice.Decision, &b.asked
 	cand := d.Pick()
 	out := &peerv1.Booking{
-		Number: b.number, Id: d.ID, Attempt: uint32(d.Attempt), Tenant: text(d.Tenant), Model: text(a.model), Session: text(a.session),
+		Number: b.number, Id: d.ID + b.suffix, Attempt: uint32(d.Attempt), Tenant: text(d.Tenant), Model: text(a.model), Session: text(a.session),
 		ReplicaId: text(cand.Replica), Rank: uint32(cand.Rank), PromptTokens: uint32(max(0, a.tokens)), UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill * (1 + cand.Slowdown), ExpectedOutput: uint32(max(0, a.expected)), OutputTokens: uint32(max(0, b.output)),
 		Prefilled: b.prefilled, Unstreamed: a.unstreamed, Leased: a.leased, Quiet: a.quiet, Age: durationpb.New(max(0, now.Sub(d.At))),
 	}
+	split := d.Split() != nil && !b.prefilled // the rank computes nothing and, as yet, holds nothing of the prompt
+	if split {
+		out.UncachedTokens, out.PrefillS, out.Unstreamed, out.Quiet = 0, 0, true, a.quiet || !b.sent
+	}
 	if d.TooLong {
 		out.PromptTokens, out.UncachedTokens, out.PrefillS = 0, 0, 0
-	} else if b.hashes != nil {
+	} else if b.hashes != nil && !split {
 		out.Keys = keysOf(int(cand.BlockSize), b.hashes)
 	}
 	return out

@@ -3,6 +3,7 @@ package decide
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
@@ -14,6 +15,7 @@ type Decider struct {
 	cfg     Config
 	params  Params
 	metrics *deciderMetrics
+	orders  atomic.Uint64 // of copies, so far
 
 	mu      sync.Mutex
 	clients map[ID]*client // guarded by mu
@@ -34,6 +36,8 @@ type client struct {
 	sum   uint64
 	// listed are the bookings of a list that has come in part, nil between lists.
 	listed map[uint64]bool
+	// copies are the copies that the frontend makes, by name.
+	copies map[string]ordered
 	// resynced is when all bookings were asked for last.
 	resynced time.Time
 }
@@ -41,6 +45,7 @@ type client struct {
 // question waits for its choice.
 type question struct {
 	id      string // of the reservation
+	prefill uint64 // number of the booking of a rank that computes the prompt for another one
 	waiting *chooser.Waiting
 	done    bool // it was decided
 	dropped bool // its frontend does not want it any more
@@ -70,7 +75,7 @@ func (d *Decider) Up(id ID) {
 	defer d.mu.Unlock()
 	c := d.clients[id]
 	if c == nil {
-		c = &client{id: id, asks: map[uint64]*question{}, booked: map[uint64]*booked{}, numbers: map[string]uint64{}}
+		c = &client{id: id, asks: map[uint64]*question{}, booked: map[uint64]*booked{}, numbers: map[string]uint64{}, copies: map[string]ordered{}}
 		d.clients[id] = c
 	}
 	c.up, c.heard, c.listed = true, d.params.Clock.Now(), nil
@@ -85,10 +90,13 @@ func (d *Decider) Down(id ID) {
 		return
 	}
 	c.up, c.heard = false, d.params.Clock.Now()
-	leaving := c.leave()
+	leaving, copies := c.leave(), c.forgetCopies()
 	d.mu.Unlock()
 	for _, w := range leaving {
 		w.Leave()
+	}
+	for _, one := range copies {
+		one.Ended(chooser.CopyVoid)
 	}
 }
 
@@ -137,6 +145,12 @@ func (d *Decider) Event(from ID, ev *peerv1.FrontendEvent) {
 		d.bookings(c, e.Bookings)
 	case *peerv1.FrontendEvent_Ping:
 		d.ping(c, e.Ping)
+	case *peerv1.FrontendEvent_Sent:
+		if choice := d.choice(c, e.Sent); choice != nil {
+			choice.Sent()
+		}
+	case *peerv1.FrontendEvent_Copy:
+		d.copied(c, e.Copy)
 	}
 }
 
@@ -161,7 +175,11 @@ func (d *Decider) ask(c *client, ask *peerv1.Ask) {
 		return
 	}
 	d.drop(c, older)
+	q.prefill = ask.GetPrefillNumber()
 	req := requestOf(ask, c.id, d.params.Replicas.Serving(ask.GetModel(), ask.GetServed()))
+	if ask.GetCopies() {
+		req.Copier = &orders{decider: d, to: c, number: number}
+	}
 	var deadline time.Time
 	if ask.GetDeadline() != nil {
 		deadline = d.params.Clock.Now().Add(ask.GetDeadline().AsDuration())
@@ -206,10 +224,19 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 		return
 	}
 	if choice.Booked() {
-		c.booked[number] = &booked{id: q.id, choice: choice, since: d.params.Clock.Now()}
+		now := d.params.Clock.Now()
+		c.booked[number] = &booked{id: q.id, choice: choice, since: now}
+		if lead := choice.Prefill(); lead != nil {
+			c.booked[q.prefill] = &booked{id: q.id + prefillSuffix, choice: lead, since: now}
+			c.numbers[q.id+prefillSuffix] = q.prefill
+		}
 	}
 	d.metrics.decided(outcomeChosen)
-	d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Chosen{Chosen: chosenOf(number, choice)}})
+	chosen := chosenOf(number, choice, d.params.Clock.Now())
+	if chosen.Prefill != nil {
+		chosen.Prefill.Number = q.prefill
+	}
+	d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Chosen{Chosen: chosen}})
 	d.mu.Unlock()
 }
 
@@ -328,9 +355,11 @@ func (d *Decider) Tick() {
 	now := d.params.Clock.Now()
 	var released []*chooser.Choice
 	var leaving []*chooser.Waiting
+	var copies []chooser.CopyReports
 	d.mu.Lock()
 	for id, c := range d.clients {
 		away := now.Sub(c.heard) > d.cfg.Grace
+		copies = append(copies, c.lateCopies(now, away)...)
 		if away {
 			leaving = append(leaving, c.leave()...)
 		}
@@ -357,6 +386,9 @@ func (d *Decider) Tick() {
 	}
 	for _, choice := range released {
 		choice.Release(void())
+	}
+	for _, one := range copies {
+		one.Ended(chooser.CopyGivenUp)
 	}
 }
 

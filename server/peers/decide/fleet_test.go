@@ -40,6 +40,9 @@ type world struct {
 	ids     int
 	config  chooser.Config
 	reading time.Duration // passes whenever a clock is read
+	splits  bool          // the replicas have connectors, and requests are split
+	older   decide.ID     // a router of an older version
+	seen    func(*peerv1.DeciderReply)
 }
 
 type moment struct {
@@ -102,6 +105,7 @@ type router struct {
 	link map[decide.ID]int
 
 	live    map[*chooser.Choice]bool
+	leads   map[*chooser.Choice]bool // choices of ranks that compute prompts for others
 	waiting map[*decide.Waiting]bool
 	alone   int
 	errs    []error
@@ -139,7 +143,7 @@ func bareWorld(t *testing.T, seed uint64, change ...func(*chooser.Config)) *worl
 func (w *world) add(replicas int) *router {
 	r := &router{
 		w: w, id: fmt.Sprintf("%08x", w.dice.Uint32()), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
-		live: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: peerv1.Ability_ABILITY_ABLE,
+		live: map[*chooser.Choice]bool{}, leads: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: peerv1.Ability_ABILITY_ABLE,
 	}
 	r.book = load.New(load.DefaultConfig(), load.Params{Clock: r})
 	r.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
@@ -148,6 +152,9 @@ func (w *world) add(replicas int) *router {
 		// Every router numbers the ranks in an order of its own.
 		slot := replica.Slot((i + len(w.routers)) % replicas)
 		rep := &replica.Replica{ID: replica.ID(fmt.Sprintf("r%d", i)), State: replica.StateReady, Slots: []replica.Slot{slot}, Models: []replica.Model{{ID: "m"}}, BlockSize: block, Blocks: 40000}
+		if w.splits {
+			rep.Labels = map[string]string{replica.LabelConnector: "nixl"}
+		}
 		r.replicas = append(r.replicas, rep)
 		r.book.AddRank(slot)
 		if err := r.index.AddRank(slot, kvindex.RankInfo{BlockSize: block, Capacity: rep.Blocks}); err != nil {
@@ -186,10 +193,16 @@ func (r *router) RankOf(slot replica.Slot) (replica.Rank, bool) {
 }
 
 func (r *router) SendEvent(to decide.ID, ev *peerv1.FrontendEvent) {
+	if to == r.w.older {
+		ev = aged(ev)
+	}
 	r.send(to, func(peer *router) { peer.decider.Event(r.id, ev) })
 }
 
 func (r *router) SendReply(to decide.ID, reply *peerv1.DeciderReply) {
+	if r.w.seen != nil {
+		r.w.seen(reply)
+	}
 	r.send(to, func(peer *router) { peer.frontend.Reply(r.id, reply) })
 }
 
@@ -310,6 +323,14 @@ func (r *router) submit(number, n int) *decide.Waiting {
 		Prompt:  chooser.Prompt{PromptTokens: n, Hashes: func(int) []blockhash.Hash { return chain }},
 		Reply:   chooser.Reply{ExpectedOutput: 100},
 	}
+	if r.w.splits {
+		req.Splittable, req.Options.Weights = true, map[string]float64{"split_bonus": 1000}
+	}
+	return r.ask(req)
+}
+
+// ask asks for a choice; if there is one, it is in r.live.
+func (r *router) ask(req *chooser.Request) *decide.Waiting {
 	var wait *decide.Waiting
 	done := false
 	wait = r.frontend.Submit(req, time.Time{}, func(c *chooser.Choice, err error) {
@@ -330,6 +351,9 @@ func (r *router) submit(number, n int) *decide.Waiting {
 			r.alone++
 		}
 		r.live[c] = true
+		if lead := c.Prefill(); lead != nil {
+			r.leads[lead] = true
+		}
 	})
 	if !done {
 		r.waiting[wait] = true
@@ -344,6 +368,15 @@ func result(end decision.End) chooser.Result {
 func (r *router) release(c *chooser.Choice) {
 	delete(r.live, c)
 	c.Release(result(decision.EndCompleted))
+	if lead := c.Prefill(); lead != nil {
+		r.read(lead)
+	}
+}
+
+// read ends the booking of a rank that computed a prompt for another one.
+func (r *router) read(lead *chooser.Choice) {
+	delete(r.leads, lead)
+	lead.Release(result(decision.EndCompleted))
 }
 
 // loads is what a router's book says of each replica.
@@ -370,8 +403,10 @@ func (w *world) atRest(when string) {
 		} else if decider.id != id {
 			w.t.Errorf("%s: %s asks %s, others %s", when, r.id, id, decider.id)
 		}
-		for c := range r.live {
-			want[c.Replica.ID]++
+		for _, list := range []map[*chooser.Choice]bool{r.live, r.leads} {
+			for c := range list {
+				want[c.Replica.ID]++
+			}
 		}
 	}
 	got := decider.loads()
@@ -631,7 +666,12 @@ func TestAtRestTheDeciderKnowsWhatIsInFlight(t *testing.T) {
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, uint64(seed)+100, 3, 4)
+			w := bareWorld(t, uint64(seed)+100)
+			w.splits = seed%4 == 1
+			for range 3 {
+				w.add(4)
+			}
+			w.connect()
 			w.delay = func() time.Duration { return time.Duration(w.dice.Int64N(int64(3 * time.Millisecond))) }
 			if seed%3 == 0 {
 				w.loss = 0.02
@@ -671,6 +711,14 @@ func (w *world) operate() {
 		r.do(func() { r.submit(w.dice.IntN(30), 16+w.dice.IntN(20_000)) })
 	case n < 55:
 		r.do(func() { r.some(func(c *chooser.Choice) { c.FirstToken() }) })
+		r.do(func() {
+			for lead := range r.leads {
+				if lead.FirstToken(); w.dice.IntN(2) == 0 {
+					r.read(lead)
+				}
+				break
+			}
+		})
 	case n < 65:
 		r.do(func() { r.some(func(c *chooser.Choice) { c.Progress(1 + w.dice.IntN(100)) }) })
 	case n < 88:

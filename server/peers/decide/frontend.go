@@ -88,6 +88,7 @@ type Frontend struct {
 	questions                     // guarded by mu
 	here      map[*Waiting]bool   // requests in this router's own hold queue; guarded by mu
 	live      map[uint64]*booking // all requests in flight; guarded by mu
+	copies    map[string]*running // copies under way that this router makes, by name; guarded by mu
 }
 
 // NewFrontend returns a Frontend without peers. cfg must be valid. It starts nothing.
@@ -96,7 +97,7 @@ func NewFrontend(cfg Config, params Params) *Frontend {
 	f := &Frontend{
 		cfg: cfg, params: params, questions: questions{asks: map[uint64]*Waiting{}},
 		routers: routers{self: params.Self, ability: params.Fleet.Ability(), peers: map[ID]*peer{}, placed: map[string]ID{}},
-		here:    map[*Waiting]bool{}, live: map[uint64]*booking{},
+		here:    map[*Waiting]bool{}, live: map[uint64]*booking{}, copies: map[string]*running{},
 	}
 	f.metrics = newMetrics(params.Scope.Meters(), f)
 	return f
@@ -223,7 +224,7 @@ func (w *Waiting) withdraw() *chooser.Waiting {
 // route asks the decider of the request's pool, unless the turn has passed. alone, when not empty, is why this router decides instead.
 func (w *Waiting) route(turn int, alone string) {
 	f := w.frontend
-	number := f.number.Add(1)
+	number := f.number.Add(2) - 1 // the next one is of a rank that computes the prompt for another one
 	var ask *peerv1.Ask
 	for {
 		f.mu.Lock()
@@ -268,6 +269,9 @@ func (w *Waiting) question(turn int, number uint64) *peerv1.Ask {
 	ask := askOf(w.req, w.sizes, f.params.Replicas.RankOf)
 	ask.ExpectedOutput = uint32(max(0, f.params.Chooser.ExpectedOutput(w.req)))
 	ask.Number, ask.Age = number, span(w.age(turn, now))
+	if w.req.Splittable {
+		ask.PrefillNumber = number + 1
+	}
 	ask.Avoid = append(ask.Avoid, texts(f.params.Replicas.Broken())...)
 	if !w.deadline.IsZero() {
 		ask.Deadline = span(max(time.Nanosecond, w.deadline.Sub(now)))
@@ -290,10 +294,16 @@ func (w *Waiting) decide(turn int, number uint64, alone string) {
 	b := newBooking(f, w, number)
 	req := *w.req
 	req.Age, req.Observer, req.Alone, req.Again = w.age(turn, f.params.Clock.Now()), b, alone, true
+	var lead *booking
+	if req.Splittable {
+		lead = b.lead(w)
+		req.PrefillObserver = lead
+	}
+	req.Copier = w.follow(req.Copier)
 	if alone != "" {
 		f.metrics.decidedAlone(alone)
 	}
-	local := f.params.Chooser.Submit(&req, w.deadline, func(c *chooser.Choice, err error) { w.decided(turn, b, c, err) })
+	local := f.params.Chooser.Submit(&req, w.deadline, func(c *chooser.Choice, err error) { w.decided(turn, b, lead, c, err) })
 	if local == nil {
 		return
 	}
@@ -308,7 +318,7 @@ func (w *Waiting) decide(turn int, number uint64, alone string) {
 }
 
 // decided takes the own chooser's outcome.
-func (w *Waiting) decided(turn int, b *booking, c *chooser.Choice, err error) {
+func (w *Waiting) decided(turn int, b, lead *booking, c *chooser.Choice, err error) {
 	f := w.frontend
 	f.mu.Lock()
 	if w.done || w.turn != turn {
@@ -322,6 +332,9 @@ func (w *Waiting) decided(turn int, b *booking, c *chooser.Choice, err error) {
 	delete(f.here, w)
 	if c != nil && c.Booked() {
 		b.enter(c, w.req.Hashes)
+		if p := c.Prefill(); p != nil {
+			lead.enter(p, w.req.Hashes)
+		}
 	}
 	late := f.lag(c)
 	f.mu.Unlock()

@@ -66,6 +66,11 @@ func (f *Frontend) forget(id ID) {
 			b.assign("")
 		}
 	}
+	for _, one := range f.copies {
+		if one.at == id {
+			one.at = ""
+		}
+	}
 }
 
 // rebalance gives every booking to the router that decides for its pool now, and returns the waiting requests that must ask another
@@ -91,6 +96,9 @@ func (f *Frontend) rebalance() []*Waiting {
 	}
 	for to, list := range given {
 		f.sendBookings(to, false, list)
+	}
+	for _, one := range f.copies {
+		one.assign(f.decider(one.pool))
 	}
 	var moved []*Waiting
 	for _, w := range f.asks {
@@ -152,6 +160,8 @@ func (f *Frontend) Reply(from ID, reply *peerv1.DeciderReply) {
 		f.pong(from, r.Pong)
 	case *peerv1.DeciderReply_Resync:
 		f.resync(from)
+	case *peerv1.DeciderReply_Copy:
+		f.ordered(from, r.Copy)
 	}
 }
 
@@ -192,15 +202,18 @@ func (f *Frontend) chosen(from ID, in *peerv1.Chosen) {
 	}
 	now := f.params.Clock.Now()
 	b := newBooking(f, w, in.GetNumber())
+	lead := b.lead(w)
 	req := *w.req
-	req.Observer, req.Again = b, true
+	req.Observer, req.PrefillObserver, req.Again = b, lead, true
 	d := decisionOf(in, &req, from, slot, now, now.Sub(w.began))
 	d.Took = max(0, now.Sub(asked)-d.Held)
-	by := chooser.Decided{Decision: d, Rank: int(in.GetRank())}
-	for _, r := range req.Replicas {
-		if r.ID == d.Candidates[0].Replica {
-			by.Replica = r
-		}
+	if !readWays(d, in, req.Replicas) || d.Split() != nil && !req.Splittable {
+		w.again(aloneUnknown)
+		return
+	}
+	by := chooser.Decided{Decision: d, Rank: int(in.GetRank()), Replica: ownerOf(&req, d.Candidates[0].Replica)}
+	if split := d.Split(); split != nil {
+		by.Prefiller, by.Move = ownerOf(&req, split.Prefill.Replica), b
 	}
 	if req.Hashes != nil {
 		by.Hashes = req.Hashes(int(in.GetBlockSize()))
@@ -211,11 +224,11 @@ func (f *Frontend) chosen(from ID, in *peerv1.Chosen) {
 		w.again(aloneUnknown)
 		return
 	}
-	w.take(b, c, from)
+	w.take(b, lead, c, from)
 }
 
 // take hands a peer's choice to the caller, unless the request has left or asked another router in the time between.
-func (w *Waiting) take(b *booking, c *chooser.Choice, from ID) {
+func (w *Waiting) take(b, lead *booking, c *chooser.Choice, from ID) {
 	f := w.frontend
 	f.mu.Lock()
 	if w.done || w.number != b.number {
@@ -226,13 +239,10 @@ func (w *Waiting) take(b *booking, c *chooser.Choice, from ID) {
 	w.done = true
 	delete(f.asks, b.number)
 	if c.Booked() {
-		b.choice = c
-		if w.req.Hashes != nil {
-			b.hashes = w.req.Hashes(int(c.Decision.Pick().BlockSize))
+		b.begin(c, w.req.Hashes, from)
+		if p := c.Prefill(); p != nil {
+			lead.begin(p, w.req.Hashes, from)
 		}
-		f.live[b.number] = b
-		b.assign(from)
-		f.params.Fleet.SendEvent(from, &peerv1.FrontendEvent{Event: &peerv1.FrontendEvent_Begin{Begin: b.number}})
 	}
 	f.mu.Unlock()
 	f.metrics.answered(outcomeChosen, c.Decision.Took)

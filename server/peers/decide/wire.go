@@ -30,6 +30,7 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		Unbooked: req.Booking == chooser.Unbooked, NoQueue: req.NoQueue, Unread: req.Unread, Samples: uint32(max(0, req.Samples)),
 		Split: text(req.Side.Model), Side: text(req.Side.Name), InsteadOf: text(req.Side.InsteadOf),
 	}
+	ask.Copies = req.Copier != nil
 	if req.Hashes != nil {
 		for _, size := range sizes {
 			ask.Keys = append(ask.Keys, keysOf(size, req.Hashes(size)))
@@ -80,7 +81,7 @@ func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.R
 			Unstreamed: ask.GetUnstreamed() || ask.GetLeased() && !ask.GetReports(), Quiet: ask.GetQuiet() || ask.GetLeased(),
 		},
 		Limits: chooser.Limits{Exclude: ids(ask.GetExclude()), Avoid: ids(ask.GetAvoid()), Holder: replica.ID(ask.GetHolder())},
-		Terms:  chooser.Terms{NoQueue: ask.GetNoQueue(), Again: true},
+		Terms:  chooser.Terms{NoQueue: ask.GetNoQueue(), Again: true, Splittable: ask.GetPrefillNumber() != 0},
 		Origin: chooser.Origin{AskedBy: from, Age: max(0, min(ask.GetAge().AsDuration(), maxSpan))},
 		Bytes:  int(ask.GetBytes()), Sampled: ask.GetSampled(),
 	}
@@ -113,20 +114,24 @@ func promptOf(ask *peerv1.Ask, replicas []*replica.Replica) chooser.Prompt {
 }
 
 // chosenOf writes a choice as the answer to a question.
-func chosenOf(number uint64, c *chooser.Choice) *peerv1.Chosen {
+func chosenOf(number uint64, c *chooser.Choice, now time.Time) *peerv1.Chosen {
 	d, cand := c.Decision, c.Decision.Pick()
 	others := d.Servers()
 	if cand.Veto == decision.VetoNone {
 		others--
 	}
-	return &peerv1.Chosen{
+	out := &peerv1.Chosen{
 		Number: number, ReplicaId: string(cand.Replica), Rank: uint32(cand.Rank), Policy: string(d.Policy), Reason: string(d.Reason), Feed: feedCode(cand.Feed),
 		BlockSize: cand.BlockSize, GpuTokens: cand.GPU, CpuTokens: cand.CPU, DiskTokens: cand.Disk, UncachedTokens: cand.Uncached,
 		PrefillS: cand.Prefill, BacklogS: cand.Backlog, TtftS: cand.TTFT, TpotS: cand.TPOT, Cost: cand.Cost, Margin: d.Margin,
 		Requests: cand.Requests, Waiting: cand.Waiting, Others: uint32(others + d.Others), Held: span(d.Held), TooLong: d.TooLong,
 		FullStepS: cand.FullStep, StepS: cand.StepTime, Slowdown: cand.Slowdown, Load: d.Load, MemoryWait: memoryWait(d.Memory),
-		OtherReplica: d.HasOtherReplica(), Adapter: adapterCost(&cand.Adapting),
+		OtherReplica: d.HasOtherReplica(), Adapter: adapterCost(&cand.Adapting), Ways: waysOf(d.Ways, now),
 	}
+	if lead := c.Prefill(); lead != nil {
+		out.Prefill = prefillOf(lead.Decision.Pick())
+	}
+	return out
 }
 
 // decisionOf reads the answer to req, which the rank at slot serves. waited is the time since this router has the request: it was
@@ -136,16 +141,7 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 		d     decision.Decision
 		cands [1]decision.Candidate
 	})
-	prompt := uint32(max(0, req.PromptTokens))
-	both.cands[0] = decision.Candidate{
-		RankID:   decision.RankID{Replica: replica.ID(in.GetReplicaId()), Rank: uint16(in.GetRank()), Slot: slot},
-		Overlap:  overlapOf(in, prompt),
-		Forecast: forecastOf(in, prompt),
-		Cost:     finite(in.GetCost()),
-		RankLoad: decision.RankLoad{Requests: in.GetRequests(), Waiting: in.GetWaiting(), EngineWaiting: -1, KVUsage: -1},
-		Adapting: adaptingOf(in.GetAdapter()),
-		Pace:     decision.Pace{FullStep: amount(in.GetFullStepS()), StepTime: amount(in.GetStepS()), Slowdown: amount(in.GetSlowdown())},
-	}
+	both.cands[0] = candidateOf(in, slot, uint32(max(0, req.PromptTokens)))
 	both.d = decision.Decision{
 		Request: req.Request, Prompt: req.Size(req.ExpectedOutput), At: now, Reason: decision.ReadReason(in.GetReason()), Margin: finite(in.GetMargin()),
 		Rule:     decision.Rule{Policy: decision.ReadPolicy(in.GetPolicy()), Pinned: req.IsPinned()},

@@ -33,7 +33,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 			Policy: decision.LeastTokens, Objective: decision.ObjectiveCompletion, Weights: map[string]float64{"cpu_credit": 0.5}, Targets: decision.Targets{TTFT: time.Second, TPOT: time.Millisecond},
 			Allowed: []replica.ID{"r0"}, Denied: []replica.ID{"r9"}, Pinned: "r0", PinnedRank: -1, MinRank: 1, MaxRank: -1, MaxRequests: 9,
 		}},
-		Terms: chooser.Terms{Booking: chooser.Unbooked, NoQueue: true},
+		Terms: chooser.Terms{Booking: chooser.Unbooked, NoQueue: true, Splittable: true},
 		Bytes: 12, Sampled: true,
 	}
 	chain := []blockhash.Hash{1, 2, 1 << 63}
@@ -41,7 +41,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 	ask := askOf(req, []int{16, 32}, func(slot replica.Slot) (replica.Rank, bool) {
 		return replica.Rank{Replica: "r0", Index: int(slot) - 5}, true
 	})
-	ask.Age = span(3 * time.Second)
+	ask.Age, ask.PrefillNumber = span(3*time.Second), 8
 	text, err := proto.Marshal(ask)
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestAChoiceSaysWhetherAnotherReplicaCouldServe(t *testing.T) {
 		"another one is vetoed": {[]decision.Candidate{rank("a", 0, decision.VetoNone), rank("b", 0, decision.VetoDenied)}, 0, false},
 	} {
 		here := &decision.Decision{Ranks: decision.Ranks{Candidates: test.candidates, Others: test.others}}
-		text, err := proto.Marshal(chosenOf(1, &chooser.Choice{Decision: here}))
+		text, err := proto.Marshal(chosenOf(1, &chooser.Choice{Decision: here}, time.Time{}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestAResultSurvivesTheWire(t *testing.T) {
 func TestAWaitForMemorySurvivesTheWire(t *testing.T) {
 	for _, want := range []*decision.MemoryWait{nil, {Program: 7, Tokens: 9100, Free: 800, Before: 3, Expected: 40 * time.Second, Waited: 41 * time.Second}} {
 		here := &decision.Decision{Memory: want, Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}}}}}
-		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
+		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}, time.Time{}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
 		if got := there.Memory; (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("after the wire: %+v, want %+v", got, want)
 		}
@@ -121,7 +121,7 @@ func TestTheCostOfAnAdapterSurvivesTheWire(t *testing.T) {
 	}
 	for _, want := range want {
 		here := &decision.Decision{Ranks: decision.Ranks{Candidates: []decision.Candidate{{RankID: decision.RankID{Replica: "a"}, Adapting: want}}}}
-		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
+		there := decisionOf(chosenOf(1, &chooser.Choice{Decision: here}, time.Time{}), &chooser.Request{}, "0000000a", 5, time.Time{}, 0)
 		if got := there.Pick().Adapting; got != want {
 			t.Errorf("after the wire: %+v, want %+v", got, want)
 		}
@@ -277,6 +277,45 @@ func TestWordsOfPeersAreBounded(t *testing.T) {
 	req := requestOf(&peerv1.Ask{PromptTokens: math.MaxUint32, ExpectedOutput: math.MaxUint32, Samples: math.MaxUint32, Age: span(1e6 * time.Hour)}, "0000000a", nil)
 	if req.PromptTokens != maxTokens || req.ExpectedOutput != maxTokens || req.Samples != maxSamples || req.Age != maxSpan {
 		t.Errorf("question %+v", req)
+	}
+}
+
+// What a peer says of the ways of a request is bounded, and none is used whose ranks are not known here.
+func TestWaysOfPeersAreBounded(t *testing.T) {
+	replicas := []*replica.Replica{{ID: "r0", Slots: []replica.Slot{5}}, {ID: "r1", Slots: []replica.Slot{6}}}
+	split := func(from, to string) *peerv1.Way {
+		return &peerv1.Way{PrefillReplicaId: from, DecodeReplicaId: to, HeldTokens: math.MaxUint32, MovedTokens: math.MaxUint32, Cost: math.NaN(), TtftS: math.Inf(1), TransferS: -1}
+	}
+	for _, tt := range []struct {
+		name string
+		in   *peerv1.Chosen
+		ok   bool
+		ways int
+	}{
+		{"whole", &peerv1.Chosen{ReplicaId: "r1"}, true, 0},
+		{"split", &peerv1.Chosen{ReplicaId: "r1", Prefill: &peerv1.Chosen{ReplicaId: "r0"}, Ways: []*peerv1.Way{split("r0", "r1"), split("r1", "r1"), split("gone", "r1")}}, true, 2},
+		{"split without the rank that computes", &peerv1.Chosen{ReplicaId: "r1", Ways: []*peerv1.Way{split("r0", "r1")}}, false, 1},
+		{"by another one than the way says", &peerv1.Chosen{ReplicaId: "r1", Prefill: &peerv1.Chosen{ReplicaId: "r1"}, Ways: []*peerv1.Way{split("r0", "r1")}}, false, 1},
+		{"to another one", &peerv1.Chosen{ReplicaId: "r1", Prefill: &peerv1.Chosen{ReplicaId: "r1"}, Ways: []*peerv1.Way{split("r1", "r0")}}, false, 1},
+		{"without a way", &peerv1.Chosen{ReplicaId: "r1", Prefill: &peerv1.Chosen{ReplicaId: "r0"}}, false, 0},
+		{"by a rank that is not known", &peerv1.Chosen{ReplicaId: "r1", Prefill: &peerv1.Chosen{ReplicaId: "gone"}, Ways: []*peerv1.Way{split("gone", "r1")}}, false, 0},
+		{"copies", &peerv1.Chosen{ReplicaId: "r1", Ways: []*peerv1.Way{split("r1", "r1"), {DecodeReplicaId: "r1", Copy: true, Begun: span(1e6 * time.Hour)}}}, true, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Unix(1e9, 0)
+			d := decisionOf(tt.in, &chooser.Request{Prompt: chooser.Prompt{PromptTokens: 100}}, "0000000a", 6, now, 0)
+			if ok := readWays(d, tt.in, replicas); ok != tt.ok || len(d.Ways) != tt.ways {
+				t.Fatalf("%v with %+v, want %v with %d ways", ok, d.Ways, tt.ok, tt.ways)
+			}
+			for _, w := range d.Ways {
+				if w.Held > 100 || w.Moved > 100 || w.Cost != 0 || w.TTFT > maxSeconds || w.Transfer != 0 || now.Sub(w.Began) > maxSpan && !w.Began.IsZero() {
+					t.Errorf("%+v", w)
+				}
+			}
+			if ok := tt.ok && tt.in.Prefill != nil; ok && (d.Split() == nil || len(d.Candidates) != 2 || d.Candidates[1].Slot != 5) {
+				t.Errorf("%+v", d)
+			}
+		})
 	}
 }
 

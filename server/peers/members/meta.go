@@ -18,7 +18,7 @@ import (
 // The wire version of this code. Routers with the same WireMajor work together; WireMinor counts additions.
 const (
 	WireMajor = 2
-	WireMinor = 0
+	WireMinor = 1
 )
 
 // State is how this router sees a member.

@@ -13,9 +13,7 @@ type client struct {
 	finished, usage, done bool
 	// counted: it ends with its usage.
 	counted bool
-	// bare: its events lack members that vLLM 0.33 writes although they are null.
-	bare bool
-	// stamp is that of the stream's end.
+	// stamp is the stamp of the stream's end.
 	stamp openai.Stamp
 	api   prompt.API
 	// head is what its events begin with.

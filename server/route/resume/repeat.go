@@ -29,8 +29,8 @@ type repeat struct {
 	// choices is how many the request asks for; ended are those whose end the client has.
 	choices int
 	ended   map[int]bool
-	// quiet counts, for each choice, the events that add nothing, such as the one with the role, since it has grown: those that the client has, and
-	// those that another replica has repeated.
+	// quiet counts, for each choice, the events that add nothing, such as the one with the role, since it has grown: at the client, and in
+	// another replica's repetition.
 	quiet map[int]quiet
 }
 
@@ -275,7 +275,7 @@ func (r *repeat) extend(part *openai.Part) {
 	delete(r.quiet, part.Choice)
 }
 
-// split takes an event of which the client has some. What is left of a choice is one event: the texts and the probabilities of the same tokens
+// split takes an event of which the client has some. The rest of a choice is one event: the texts and the probabilities of the same tokens
 // stay together, wherever the client's stream ends.
 func (r *repeat) split(out []byte) ([]byte, error) {
 	p := &r.parts
@@ -322,7 +322,7 @@ func (r *repeat) split(out []byte) ([]byte, error) {
 	return out, nil
 }
 
-// add adds what is left of an event to both sides.
+// add adds the rest of an event to both sides.
 func (r *repeat) add(left *openai.Left) {
 	for i := range left.Parts {
 		part := &left.Parts[i]

@@ -59,7 +59,7 @@ func atRandom(dice *rand.Rand) func([2]int) (int, int) {
 	}
 }
 
-// repeated is what the client gets of another engine's repetition.
+// repeated returns the client's part of another engine's repetition.
 func repeated(t *testing.T, f *resume.Follower, list []string) (out string) {
 	t.Helper()
 	f.Repeat()

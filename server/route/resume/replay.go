@@ -13,7 +13,9 @@ import (
 // cannot be known, so another engine's parser is given all tokens again, in the portions in which they came.
 type replay struct {
 	// on: the answer is continued by token ids.
-	on       bool
+	on bool
+	// bare: the client's events lack members that vLLM 0.33 writes although they are null.
+	bare     bool
 	portions []openai.Portion
 	calls    [][]byte
 	// last is the last delta that shows something, whose tokens are those of the answer from to.
@@ -215,7 +217,7 @@ func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	t.ids = append(t.ids, r.waiting...)
 	t.answered = len(t.ids)
 	r.join(t, first, nil, d.Delta)
-	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop, Nulls: openai.Nulls{Versions: !to.bare, Transfer: !to.bare}}
+	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop, Nulls: openai.Nulls{Versions: !r.bare, Transfer: !r.bare}}
 	if t.shows {
 		said.IDs = rawjson.AppendUint32s(nil, r.waiting)
 	}

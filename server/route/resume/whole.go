@@ -20,7 +20,7 @@ type Whole struct {
 	values openai.Whole
 	held   []byte
 	done   bool
-	// ids are those of the answer, prompt the raw list of those of the prompt, of an answer that a parser takes apart.
+	// ids are the answer's, and prompt is the raw list of the prompt's, of an answer that a parser takes apart.
 	ids    []uint32
 	prompt []byte
 }
@@ -113,8 +113,7 @@ func (w *Whole) Question(model string, chat []byte) []byte {
 // Parsed reports whether a parser takes the answer apart, so that the answer needs that to Question.
 func (w *Whole) Parsed() bool { return w.form.Parsed() }
 
-// Take takes the answer to the Question. The text of a request without tools must be that of the stream: the parser's engine may keep tokens in it that the
-// stream has not. Its error is ErrNotWhole.
+// Take takes the answer to the Question. The text of a request without tools must be the stream's: the parser's engine may keep special tokens in it. Its error is ErrNotWhole.
 func (w *Whole) Take(answer []byte, tools bool) error {
 	choices, text := openai.ReadDerenderedWhole(answer, w.values.Finish)
 	if choices == nil || !tools && text != string(w.values.Text) {

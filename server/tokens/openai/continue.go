@@ -336,7 +336,7 @@ func (c *Chunk) ended(dst []byte, versions bool) []byte {
 	return append(dst, '}')
 }
 
-// Stamp is what an engine writes at the end of its streams apart from the counts of the answer.
+// Stamp is the end of an engine's streams apart from the counts of the answer.
 type Stamp struct {
 	// Fingerprint is the raw system_fingerprint; nil where there is none.
 	Fingerprint []byte

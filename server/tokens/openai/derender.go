@@ -46,7 +46,7 @@ func DerenderOne(model string) []byte {
 }
 
 // DerenderWhole is the body for a chat derender route that makes the choices of an answer in one piece: of the request chat, with the ids of its prompt, a raw list, and of
-// its answer. The finish reason is that of the stream.
+// its answer. The finish reason is the stream's.
 func DerenderWhole(model string, chat, prompt []byte, ids []uint32, finish, stop []byte) []byte {
 	b := make([]byte, 0, len(chat)+2*len(prompt)+7*len(ids)+512)
 	b = rawjson.AppendString(append(b, `{"model":`...), model)

@@ -262,7 +262,7 @@ func (p *Parts) call(int) bool {
 	return ok
 }
 
-// Left is what is left of an event for one choice: the parts, and the end.
+// Left is the rest of an event for one choice: the parts, and the end.
 type Left struct {
 	Choice int
 	// Parts have the text itself, or of Probabilities the raw list. A tool call that has an ID begins here.
@@ -271,7 +271,7 @@ type Left struct {
 	End *End
 	// Completion is set for the form of /v1/completions.
 	Completion bool
-	// Tail is that of the event; nil where it has none.
+	// Tail is the event's; nil where it has none.
 	Tail []byte
 }
 

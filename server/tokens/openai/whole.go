@@ -115,8 +115,8 @@ func ReadWholeForm(api prompt.API, answer []byte) *WholeForm {
 	return r.form
 }
 
-// ReadParsedForm reads the form from an answer of one choice, whatever the choice is, by an engine without a parser for reasoning: the usage of one with such a
-// parser counts tokens of reasoning. It returns nil for any other answer.
+// ReadParsedForm reads the form from an answer of any one choice, by an engine without a parser for reasoning, which would count
+// tokens of reasoning in its usage. It returns nil for any other answer.
 func ReadParsedForm(answer []byte) *WholeForm {
 	r := wholeReader{s: rawjson.Scanner{Data: answer}, form: &WholeForm{}, seen: map[wholeValue]int{}}
 	choices := 0
@@ -137,7 +137,7 @@ func ReadParsedForm(answer []byte) *WholeForm {
 	return r.form
 }
 
-// Parsed reports whether the choices of the form's answers are those that a parser makes.
+// Parsed reports whether a parser makes the choices of the form's answers.
 func (f *WholeForm) Parsed() bool {
 	for i := range f.parts {
 		if f.parts[i].value == valueChoices {

@@ -164,7 +164,11 @@ type Ask struct {
 	// The side of the split.
 	Side string `protobuf:"bytes,38,opt,name=side,proto3" json:"side,omitempty"`
 	// The side that the weights would have given; empty: the same.
-	InsteadOf     string `protobuf:"bytes,39,opt,name=instead_of,json=insteadOf,proto3" json:"instead_of,omitempty"`
+	InsteadOf string `protobuf:"bytes,39,opt,name=instead_of,json=insteadOf,proto3" json:"instead_of,omitempty"`
+	// The frontend's number for the booking of a rank that computes the prompt for another one; 0: the request is served whole.
+	PrefillNumber uint64 `protobuf:"varint,40,opt,name=prefill_number,json=prefillNumber,proto3" json:"prefill_number,omitempty"`
+	// The frontend can copy the beginning of the prompt from the cache of one rank to another's, by a CopyOrder.
+	Copies        bool `protobuf:"varint,41,opt,name=copies,proto3" json:"copies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -470,6 +474,20 @@ func (x *Ask) GetInsteadOf() string {
 		return x.InsteadOf
 	}
 	return ""
+}
+
+func (x *Ask) GetPrefillNumber() uint64 {
+	if x != nil {
+		return x.PrefillNumber
+	}
+	return 0
+}
+
+func (x *Ask) GetCopies() bool {
+	if x != nil {
+		return x.Copies
+	}
+	return false
 }
 
 // BlockKeys are a prompt's block hashes for a block size.
@@ -805,7 +823,12 @@ type Chosen struct {
 	// The wait for memory; absent: none.
 	MemoryWait *MemoryWait `protobuf:"bytes,28,opt,name=memory_wait,json=memoryWait,proto3" json:"memory_wait,omitempty"`
 	// The request's LoRA adapter on the rank; absent: it has none.
-	Adapter       *AdapterCost `protobuf:"bytes,29,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	Adapter *AdapterCost `protobuf:"bytes,29,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	// The rank that computes the prompt for this one, with the number of its booking; absent: the request is served whole. Of it the
+	// fields up to waiting are set, and the times of its steps.
+	Prefill *Chosen `protobuf:"bytes,30,opt,name=prefill,proto3" json:"prefill,omitempty"`
+	// The ways to serve the request with their prices, the taken one first; empty where no rank may pass cache to another one.
+	Ways          []*Way `protobuf:"bytes,31,rep,name=ways,proto3" json:"ways,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1043,6 +1066,183 @@ func (x *Chosen) GetAdapter() *AdapterCost {
 	return nil
 }
 
+func (x *Chosen) GetPrefill() *Chosen {
+	if x != nil {
+		return x.Prefill
+	}
+	return nil
+}
+
+func (x *Chosen) GetWays() []*Way {
+	if x != nil {
+		return x.Ways
+	}
+	return nil
+}
+
+// Way is one way to serve a request, with its price.
+type Way struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The replica that computes the prompt, or has the prefix of a copy; empty: it is not known.
+	PrefillReplicaId string `protobuf:"bytes,1,opt,name=prefill_replica_id,json=prefillReplicaId,proto3" json:"prefill_replica_id,omitempty"`
+	// The rank's index in that replica.
+	PrefillRank uint32 `protobuf:"varint,2,opt,name=prefill_rank,json=prefillRank,proto3" json:"prefill_rank,omitempty"`
+	// The replica that writes the answer, or gets the copy.
+	DecodeReplicaId string `protobuf:"bytes,3,opt,name=decode_replica_id,json=decodeReplicaId,proto3" json:"decode_replica_id,omitempty"`
+	// The rank's index in that replica.
+	DecodeRank uint32 `protobuf:"varint,4,opt,name=decode_rank,json=decodeRank,proto3" json:"decode_rank,omitempty"`
+	// Tokens of the prompt that the computing rank holds.
+	HeldTokens uint32 `protobuf:"varint,5,opt,name=held_tokens,json=heldTokens,proto3" json:"held_tokens,omitempty"`
+	// Tokens whose cache moves.
+	MovedTokens uint32 `protobuf:"varint,6,opt,name=moved_tokens,json=movedTokens,proto3" json:"moved_tokens,omitempty"`
+	// The price, in the policy's unit.
+	Cost float64 `protobuf:"fixed64,7,opt,name=cost,proto3" json:"cost,omitempty"`
+	// Predicted time to the first token, in seconds.
+	TtftS float64 `protobuf:"fixed64,8,opt,name=ttft_s,json=ttftS,proto3" json:"ttft_s,omitempty"`
+	// Predicted wait for the rank that computes, in seconds.
+	QueueS float64 `protobuf:"fixed64,9,opt,name=queue_s,json=queueS,proto3" json:"queue_s,omitempty"`
+	// Predicted time to compute, in seconds.
+	ComputeS float64 `protobuf:"fixed64,10,opt,name=compute_s,json=computeS,proto3" json:"compute_s,omitempty"`
+	// Predicted time of the move, in seconds.
+	TransferS float64 `protobuf:"fixed64,11,opt,name=transfer_s,json=transferS,proto3" json:"transfer_s,omitempty"`
+	// It is a copy of the prompt's beginning, for which the request has waited.
+	Copy bool `protobuf:"varint,12,opt,name=copy,proto3" json:"copy,omitempty"`
+	// How long ago the copy began.
+	Begun *durationpb.Duration `protobuf:"bytes,13,opt,name=begun,proto3" json:"begun,omitempty"`
+	// How long ago it ended; absent: it had not ended.
+	Ended         *durationpb.Duration `protobuf:"bytes,14,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Way) Reset() {
+	*x = Way{}
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Way) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Way) ProtoMessage() {}
+
+func (x *Way) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Way.ProtoReflect.Descriptor instead.
+func (*Way) Descriptor() ([]byte, []int) {
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Way) GetPrefillReplicaId() string {
+	if x != nil {
+		return x.PrefillReplicaId
+	}
+	return ""
+}
+
+func (x *Way) GetPrefillRank() uint32 {
+	if x != nil {
+		return x.PrefillRank
+	}
+	return 0
+}
+
+func (x *Way) GetDecodeReplicaId() string {
+	if x != nil {
+		return x.DecodeReplicaId
+	}
+	return ""
+}
+
+func (x *Way) GetDecodeRank() uint32 {
+	if x != nil {
+		return x.DecodeRank
+	}
+	return 0
+}
+
+func (x *Way) GetHeldTokens() uint32 {
+	if x != nil {
+		return x.HeldTokens
+	}
+	return 0
+}
+
+func (x *Way) GetMovedTokens() uint32 {
+	if x != nil {
+		return x.MovedTokens
+	}
+	return 0
+}
+
+func (x *Way) GetCost() float64 {
+	if x != nil {
+		return x.Cost
+	}
+	return 0
+}
+
+func (x *Way) GetTtftS() float64 {
+	if x != nil {
+		return x.TtftS
+	}
+	return 0
+}
+
+func (x *Way) GetQueueS() float64 {
+	if x != nil {
+		return x.QueueS
+	}
+	return 0
+}
+
+func (x *Way) GetComputeS() float64 {
+	if x != nil {
+		return x.ComputeS
+	}
+	return 0
+}
+
+func (x *Way) GetTransferS() float64 {
+	if x != nil {
+		return x.TransferS
+	}
+	return 0
+}
+
+func (x *Way) GetCopy() bool {
+	if x != nil {
+		return x.Copy
+	}
+	return false
+}
+
+func (x *Way) GetBegun() *durationpb.Duration {
+	if x != nil {
+		return x.Begun
+	}
+	return nil
+}
+
+func (x *Way) GetEnded() *durationpb.Duration {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
 // AdapterCost is the cost of a request's LoRA adapter on a rank.
 type AdapterCost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1060,7 +1260,7 @@ type AdapterCost struct {
 
 func (x *AdapterCost) Reset() {
 	*x = AdapterCost{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1272,7 @@ func (x *AdapterCost) String() string {
 func (*AdapterCost) ProtoMessage() {}
 
 func (x *AdapterCost) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1285,7 @@ func (x *AdapterCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterCost.ProtoReflect.Descriptor instead.
 func (*AdapterCost) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AdapterCost) GetState() string {
@@ -1137,7 +1337,7 @@ type MemoryWait struct {
 
 func (x *MemoryWait) Reset() {
 	*x = MemoryWait{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1349,7 @@ func (x *MemoryWait) String() string {
 func (*MemoryWait) ProtoMessage() {}
 
 func (x *MemoryWait) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1362,7 @@ func (x *MemoryWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
 func (*MemoryWait) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MemoryWait) GetProgram() uint64 {
@@ -1227,7 +1427,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1439,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1452,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Refused) GetNumber() uint64 {
@@ -1294,7 +1494,8 @@ var File_kvpilot_peer_v1_ask_proto protoreflect.FileDescriptor
 
 const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvpilot/peer/v1/ask.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc3\t\n" +
+	"\x19kvpilot/peer/v1/ask.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"\x82\n" +
+	"\n" +
 	"\x03Ask\x12\x1f\n" +
 	"\x06number\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06number\x12\x1a\n" +
 	"\x02id\x18\x02 \x01(\tB\n" +
@@ -1340,7 +1541,9 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\x05split\x18% \x01(\tR\x05split\x12\x12\n" +
 	"\x04side\x18& \x01(\tR\x04side\x12\x1d\n" +
 	"\n" +
-	"instead_of\x18' \x01(\tR\tinsteadOf\"J\n" +
+	"instead_of\x18' \x01(\tR\tinsteadOf\x12%\n" +
+	"\x0eprefill_number\x18( \x01(\x04R\rprefillNumber\x12\x16\n" +
+	"\x06copies\x18) \x01(\bR\x06copies\"J\n" +
 	"\tBlockKeys\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\x01 \x01(\rR\tblockSize\x12\x1e\n" +
@@ -1371,7 +1574,7 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\tobjective\x18\f \x01(\tR\tobjective\x1a:\n" +
 	"\fWeightsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x83\a\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xea\a\n" +
 	"\x06Chosen\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
 	"\n" +
@@ -1408,7 +1611,28 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\x04held\x18\x1b \x01(\v2\x19.google.protobuf.DurationR\x04held\x12<\n" +
 	"\vmemory_wait\x18\x1c \x01(\v2\x1b.kvpilot.peer.v1.MemoryWaitR\n" +
 	"memoryWait\x126\n" +
-	"\aadapter\x18\x1d \x01(\v2\x1c.kvpilot.peer.v1.AdapterCostR\aadapter\"h\n" +
+	"\aadapter\x18\x1d \x01(\v2\x1c.kvpilot.peer.v1.AdapterCostR\aadapter\x121\n" +
+	"\aprefill\x18\x1e \x01(\v2\x17.kvpilot.peer.v1.ChosenR\aprefill\x122\n" +
+	"\x04ways\x18\x1f \x03(\v2\x14.kvpilot.peer.v1.WayB\b\xbaH\x05\x92\x01\x02\x10\x10R\x04ways\"\xdd\x03\n" +
+	"\x03Way\x12,\n" +
+	"\x12prefill_replica_id\x18\x01 \x01(\tR\x10prefillReplicaId\x12!\n" +
+	"\fprefill_rank\x18\x02 \x01(\rR\vprefillRank\x12*\n" +
+	"\x11decode_replica_id\x18\x03 \x01(\tR\x0fdecodeReplicaId\x12\x1f\n" +
+	"\vdecode_rank\x18\x04 \x01(\rR\n" +
+	"decodeRank\x12\x1f\n" +
+	"\vheld_tokens\x18\x05 \x01(\rR\n" +
+	"heldTokens\x12!\n" +
+	"\fmoved_tokens\x18\x06 \x01(\rR\vmovedTokens\x12\x12\n" +
+	"\x04cost\x18\a \x01(\x01R\x04cost\x12\x15\n" +
+	"\x06ttft_s\x18\b \x01(\x01R\x05ttftS\x12\x17\n" +
+	"\aqueue_s\x18\t \x01(\x01R\x06queueS\x12\x1b\n" +
+	"\tcompute_s\x18\n" +
+	" \x01(\x01R\bcomputeS\x12\x1d\n" +
+	"\n" +
+	"transfer_s\x18\v \x01(\x01R\ttransferS\x12\x12\n" +
+	"\x04copy\x18\f \x01(\bR\x04copy\x12/\n" +
+	"\x05begun\x18\r \x01(\v2\x19.google.protobuf.DurationR\x05begun\x12/\n" +
+	"\x05ended\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\x05ended\"h\n" +
 	"\vAdapterCost\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x15\n" +
 	"\x06wait_s\x18\x02 \x01(\x01R\x05waitS\x12\x15\n" +
@@ -1452,7 +1676,7 @@ func file_kvpilot_peer_v1_ask_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_peer_v1_ask_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(Feed)(0),                   // 0: kvpilot.peer.v1.Feed
 	(*Ask)(nil),                 // 1: kvpilot.peer.v1.Ask
@@ -1460,35 +1684,40 @@ var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(*AnswerHeld)(nil),          // 3: kvpilot.peer.v1.AnswerHeld
 	(*AskOptions)(nil),          // 4: kvpilot.peer.v1.AskOptions
 	(*Chosen)(nil),              // 5: kvpilot.peer.v1.Chosen
-	(*AdapterCost)(nil),         // 6: kvpilot.peer.v1.AdapterCost
-	(*MemoryWait)(nil),          // 7: kvpilot.peer.v1.MemoryWait
-	(*Refused)(nil),             // 8: kvpilot.peer.v1.Refused
-	nil,                         // 9: kvpilot.peer.v1.AskOptions.WeightsEntry
-	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(*Way)(nil),                 // 6: kvpilot.peer.v1.Way
+	(*AdapterCost)(nil),         // 7: kvpilot.peer.v1.AdapterCost
+	(*MemoryWait)(nil),          // 8: kvpilot.peer.v1.MemoryWait
+	(*Refused)(nil),             // 9: kvpilot.peer.v1.Refused
+	nil,                         // 10: kvpilot.peer.v1.AskOptions.WeightsEntry
+	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
 }
 var file_kvpilot_peer_v1_ask_proto_depIdxs = []int32{
 	2,  // 0: kvpilot.peer.v1.Ask.keys:type_name -> kvpilot.peer.v1.BlockKeys
-	10, // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
-	10, // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
+	11, // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
+	11, // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
 	3,  // 3: kvpilot.peer.v1.Ask.answer:type_name -> kvpilot.peer.v1.AnswerHeld
-	10, // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
+	11, // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
 	4,  // 5: kvpilot.peer.v1.Ask.options:type_name -> kvpilot.peer.v1.AskOptions
-	9,  // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
-	10, // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
-	10, // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
+	10, // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
+	11, // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
+	11, // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
 	0,  // 9: kvpilot.peer.v1.Chosen.feed:type_name -> kvpilot.peer.v1.Feed
-	10, // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
-	7,  // 11: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
-	6,  // 12: kvpilot.peer.v1.Chosen.adapter:type_name -> kvpilot.peer.v1.AdapterCost
-	10, // 13: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
-	10, // 14: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
-	10, // 15: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
-	7,  // 16: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	11, // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
+	8,  // 11: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	7,  // 12: kvpilot.peer.v1.Chosen.adapter:type_name -> kvpilot.peer.v1.AdapterCost
+	5,  // 13: kvpilot.peer.v1.Chosen.prefill:type_name -> kvpilot.peer.v1.Chosen
+	6,  // 14: kvpilot.peer.v1.Chosen.ways:type_name -> kvpilot.peer.v1.Way
+	11, // 15: kvpilot.peer.v1.Way.begun:type_name -> google.protobuf.Duration
+	11, // 16: kvpilot.peer.v1.Way.ended:type_name -> google.protobuf.Duration
+	11, // 17: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	11, // 18: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	11, // 19: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
+	8,  // 20: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_peer_v1_ask_proto_init() }
@@ -1502,7 +1731,7 @@ func file_kvpilot_peer_v1_ask_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_peer_v1_ask_proto_rawDesc), len(file_kvpilot_peer_v1_ask_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

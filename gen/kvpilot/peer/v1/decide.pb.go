@@ -194,6 +194,8 @@ type FrontendEvent struct {
 	//	*FrontendEvent_End
 	//	*FrontendEvent_Bookings
 	//	*FrontendEvent_Ping
+	//	*FrontendEvent_Sent
+	//	*FrontendEvent_Copy
 	Event         isFrontendEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -317,6 +319,24 @@ func (x *FrontendEvent) GetPing() *Ping {
 	return nil
 }
 
+func (x *FrontendEvent) GetSent() uint64 {
+	if x != nil {
+		if x, ok := x.Event.(*FrontendEvent_Sent); ok {
+			return x.Sent
+		}
+	}
+	return 0
+}
+
+func (x *FrontendEvent) GetCopy() *CopyReport {
+	if x != nil {
+		if x, ok := x.Event.(*FrontendEvent_Copy); ok {
+			return x.Copy
+		}
+	}
+	return nil
+}
+
 type isFrontendEvent_Event interface {
 	isFrontendEvent_Event()
 }
@@ -366,6 +386,16 @@ type FrontendEvent_Ping struct {
 	Ping *Ping `protobuf:"bytes,9,opt,name=ping,proto3,oneof"`
 }
 
+type FrontendEvent_Sent struct {
+	// The request of this number goes to the rank that reads its prompt's cache from another one.
+	Sent uint64 `protobuf:"varint,10,opt,name=sent,proto3,oneof"`
+}
+
+type FrontendEvent_Copy struct {
+	// The progress of a copy.
+	Copy *CopyReport `protobuf:"bytes,11,opt,name=copy,proto3,oneof"`
+}
+
 func (*FrontendEvent_Hello) isFrontendEvent_Event() {}
 
 func (*FrontendEvent_Ask) isFrontendEvent_Event() {}
@@ -384,6 +414,10 @@ func (*FrontendEvent_Bookings) isFrontendEvent_Event() {}
 
 func (*FrontendEvent_Ping) isFrontendEvent_Event() {}
 
+func (*FrontendEvent_Sent) isFrontendEvent_Event() {}
+
+func (*FrontendEvent_Copy) isFrontendEvent_Event() {}
+
 // DeciderReply is one reply of a decider.
 type DeciderReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -397,6 +431,7 @@ type DeciderReply struct {
 	//	*DeciderReply_Refused
 	//	*DeciderReply_Pong
 	//	*DeciderReply_Resync
+	//	*DeciderReply_Copy
 	Reply         isDeciderReply_Reply `protobuf_oneof:"reply"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -493,6 +528,15 @@ func (x *DeciderReply) GetResync() bool {
 	return false
 }
 
+func (x *DeciderReply) GetCopy() *CopyOrder {
+	if x != nil {
+		if x, ok := x.Reply.(*DeciderReply_Copy); ok {
+			return x.Copy
+		}
+	}
+	return nil
+}
+
 type isDeciderReply_Reply interface {
 	isDeciderReply_Reply()
 }
@@ -527,6 +571,11 @@ type DeciderReply_Resync struct {
 	Resync bool `protobuf:"varint,6,opt,name=resync,proto3,oneof"`
 }
 
+type DeciderReply_Copy struct {
+	// The frontend shall copy the beginning of a waiting question's prompt.
+	Copy *CopyOrder `protobuf:"bytes,7,opt,name=copy,proto3,oneof"`
+}
+
 func (*DeciderReply_Welcome) isDeciderReply_Reply() {}
 
 func (*DeciderReply_Held) isDeciderReply_Reply() {}
@@ -538,6 +587,8 @@ func (*DeciderReply_Refused) isDeciderReply_Reply() {}
 func (*DeciderReply_Pong) isDeciderReply_Reply() {}
 
 func (*DeciderReply_Resync) isDeciderReply_Reply() {}
+
+func (*DeciderReply_Copy) isDeciderReply_Reply() {}
 
 // Hello introduces a frontend.
 type Hello struct {
@@ -835,11 +886,11 @@ var File_kvpilot_peer_v1_decide_proto protoreflect.FileDescriptor
 
 const file_kvpilot_peer_v1_decide_proto_rawDesc = "" +
 	"\n" +
-	"\x1ckvpilot/peer/v1/decide.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x19kvpilot/peer/v1/ask.proto\x1a\x1dkvpilot/peer/v1/booking.proto\"R\n" +
+	"\x1ckvpilot/peer/v1/decide.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x19kvpilot/peer/v1/ask.proto\x1a\x1dkvpilot/peer/v1/booking.proto\x1a\x1akvpilot/peer/v1/copy.proto\"R\n" +
 	"\rDecideRequest\x12A\n" +
 	"\x06events\x18\x01 \x03(\v2\x1e.kvpilot.peer.v1.FrontendEventB\t\xbaH\x06\x92\x01\x03\x10\x80 R\x06events\"T\n" +
 	"\x0eDecideResponse\x12B\n" +
-	"\areplies\x18\x01 \x03(\v2\x1d.kvpilot.peer.v1.DeciderReplyB\t\xbaH\x06\x92\x01\x03\x10\x80 R\areplies\"\x9a\x03\n" +
+	"\areplies\x18\x01 \x03(\v2\x1d.kvpilot.peer.v1.DeciderReplyB\t\xbaH\x06\x92\x01\x03\x10\x80 R\areplies\"\xe3\x03\n" +
 	"\rFrontendEvent\x12.\n" +
 	"\x05hello\x18\x01 \x01(\v2\x16.kvpilot.peer.v1.HelloH\x00R\x05hello\x12(\n" +
 	"\x03ask\x18\x02 \x01(\v2\x14.kvpilot.peer.v1.AskH\x00R\x03ask\x12\x14\n" +
@@ -850,15 +901,19 @@ const file_kvpilot_peer_v1_decide_proto_rawDesc = "" +
 	"\bprogress\x18\x06 \x01(\v2\x19.kvpilot.peer.v1.ProgressH\x00R\bprogress\x12/\n" +
 	"\x03end\x18\a \x01(\v2\x1b.kvpilot.peer.v1.RequestEndH\x00R\x03end\x127\n" +
 	"\bbookings\x18\b \x01(\v2\x19.kvpilot.peer.v1.BookingsH\x00R\bbookings\x12+\n" +
-	"\x04ping\x18\t \x01(\v2\x15.kvpilot.peer.v1.PingH\x00R\x04pingB\x0e\n" +
-	"\x05event\x12\x05\xbaH\x02\b\x01\"\x9a\x02\n" +
+	"\x04ping\x18\t \x01(\v2\x15.kvpilot.peer.v1.PingH\x00R\x04ping\x12\x14\n" +
+	"\x04sent\x18\n" +
+	" \x01(\x04H\x00R\x04sent\x121\n" +
+	"\x04copy\x18\v \x01(\v2\x1b.kvpilot.peer.v1.CopyReportH\x00R\x04copyB\x0e\n" +
+	"\x05event\x12\x05\xbaH\x02\b\x01\"\xcc\x02\n" +
 	"\fDeciderReply\x124\n" +
 	"\awelcome\x18\x01 \x01(\v2\x18.kvpilot.peer.v1.WelcomeH\x00R\awelcome\x12\x14\n" +
 	"\x04held\x18\x02 \x01(\x04H\x00R\x04held\x121\n" +
 	"\x06chosen\x18\x03 \x01(\v2\x17.kvpilot.peer.v1.ChosenH\x00R\x06chosen\x124\n" +
 	"\arefused\x18\x04 \x01(\v2\x18.kvpilot.peer.v1.RefusedH\x00R\arefused\x12+\n" +
 	"\x04pong\x18\x05 \x01(\v2\x15.kvpilot.peer.v1.PongH\x00R\x04pong\x12\x18\n" +
-	"\x06resync\x18\x06 \x01(\bH\x00R\x06resyncB\x0e\n" +
+	"\x06resync\x18\x06 \x01(\bH\x00R\x06resync\x120\n" +
+	"\x04copy\x18\a \x01(\v2\x1a.kvpilot.peer.v1.CopyOrderH\x00R\x04copyB\x0e\n" +
 	"\x05reply\x12\x05\xbaH\x02\b\x01\"\xbc\x01\n" +
 	"\x05Hello\x121\n" +
 	"\trouter_id\x18\x01 \x01(\tB\x14\xbaH\x11r\x0f2\r^[0-9a-f]{8}$R\brouterId\x12\x1c\n" +
@@ -920,8 +975,10 @@ var file_kvpilot_peer_v1_decide_proto_goTypes = []any{
 	(*Progress)(nil),       // 10: kvpilot.peer.v1.Progress
 	(*RequestEnd)(nil),     // 11: kvpilot.peer.v1.RequestEnd
 	(*Bookings)(nil),       // 12: kvpilot.peer.v1.Bookings
-	(*Chosen)(nil),         // 13: kvpilot.peer.v1.Chosen
-	(*Refused)(nil),        // 14: kvpilot.peer.v1.Refused
+	(*CopyReport)(nil),     // 13: kvpilot.peer.v1.CopyReport
+	(*Chosen)(nil),         // 14: kvpilot.peer.v1.Chosen
+	(*Refused)(nil),        // 15: kvpilot.peer.v1.Refused
+	(*CopyOrder)(nil),      // 16: kvpilot.peer.v1.CopyOrder
 }
 var file_kvpilot_peer_v1_decide_proto_depIdxs = []int32{
 	3,  // 0: kvpilot.peer.v1.DecideRequest.events:type_name -> kvpilot.peer.v1.FrontendEvent
@@ -932,20 +989,22 @@ var file_kvpilot_peer_v1_decide_proto_depIdxs = []int32{
 	11, // 5: kvpilot.peer.v1.FrontendEvent.end:type_name -> kvpilot.peer.v1.RequestEnd
 	12, // 6: kvpilot.peer.v1.FrontendEvent.bookings:type_name -> kvpilot.peer.v1.Bookings
 	7,  // 7: kvpilot.peer.v1.FrontendEvent.ping:type_name -> kvpilot.peer.v1.Ping
-	6,  // 8: kvpilot.peer.v1.DeciderReply.welcome:type_name -> kvpilot.peer.v1.Welcome
-	13, // 9: kvpilot.peer.v1.DeciderReply.chosen:type_name -> kvpilot.peer.v1.Chosen
-	14, // 10: kvpilot.peer.v1.DeciderReply.refused:type_name -> kvpilot.peer.v1.Refused
-	8,  // 11: kvpilot.peer.v1.DeciderReply.pong:type_name -> kvpilot.peer.v1.Pong
-	0,  // 12: kvpilot.peer.v1.Welcome.ability:type_name -> kvpilot.peer.v1.Ability
-	0,  // 13: kvpilot.peer.v1.Ping.ability:type_name -> kvpilot.peer.v1.Ability
-	0,  // 14: kvpilot.peer.v1.Pong.ability:type_name -> kvpilot.peer.v1.Ability
-	1,  // 15: kvpilot.peer.v1.DecideService.Decide:input_type -> kvpilot.peer.v1.DecideRequest
-	2,  // 16: kvpilot.peer.v1.DecideService.Decide:output_type -> kvpilot.peer.v1.DecideResponse
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	13, // 8: kvpilot.peer.v1.FrontendEvent.copy:type_name -> kvpilot.peer.v1.CopyReport
+	6,  // 9: kvpilot.peer.v1.DeciderReply.welcome:type_name -> kvpilot.peer.v1.Welcome
+	14, // 10: kvpilot.peer.v1.DeciderReply.chosen:type_name -> kvpilot.peer.v1.Chosen
+	15, // 11: kvpilot.peer.v1.DeciderReply.refused:type_name -> kvpilot.peer.v1.Refused
+	8,  // 12: kvpilot.peer.v1.DeciderReply.pong:type_name -> kvpilot.peer.v1.Pong
+	16, // 13: kvpilot.peer.v1.DeciderReply.copy:type_name -> kvpilot.peer.v1.CopyOrder
+	0,  // 14: kvpilot.peer.v1.Welcome.ability:type_name -> kvpilot.peer.v1.Ability
+	0,  // 15: kvpilot.peer.v1.Ping.ability:type_name -> kvpilot.peer.v1.Ability
+	0,  // 16: kvpilot.peer.v1.Pong.ability:type_name -> kvpilot.peer.v1.Ability
+	1,  // 17: kvpilot.peer.v1.DecideService.Decide:input_type -> kvpilot.peer.v1.DecideRequest
+	2,  // 18: kvpilot.peer.v1.DecideService.Decide:output_type -> kvpilot.peer.v1.DecideResponse
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_peer_v1_decide_proto_init() }
@@ -955,6 +1014,7 @@ func file_kvpilot_peer_v1_decide_proto_init() {
 	}
 	file_kvpilot_peer_v1_ask_proto_init()
 	file_kvpilot_peer_v1_booking_proto_init()
+	file_kvpilot_peer_v1_copy_proto_init()
 	file_kvpilot_peer_v1_decide_proto_msgTypes[2].OneofWrappers = []any{
 		(*FrontendEvent_Hello)(nil),
 		(*FrontendEvent_Ask)(nil),
@@ -965,6 +1025,8 @@ func file_kvpilot_peer_v1_decide_proto_init() {
 		(*FrontendEvent_End)(nil),
 		(*FrontendEvent_Bookings)(nil),
 		(*FrontendEvent_Ping)(nil),
+		(*FrontendEvent_Sent)(nil),
+		(*FrontendEvent_Copy)(nil),
 	}
 	file_kvpilot_peer_v1_decide_proto_msgTypes[3].OneofWrappers = []any{
 		(*DeciderReply_Welcome)(nil),
@@ -973,6 +1035,7 @@ func file_kvpilot_peer_v1_decide_proto_init() {
 		(*DeciderReply_Refused)(nil),
 		(*DeciderReply_Pong)(nil),
 		(*DeciderReply_Resync)(nil),
+		(*DeciderReply_Copy)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -194,12 +194,21 @@ type CopyReports interface {
 	Ended(how CopyEnd)
 }
 
+// MoveReports receives the progress of a split request.
+type MoveReports interface {
+	// Sent notes that the request goes to the rank that answers, which reads the prompt's cache. It must not block.
+	Sent()
+}
+
 // Prefix is a copy of the beginning of a prompt.
 type Prefix struct {
 	// From has the prefix, To gets it.
 	From, To Place
 	// Tokens is the length of the prefix in whole blocks; the prompt is longer. Moved are the tokens that To lacks.
 	Tokens, Moved int
+	// BlockSize is the tokens of each block, Last the key of the last one.
+	BlockSize int
+	Last      blockhash.Hash
 	// Predicted is the predicted time of the copy, the waits for both ranks included.
 	Predicted time.Duration
 	CopyReports
@@ -222,8 +231,10 @@ const (
 	// SourceFailed and TargetFailed: it failed because of that rank, which takes part in no copy for a while.
 	SourceFailed
 	TargetFailed
-	// CopyGivenUp: it failed for another reason.
+	// CopyGivenUp: it failed for another reason; the rank that was to get it takes part in no copy for a while.
 	CopyGivenUp
+	// CopyVoid: it was not begun, or another router counts it.
+	CopyVoid
 )
 
 // Origin is the way by which the request came among the routers of a fleet.
@@ -233,8 +244,10 @@ type Origin struct {
 	Alone   string
 	// Age is the time since the request first asked another router; it counts as waited here.
 	Age time.Duration
-	// Observer, when set, follows the request once it is booked.
-	Observer Observer
+	// Observer, when set, follows the request once it is booked, PrefillObserver the booking of a rank that computes its prompt for another
+	// one.
+	Observer        Observer
+	PrefillObserver Observer
 }
 
 // Withdrawing is the way to take a request from a rank that makes no progress.

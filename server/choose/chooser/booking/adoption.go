@@ -17,7 +17,8 @@ import (
 
 // Decided is a choice that another router made, for a request of this one or of its own.
 type Decided struct {
-	// Decision has the pick, with Slot as this process numbers ranks, as its only candidate.
+	// Decision has the pick, with Slot as this process numbers ranks, as its only candidate; of a split request, the rank that computes the
+	// prompt follows it.
 	Decision *decision.Decision
 	Replica  *replica.Replica
 	Rank     int
@@ -25,6 +26,10 @@ type Decided struct {
 	Hashes []blockhash.Hash
 	// Recorded is set when another router's log has the decision, and will have its outcome.
 	Recorded bool
+	// Prefiller is the replica that computes the prompt of a split request, and Move receives its progress; both nil where the request is
+	// served whole.
+	Prefiller *replica.Replica
+	Move      ask.MoveReports
 }
 
 // Adopt books the decision of another router: see Chooser.Adopt.
@@ -42,8 +47,7 @@ func (b *Booker) Adopt(req *ask.Request, of *evaluate.Model, by Decided) (*Choic
 		}
 		return &Choice{Decision: d, Replica: by.Replica, Rank: by.Rank, Slot: cand.Slot}, nil
 	}
-	booking := bookingOf(req, d, by.Hashes)
-	res, err := b.Book.Reserve(booking)
+	made, err := b.adopted(req, &by)
 	switch {
 	case err == nil:
 	case errors.Is(err, load.ErrNoRank):
@@ -51,15 +55,31 @@ func (b *Booker) Adopt(req *ask.Request, of *evaluate.Model, by Decided) (*Choic
 	default:
 		return nil, notBooked(err)
 	}
-	choice := b.newChoice(d, by.Replica, req, of, res)
+	choice := b.newChoice(d, by.Replica, req, of, made.res)
 	choice.Rank, choice.answers.External = by.Rank, false
 	choice.flight.Rank, choice.flight.Pool = b.Ranks.At(cand.Slot), req.Replicas
 	b.adoptProgram(choice, req, of, by.Hashes)
-	b.start(choice, req, of, &booking, record)
+	if made.prefill != nil {
+		choice.legs = &legs{reports: by.Move, prefill: b.prefillChoice(by.Prefiller, &d.Candidates[1], req, of, d, &made, false)}
+		choice.legs.move.Clock = b.Clock
+	}
+	b.start(choice, req, of, &made.booking, record)
 	if record != nil {
 		record.Decision(d)
 	}
 	return choice, nil
+}
+
+// adopted books the ranks of another router's decision.
+func (b *Booker) adopted(req *ask.Request, by *Decided) (made booked, err error) {
+	d := by.Decision
+	if d.Split() == nil || by.Prefiller == nil {
+		made.booking = bookingOf(req, d, by.Hashes)
+		made.res, err = b.Book.Reserve(made.booking)
+		return made, err
+	}
+	made.booking, made.lead = bookings(req, d.Pick(), &d.Candidates[1])
+	return made, b.reserveBoth(&made)
 }
 
 // adoptProgram has the ledger count the call of a program that another router placed: a router that becomes the decider then has the

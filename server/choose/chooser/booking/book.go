@@ -88,9 +88,8 @@ type booked struct {
 func (b *Booker) reserve(s *evaluate.Evaluation, req *ask.Request, checked bool) (made booked, err error) {
 	d := &s.Decision
 	if w := d.Split(); w != nil {
-		made.booking, made.lead = bookings(s, req)
-		made.prefill, made.res, err = b.reserveSplit(s, w, made.booking, made.lead, checked)
-		return made, err
+		made.booking, made.lead = bookings(req, d.Pick(), s.Computes())
+		return made, b.reserveSplit(s, w, &made, checked)
 	}
 	made.booking = bookingOf(req, d, req.HashesFor(d.Pick()))
 	if checked {
@@ -143,7 +142,7 @@ func (b *Booker) finish(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 		choice.observers.add(&choice.program)
 	}
 	if made.prefill != nil {
-		b.joinLegs(choice, s, req, of, made.prefill, &made.lead)
+		b.joinLegs(choice, s, req, of, made)
 	}
 	b.start(choice, req, of, &made.booking, b.Record)
 	b.Metrics.decisions.decided(d)

@@ -159,6 +159,9 @@ func (c *Choice) Release(result ask.Result) bool {
 	c.reservation.Release()
 	c.life.end.At = c.clock.Now()
 	c.observers.ended(&c.life.end)
+	if lead := c.Prefill(); lead != nil && lead.life.open() {
+		lead.Release(ask.ResultOf(result.End)) // nothing would use its prompt
+	}
 	return true
 }
 
@@ -233,10 +236,11 @@ func (c *Choice) loads(rk *rank.Rank, cand *decision.Candidate) {
 type legs struct {
 	prefill *Choice
 	move    follow.Move
+	reports ask.MoveReports // nil: no other router is to know
 }
 
 // Prefill returns the Choice of the rank that computes the prompt for this one; nil where the request is served whole. It is booked like
-// any other and must be ended with Release.
+// any other and must be ended with Release; it also ends with this one where its prompt is not computed by then.
 func (c *Choice) Prefill() *Choice {
 	if c.legs == nil {
 		return nil
@@ -252,6 +256,9 @@ func (c *Choice) Sent() {
 	now := c.clock.Now()
 	c.legs.move.Sent.Store(c.clock.Since(now))
 	c.flight.Join(now)
+	if c.legs.reports != nil {
+		c.legs.reports.Sent()
+	}
 }
 
 // PredictedMove is the predicted time of the move of the cache; 0 where the request is served whole.

@@ -11,6 +11,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
+	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // copying is a copy under way with its bookings.
@@ -58,19 +60,48 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 	if !b.Copies.Begin(c.one) {
 		return nil, false
 	}
-	id := req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10)
-	c.source, _ = b.Book.Reserve(load.Request{ // not booked, it is only not counted
-		ID: id + "s", Tenant: req.Tenant, Slot: from.Slot, PromptTokens: c.one.Tokens() + 1, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime),
-		Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true, // one that hangs is no evidence against the rank
-	})
-	c.goal, _ = b.Book.Reserve(load.Request{
-		ID: id + "t", Tenant: req.Tenant, Slot: to.Slot, PromptTokens: c.one.Tokens() + 1, Hashes: hashes[:blocks], BlockSize: size, ExpectedTokens: 1, Unstreamed: true,
+	c.reserve(load.Request{
+		ID: req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10), Tenant: req.Tenant, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime), Hashes: hashes[:blocks],
 	})
 	req.Copier.Copy(&ask.Prefix{
 		From: ask.Place{Replica: s.Owner(p.From), Rank: int(from.Rank), Slot: from.Slot}, To: ask.Place{Replica: s.Owner(p.To), Rank: int(to.Rank), Slot: to.Slot},
-		Tokens: c.one.Tokens(), Moved: c.moved, Predicted: clock.Duration(p.Arrives), CopyReports: c,
+		Tokens: c.one.Tokens(), Moved: c.moved, BlockSize: size, Last: c.one.Last, Predicted: clock.Duration(p.Arrives), CopyReports: c,
 	})
 	return c.one, true
+}
+
+// reserve books both ranks of the copy as like says. Where a rank cannot be booked, the copy is only not counted there.
+func (c *copying) reserve(like load.Request) {
+	id, book := like.ID, c.booker.Book
+	like.PromptTokens, like.BlockSize, like.ExpectedTokens = c.one.Tokens()+1, c.one.BlockSize, 1
+	like.Unstreamed = true // one that hangs is no evidence against the rank
+	like.ID, like.Slot = id+"s", c.one.From
+	c.source, _ = book.Reserve(like)
+	like.ID, like.Slot, like.PrefillTokens, like.PrefillTime = id+"t", c.one.To, 0, 0
+	c.goal, _ = book.Reserve(like)
+}
+
+// Copying is a copy that another router has begun.
+type Copying struct {
+	// ID is its name, which no other copy has.
+	ID        string
+	From, To  replica.Slot
+	Last      blockhash.Hash
+	Blocks    int
+	BlockSize int
+	// Left is the predicted time until it ends.
+	Left time.Duration
+}
+
+// AdoptCopy notes a copy that another router has begun. The result, nil where the copy is not counted here, must be ended like the copy.
+func (b *Booker) AdoptCopy(of Copying) ask.CopyReports {
+	now := b.Clock.Since(b.Clock.Now())
+	c := &copying{booker: b, one: &transfer.Copy{From: of.From, To: of.To, Last: of.Last, Blocks: of.Blocks, BlockSize: of.BlockSize, Begun: now, Due: now + int64(of.Left)}}
+	if !b.Copies.Begin(c.one) {
+		return nil
+	}
+	c.reserve(load.Request{ID: of.ID + copySuffix})
+	return c
 }
 
 // Sent implements ask.CopyReports: the source has answered, and the target reads.
@@ -103,6 +134,7 @@ func (c *copying) Ended(how ask.CopyEnd) {
 			b.Copies.Rest(c.one.From, now)
 		case ask.TargetFailed, ask.CopyGivenUp: // in no case may it begin again at once
 			b.Copies.Rest(c.one.To, now)
+		case ask.CopyVoid:
 		}
 		b.Copies.End(c.one, now)
 		b.landed.Store(now)

@@ -1,6 +1,8 @@
 package evaluate
 
 import (
+	"math"
+
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
@@ -11,7 +13,7 @@ import (
 // copies prepares the evaluation for copies of the prompt's beginning between ranks.
 func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 	c := &s.copying
-	c.Traffic, c.Sharers = c.Traffic[:0], 1
+	c.Traffic, c.Sharers, c.Moves = c.Traffic[:0], 1, false
 	if c.Able = s.Held && s.pairs(req); !c.Able {
 		return
 	}
@@ -68,6 +70,9 @@ func (s *Evaluation) Prefix(req *ask.Request) (key blockhash.Hash, ok bool) {
 // SetSharers notes how many requests that wait begin with the prefix.
 func (s *Evaluation) SetSharers(n int) { s.copying.Sharers = n }
 
+// Moves reports whether the request's program moves and its context is copied.
+func (s *Evaluation) Moves() bool { return s.Pulls && s.copying.Moves }
+
 // Asked reports whether the rank that computes the prompt is to pass on a cache first: a request that is sent there now would lengthen the
 // step for which the copy waits.
 func (s *Evaluation) Asked() bool {
@@ -89,4 +94,24 @@ func (s *Evaluation) pull() {
 		below = w.Cost
 	}
 	s.Pull, s.Pulls = s.copying.Cheapest(d, &s.pairing, below-selector.LeastGain(below))
+}
+
+// PullAhead looks for a copy for the requests that are expected to follow one on the holder of its prefix: one that costs less than to compute the prompt
+// on any rank without the prefix.
+func (s *Evaluation) PullAhead() bool {
+	held, below := uint32(0), math.Inf(1)
+	for i := range s.Decision.Candidates {
+		held = max(held, s.Decision.Candidates[i].GPU)
+	}
+	for i := range s.Decision.Candidates {
+		if c := &s.Decision.Candidates[i]; c.Veto == decision.VetoNone && c.GPU < held/2 {
+			below = min(below, c.Cost)
+		}
+	}
+	if math.IsInf(below, 1) {
+		return false
+	}
+	s.SetSharers(selector.LeastSharers)
+	s.Pull, s.Pulls = s.copying.Cheapest(&s.Decision, &s.pairing, below)
+	return s.Pulls && !s.Pull.Later && s.Pull.From >= 0
 }

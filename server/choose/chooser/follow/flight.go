@@ -35,7 +35,7 @@ const (
 type Flight struct {
 	liveness.Request
 	Rank     *rank.Rank // nil: it is not known
-	watching watching
+	watching watching   // guarded by mu once it has entered
 
 	Reservation *load.Reservation
 	Belief      *kvindex.Belief
@@ -102,10 +102,15 @@ func (f *Flight) Enter(req *ask.Request, prefill time.Duration, how ask.Reportin
 
 // Join adds the request, which is sent now, to the requests in flight on its rank.
 func (f *Flight) Join(now time.Time) {
-	if f.watching != ready {
+	f.mu.Lock()
+	joins := f.watching == ready
+	if joins {
+		f.watching, f.At = entered, now
+	}
+	f.mu.Unlock()
+	if !joins {
 		return
 	}
-	f.watching, f.At = entered, now
 	f.Rank.Liveness.Enter(&f.Request)
 }
 
@@ -119,10 +124,23 @@ func (f *Flight) Alive() {
 
 // FirstToken implements Observer.
 func (f *Flight) FirstToken(time.Time, int) {
-	if before := f.Prefilled(); !before && f.watching == lent {
+	f.mu.Lock()
+	isLent := f.watching == lent
+	f.mu.Unlock()
+	if before := f.Prefilled(); !before && isLent {
 		f.Rank.Liveness.Settle(&f.Request)
 	}
 	f.Alive()
+}
+
+// Computing is the flight of a prompt that is computed for another rank: with the first token the rank's work is done, however long the other
+// one takes to read the cache. It is an Observer.
+type Computing struct{ *Flight }
+
+// FirstToken implements Observer.
+func (f Computing) FirstToken(now time.Time, output int) {
+	f.Flight.FirstToken(now, output)
+	f.leave()
 }
 
 // Progress implements Observer.
@@ -136,7 +154,16 @@ func (f *Flight) Ended(end *ask.End) {
 	if end.Completed() { // the engine gave an answer
 		f.Rank.Liveness.Sign()
 	}
-	switch f.watching {
+	f.leave()
+}
+
+// leave takes the request from the requests in flight on its rank. Only the first call counts.
+func (f *Flight) leave() {
+	f.mu.Lock()
+	was := f.watching
+	f.watching = notWatched
+	f.mu.Unlock()
+	switch was {
 	case entered:
 		f.Rank.Liveness.Leave(&f.Request)
 	case lent:

@@ -21,6 +21,7 @@ type line struct {
 	planned  map[replica.Slot]float64 // of the visit under way; guarded by visiting
 	spared   replica.Slot             // the rank that the visit under way sends nothing to; guarded by visiting
 	sharers  sharers                  // guarded by visiting
+	expected forks
 	// visited is when the last visit was, on the chooser's scale; wanted the ranks that the requests
 	// which remained wait for; that map is never written again.
 	visited atomic.Int64

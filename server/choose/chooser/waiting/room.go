@@ -91,12 +91,12 @@ func (r *Room) place(s *evaluate.Evaluation, req *ask.Request, ln *line, deadlin
 	if err := r.holding.booker.Reach(&s.Decision, req); err != nil {
 		return nil, nil, err
 	}
-	if !waits {
+	w := &Waiter{req: req, line: ln, deliver: deliver, counts: &r.Counts, call: s.Program.Call, full: slices.Clone(s.Program.Full)}
+	if !waits && !r.holding.ahead(s, w, now) {
 		if choice, err := r.holding.bookNow(s, req, ln, now, nil); !errors.Is(err, booking.ErrNoRoom) {
 			return choice, nil, err
 		}
 	}
-	w := &Waiter{req: req, line: ln, deliver: deliver, counts: &r.Counts, call: s.Program.Call, full: slices.Clone(s.Program.Full)}
 	if deliver == nil {
 		w.Answer = make(chan answer, 1)
 	}

@@ -188,9 +188,9 @@ func (at *Dispatcher) LearnUsage(ctx context.Context, rq *intake.Request, d *Del
 	if a.Point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)
 		at.Pin(rq, d)
-		if a.Follower != nil {
-			at.Engines.stamps.learn(a.Choice.Replica, a.Follower.Stamp())
-		}
+	}
+	if a.Follower != nil {
+		at.Engines.stamps.learn(a.Choice.Replica, a.Follower.Stamp())
 	}
 	if n := d.Scan.ContentEvents() - a.Earlier; to.PromptTokens < 0 && n > 0 && !d.FirstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.Choice.Decision.PromptTokens, a.CachedOwn()

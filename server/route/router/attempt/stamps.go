@@ -8,7 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
-// stamps remembers what engines of a version write at the end of their streams, for ends that other replicas or the router write. Engines of one version
+// stamps remembers the ends of the streams of each version of engines, for ends that other replicas or the router write. Engines of one version
 // that are configured in different ways have different fingerprints: the last one counts. It is safe for concurrent use.
 type stamps struct {
 	mu sync.RWMutex
@@ -27,7 +27,7 @@ func (s *stamps) known(r *replica.Replica, cached int) openai.Stamp {
 	return stamp
 }
 
-// Stamp is what the engines of a replica's version write at the end of their streams, with a number of cached tokens.
+// Stamp returns the stamp of the replica's version, with a number of cached tokens.
 func (e *sender) Stamp(r *replica.Replica, cached int) openai.Stamp { return e.stamps.known(r, cached) }
 
 // learn notes the stamp of a stream that the replica's engine has ended.

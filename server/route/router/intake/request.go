@@ -323,10 +323,10 @@ func (c *standIn) Or(parsed *openai.Request) *openai.Request {
 	return parsed
 }
 
-// OrBody returns the body of the chat, or body when there is none.
+// OrBody returns the body of the request in the client's place, or body when there is none.
 func (c *standIn) OrBody(body []byte) []byte {
-	if c.Chat != nil {
-		return c.Chat.Body
+	if instead := c.Or(nil); instead != nil {
+		return instead.Body
 	}
 	return body
 }
