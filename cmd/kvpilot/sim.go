@@ -177,7 +177,7 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	return runSims(ctx, list)
 }
 
-// labels are those that the router is to have of the replicas.
+// labels are the replicas' labels for the router.
 func (f *simFlags) labels() (list []string) {
 	if c := f.cfg.Transfer.Connector; c != "" {
 		list = append(list, replica.LabelConnector+": "+c, replica.LabelRole+": "+cmp.Or(f.role, replica.AnyRole.String()))
