@@ -22,7 +22,7 @@ type simFlags struct {
 	ports  simPorts
 	count  int
 	faults string
-	// role is the label that the router is to see; an engine with NIXL plays the role that each request names.
+	// role is the label that the router is to see; an engine with NIXL plays the role that each request names, one with Mooncake this one alone.
 	role string
 	// seed makes block hashes; zero draws one for each replica.
 	seed uint64
@@ -91,7 +91,7 @@ the simulator; docs/simulator.md describes them.`,
 	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "number of event batches kept for replays")
 	flags.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "how long idle connections stay open; 0 closes each after its answer")
 	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 requires")
-	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl or nixl-push passes the cache of prompts on to other simulated replicas")
+	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl, nixl-push or mooncake passes the cache of prompts on to other simulated replicas")
 	flags.StringVar(&f.role, "role", "", "role in the labels that are printed for the router: prefill, decode or both; needs --connector")
 	flags.DurationVar(&c.Transfer.Start, "transfer-start", c.Transfer.Start, "time of a transfer of no tokens from another replica")
 	flags.DurationVar(&c.Transfer.PerToken, "transfer-token-time", c.Transfer.PerToken, "time that each token adds to a transfer")
@@ -125,6 +125,9 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	if _, known := replica.ReadRole(f.role); !known || f.role != "" && f.cfg.Transfer.Connector == "" {
 		return fmt.Errorf("--role must be prefill, decode or both, with --connector, not %q", f.role)
 	}
+	if f.cfg.Transfer.Connector == replica.Mooncake.String() {
+		f.cfg.Transfer.KVRole = map[string]string{"prefill": "kv_producer", "decode": "kv_consumer"}[f.role]
+	}
 	if f.noEvents {
 		f.ports.events = -1
 	}
@@ -151,7 +154,11 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 			fmt.Fprintf(out, ", replays %s", strings.Join(r.replays, " "))
 		}
 		if c := cfg.Transfer.Connector; c != "" {
-			fmt.Fprintf(out, ", labels {%s: %s, %s: %s}", replica.LabelConnector, c, replica.LabelRole, cmp.Or(f.role, replica.AnyRole.String()))
+			fmt.Fprintf(out, ", labels {%s: %s, %s: %s", replica.LabelConnector, c, replica.LabelRole, cmp.Or(f.role, replica.AnyRole.String()))
+			if c == replica.Mooncake.String() { // the bootstrap server is at the same address
+				fmt.Fprintf(out, ", %s: %q", replica.LabelBootstrap, r.url)
+			}
+			fmt.Fprint(out, "}")
 		}
 		fmt.Fprintln(out)
 	}

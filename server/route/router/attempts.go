@@ -133,6 +133,9 @@ func (at *dispatcher) learnUsage(ctx context.Context, rq *request, d *delivery, 
 			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.point.Answer, u.CompletionTokens-a.point.Answer
 		}
 	}
+	if a.cache != nil && a.cache.isMooncake() && to.CachedTokens >= 0 { // the engine counts all that it read from the other one
+		to.CachedTokens = a.cache.usage.CachedTokens
+	}
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)
 		at.responses.pin(rq, d)

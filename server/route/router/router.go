@@ -130,7 +130,7 @@ func New(c Config, p Params) (*Router, error) {
 	sender := &sender{upstream: p.Upstream, registry: p.Registry, tokens: p.Tokens, log: p.Log}
 	attempts := &dispatcher{
 		picker: picker, engines: sender,
-		legs:     &splitter{watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
+		legs:     &splitter{watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, bootstraps: bootstraps{p.Upstream}, engines: sender, blame: r.blame, prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log},
 		refusals: refused, blame: r.blame, tokens: p.Tokens, responses: responses, aborted: m.aborted, stopper: stopper{p.Upstream, &m.resumes, p.Log},
 	}
 	r.answers = &answers{
