@@ -9,13 +9,13 @@ import (
 	"github.com/kvpilot/kvpilot/lab/install"
 )
 
-// onCPU is what MooncakeConnector of vLLM 0.33 calls and torch lacks without an accelerator. Python reads it at its start.
+// onCPU adds a function that MooncakeConnector of vLLM 0.33 calls and torch lacks without an accelerator. Python reads it at its start.
 const onCPU = "import torch\ntorch.accelerator.current_device_index = lambda: 0\n"
 
 // mooncakeFolder has the shared libraries that Mooncake's transfer engine is linked with, and the patch.
 func (r *release) mooncakeFolder() string { return filepath.Join(r.cache, mooncake) }
 
-// installMooncake unpacks Debian's packages of the libraries beside the system's own, and writes the patch.
+// installMooncake unpacks Debian's packages of the libraries into the folder, and writes the patch.
 func (r *release) installMooncake(ctx context.Context) error {
 	folder := r.mooncakeFolder()
 	if err := os.MkdirAll(folder, 0o755); err != nil {

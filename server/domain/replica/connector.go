@@ -34,7 +34,7 @@ const (
 	// NIXLPush is vLLM's NixlPushConnector: the engine that prefilled writes the blocks of the decoding one. They pair legs by the request
 	// id that both were sent; a leg without its pair waits for good.
 	NIXLPush
-	// Mooncake is vLLM's MooncakeConnector: the engine that decodes asks the bootstrap server of the one that prefilled, by the name of the
+	// Mooncake is vLLM's MooncakeConnector: the engine that decodes asks the other engine's bootstrap server, by the name of the
 	// transfer and the id of that engine's process. It waits for good when either is gone.
 	Mooncake
 )
