@@ -136,8 +136,12 @@ bench-cost: build-bench ## CPU time, memory and latency per request and chunk, o
 	bin/kvpilot-bench cost --install --peers bin/peers $(COST)
 
 .PHONY: chaos
-chaos: build ## hang, stop, kill and cut off replicas and routers, with real signals and time (seven minutes; CHAOS_RATE: requests/s)
-	CHAOS_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 600s -v ./test/chaos
+chaos: build ## hang, stop, kill and cut off replicas and routers, with real signals and time (ten minutes; CHAOS_RATE: requests/s)
+	CHAOS_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 1200s -v ./test/chaos
+
+.PHONY: kills
+kills: build ## 10,000 streams while a replica is killed every five seconds, and a kill at each token of each kind of answer (twenty minutes)
+	CHAOS_BINARY="$$PWD/bin/kvpilot" CHAOS_STREAMS=10000 CHAOS_STEP=1 $(GO) test -count=1 -timeout 3600s -v -run 'TestNoStreamIsLost|TestARollingUpdateOfTheFleet|TestAKillAtEveryToken' ./test/chaos
 
 .PHONY: attack attack-fast
 attack: build ## run hostile clients, tenants, replicas and peers next to honest tenants (ten minutes, Linux; ATTACK="-only poison -memory 256" for less)

@@ -14,10 +14,10 @@ import (
 
 const chartReadme = "helm/kvpilot/README.md"
 
-// The table of values is between these lines of the chart's README.
+// The list of values is between these lines of the chart's README.
 const tableBegin, tableEnd = "<!-- values: make docs writes them from values.yaml -->\n", "<!-- end of values -->\n"
 
-// TestTheChartsReadmeListsEveryValue compares the README's table with values.yaml and its comments.
+// TestTheChartsReadmeListsEveryValue compares the README's list with values.yaml and its comments.
 func TestTheChartsReadmeListsEveryValue(t *testing.T) {
 	text := string(readFile(t, chartReadme))
 	head, rest, begins := strings.Cut(text, tableBegin)
@@ -25,7 +25,7 @@ func TestTheChartsReadmeListsEveryValue(t *testing.T) {
 	if !begins || !ends {
 		t.Fatalf("%s has no place for the values", chartReadme)
 	}
-	want := head + tableBegin + valuesTable(t) + tableEnd + tail
+	want := head + tableBegin + valuesList(t) + tableEnd + tail
 	if *update {
 		if err := os.WriteFile(chartReadme, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -35,7 +35,7 @@ func TestTheChartsReadmeListsEveryValue(t *testing.T) {
 	}
 }
 
-func valuesTable(t *testing.T) string {
+func valuesList(t *testing.T) string {
 	t.Helper()
 	file, err := parser.ParseBytes(readFile(t, "helm/kvpilot/values.yaml"), parser.ParseComments)
 	if err != nil {
@@ -46,7 +46,6 @@ func valuesTable(t *testing.T) string {
 		t.Fatal(err)
 	}
 	var rows strings.Builder
-	rows.WriteString("| value | default | description |\n|---|---|---|\n")
 	valueRows(t, &rows, "", file.Docs[0].Body, schema)
 	return rows.String()
 }
@@ -61,7 +60,7 @@ func valueRows(t *testing.T, rows *strings.Builder, path string, node ast.Node, 
 		below, _ := properties[name].(object)
 		if _, parts := below["properties"]; parts && path+name != "config" && path+name != "resources" {
 			if about != "" {
-				fmt.Fprintf(rows, "| **%s** | | %s |\n", path+name, about)
+				fmt.Fprintf(rows, "- **%s**: %s\n", path+name, about)
 			}
 			valueRows(t, rows, path+name+".", entry.Value, below)
 			continue
@@ -74,7 +73,10 @@ func valueRows(t *testing.T, rows *strings.Builder, path string, node ast.Node, 
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(rows, "| `%s` | `%s` | %s |\n", path+name, strings.ReplaceAll(string(text), "|", `\|`), about)
+		if about != "" {
+			about = ": " + about
+		}
+		fmt.Fprintf(rows, "- `%s` `%s`%s\n", path+name, text, about)
 	}
 }
 
@@ -98,5 +100,5 @@ func comment(entry *ast.MappingValueNode) string {
 	for _, line := range group.Comments {
 		words = append(words, strings.Fields(line.Token.Value)...)
 	}
-	return strings.ReplaceAll(strings.Join(words, " "), "|", `\|`)
+	return strings.Join(words, " ")
 }

@@ -103,6 +103,20 @@ func TestImportsPointDown(t *testing.T) {
 	})
 }
 
+// The tests of a part link no whole server: all packages between the two would be compiled once more for them.
+func TestTestsOfPartsLinkNoServer(t *testing.T) {
+	eachFile(t, ".", func(t *testing.T, file string, src []byte) {
+		if pkg := owner(file); pkg == "" || !strings.HasSuffix(file, "_test.go") {
+			return
+		}
+		for _, imp := range imports(t, file, src) {
+			if imp == module+"server" || imp == module+"test/stack" {
+				t.Errorf("%s imports %s: the test belongs to test/", file, imp)
+			}
+		}
+	})
+}
+
 // Clients and commands speak the public contract.
 func TestOnlyRoutersUseTheirWire(t *testing.T) {
 	for _, root := range []string{"../client", "../cmd", "../internal"} {

@@ -194,9 +194,9 @@ func TestTheMetricsReferenceIsUpToDate(t *testing.T) {
 	for _, i := range declared(t) {
 		if s := strings.Split(i.name, ".")[1]; s != section {
 			section = s
-			fmt.Fprintf(&b, "\n## %s\n\n| metric | kind | unit | meaning |\n|---|---|---|---|\n", s)
+			fmt.Fprintf(&b, "\n## %s\n\n", s)
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", i.exposed(), i.kind, i.unit, i.description)
+		fmt.Fprintf(&b, "- `%s` (%s): %s\n", i.exposed(), i.kind, i.description)
 	}
 	if *update {
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {

@@ -24,6 +24,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/route/placement"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -131,15 +133,15 @@ func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error)
 	p.retries = retry.NewBudget(c.Upstream.Retry)
 	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
 		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
-	var decider router.Decider = p.chooser
-	origin, shared := "", router.FleetPins(nil)
+	var decider attempt.Decider = p.chooser
+	origin, shared := "", intake.FleetPins(nil)
 	if p.peers != nil {
 		decider, origin, shared = p.peers.Frontend(), p.peers.ID(), p.peers.Facts()
 	}
 	p.router, err = router.New(c.Router, router.Params{
 		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, Decider: decider, Origin: origin,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
-		Limits: p.limiter, PerModel: router.PerModel{Splits: p.splits, Standby: p.standby},
+		Limits: p.limiter, PerModel: intake.PerModel{Splits: p.splits, Standby: p.standby},
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Guesses: p.ranks, Count: p.history,
 		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),

@@ -19,7 +19,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/bench/measure"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // BenchmarkTracing tells what traces cost a request more exactly than kvpilot-bench observe does:
@@ -121,8 +121,8 @@ func startRole(b *testing.B, name string) string {
 // startTraced starts a router in this process and waits until it knows its replica.
 func startTraced(b *testing.B, name, upstream string, set ...string) *traced {
 	b.Helper()
-	log := &stack.Log{}
-	address, admin := stack.FreeAddress(b), stack.FreeAddress(b)
+	log := &programs.Log{}
+	address, admin := programs.FreeAddress(b), programs.FreeAddress(b)
 	args := []string{"serve", "--replica", "http://" + upstream, "--http", address, "--grpc", "127.0.0.1:0", "--admin", admin, "--set", "listen.drain_delay=0s", "--set", "telemetry.log_level=error"}
 	for _, s := range set {
 		args = append(args, "--set", s)

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // waitForText polls the output for a pattern and gives its first group.
-func waitForText(t *testing.T, o *stack.Log, pattern string) string {
+func waitForText(t *testing.T, o *programs.Log, pattern string) string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
 	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -28,7 +28,7 @@ func waitForText(t *testing.T, o *stack.Log, pattern string) string {
 }
 
 func TestDemoShowsKVAwareAhead(t *testing.T) {
-	var out stack.Log
+	var out programs.Log
 	err := run(t.Context(), []string{"demo", "--conversations", "16", "--turns", "4", "--concurrency", "8", "--speed", "30"}, nil, &out, io.Discard)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &out)
@@ -53,7 +53,7 @@ func TestDemoShowsKVAwareAhead(t *testing.T) {
 }
 
 func TestDemoServesUntilItIsStopped(t *testing.T) {
-	var out stack.Log
+	var out programs.Log
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -76,7 +76,7 @@ func TestDemoServesUntilItIsStopped(t *testing.T) {
 }
 
 func TestSimServesWhatItPrints(t *testing.T) {
-	var out stack.Log
+	var out programs.Log
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -105,7 +105,7 @@ func TestSimServesWhatItPrints(t *testing.T) {
 }
 
 func TestDemoRunsAFleetOfRouters(t *testing.T) {
-	var out stack.Log
+	var out programs.Log
 	err := run(t.Context(), []string{"demo", "--routers", "3", "--conversations", "9", "--turns", "3", "--concurrency", "3", "--speed", "30"}, nil, &out, io.Discard)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &out)

@@ -78,12 +78,12 @@ func settingsExist(t *testing.T, file string, tree map[string]any, above string)
 	reference := read(t, "../../docs/config.md")
 	for key, value := range tree {
 		path := above + key
-		if above == "" && !strings.Contains(reference, "\n## "+key+"\n") && !strings.Contains(reference, "| `"+key+"` |") {
+		if above == "" && !strings.Contains(reference, "\n## "+key+"\n") && !strings.Contains(reference, "\n- `"+key+"`") {
 			continue // not a settings file: Kubernetes, Helm
 		}
 		nested, ok := value.(map[string]any)
 		switch {
-		case strings.Contains(reference, "| `"+path+"` |"): // a list or a map below it has the reference's own forms
+		case strings.Contains(reference, "\n- `"+path+"`"): // a list or a map below it has the reference's own forms
 		case strings.Contains(reference, "# "+path+"\n") && ok:
 			settingsExist(t, file, nested, path+".")
 		default:
@@ -132,7 +132,7 @@ func TestCommandsOfTheDocumentsExist(t *testing.T) {
 func settingExists(t *testing.T, path string) bool {
 	t.Helper()
 	reference := read(t, "../../docs/config.md")
-	return strings.Contains(reference, "| `"+path+"` |") || strings.Contains(reference, "# "+path+"\n") || strings.Contains(reference, "| `"+path+".NAME.") ||
+	return strings.Contains(reference, "\n- `"+path+"`") || strings.Contains(reference, "# "+path+"\n") || strings.Contains(reference, "\n- `"+path+".NAME.") ||
 		strings.HasSuffix(path, ".yaml") || strings.HasSuffix(path, ".go")
 }
 
@@ -220,15 +220,15 @@ func TestMetricsOfTheDocumentsExist(t *testing.T) {
 				continue // a field of a body
 			}
 			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-				if !strings.Contains(reference, "| `"+name+"` |") {
+				if !strings.Contains(reference, "\n- `"+name+"` (") {
 					name = strings.TrimSuffix(name, suffix)
 				}
 			}
-			end := "` |"
+			end := "` ("
 			if m[2] != "" {
 				end = "" // a family
 			}
-			if name != "kvpilot_build_info" && !strings.Contains(reference, "| `"+name+end) {
+			if name != "kvpilot_build_info" && !strings.Contains(reference, "\n- `"+name+end) {
 				t.Errorf("%s: there is no metric %s", file, m[1])
 			}
 		}

@@ -246,6 +246,7 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 			facts = append(facts, fmt.Sprintf("%d tokens were cached (predicted %d)", o.GetCachedTokens(), o.GetPredictedCachedTokens()))
 		}
 	}
+	facts = append(facts, tiers(d)...)
 	facts = append(facts, ways(d)...)
 	if s := d.GetShadow(); s != nil {
 		if s.GetAgrees() {
@@ -349,6 +350,33 @@ func wrapped(facts []string, wide int) string {
 	return b.String()
 }
 
+// overlapText is how many of a prompt's tokens a rank holds, with its tiers where they are not all in GPU memory.
+func overlapText(o *kvpilotv1.Overlap) string {
+	all := fmt.Sprint(o.GetGpuTokens() + o.GetCpuTokens() + o.GetDiskTokens())
+	var below []string
+	if n := o.GetCpuTokens(); n > 0 {
+		below = append(below, fmt.Sprintf("%d host", n))
+	}
+	if n := o.GetDiskTokens(); n > 0 {
+		below = append(below, fmt.Sprintf("%d store", n))
+	}
+	if len(below) == 0 {
+		return all
+	}
+	return fmt.Sprintf("%s (%s)", all, strings.Join(below, ", "))
+}
+
+// tiers is the load of the chosen rank's part of the prompt below its GPU memory; nothing where it holds none there.
+func tiers(d *kvpilotv1.Decision) []string {
+	for _, c := range d.GetCandidates() {
+		held := c.GetOverlap().GetCpuTokens() + c.GetOverlap().GetDiskTokens()
+		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() && held > 0 {
+			return []string{fmt.Sprintf("loads %d of %d tokens below its GPU (%s expected)", c.GetLoadableTokens(), held, latency(c.GetLoad().AsDuration()))}
+		}
+	}
+	return nil
+}
+
 // fastest is the candidate that was predicted to be the first with a token, and by how
 // much it would have been earlier than the served one.
 func fastest(d *kvpilotv1.Decision) (id string, earlier time.Duration) {
@@ -388,7 +416,7 @@ func candidateGrid(d *kvpilotv1.Decision) *grid {
 			cost = "veto: " + word(c.GetVeto(), "VETO_")
 		}
 		o := c.GetOverlap()
-		g.add(mark, fmt.Sprintf("%s/%d", c.GetReplicaId(), c.GetRank()), fmt.Sprint(o.GetGpuTokens()+o.GetCpuTokens()+o.GetDiskTokens()), fmt.Sprint(c.GetUncachedTokens()),
+		g.add(mark, fmt.Sprintf("%s/%d", c.GetReplicaId(), c.GetRank()), overlapText(o), fmt.Sprint(c.GetUncachedTokens()),
 			latency(c.GetBacklog().AsDuration()), latency(c.GetPrefill().AsDuration()), latency(c.GetTtft().AsDuration()), fmt.Sprint(c.GetRequests()), cost, word(c.GetFeed(), "FEED_STATE_"))
 	}
 	return g

@@ -22,7 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // TestMain runs the tests; some start this binary again as a process of its own. More of them run at once than there are
@@ -46,7 +46,7 @@ type fleet struct {
 	http    string
 	grpc    string
 	admin   string
-	log     *stack.Log
+	log     *programs.Log
 	stop    func()
 }
 
@@ -61,12 +61,13 @@ type fleetOptions struct {
 	ready    func(f *fleet) bool // in place of asking for the replicas without a key
 	key      string              // an API key that the file asks for
 	scheme   string              // of the replicas' URLs, http unless it is said
+	labels   string              // of the replicas, as YAML
 }
 
 // startFleet starts replicas and router and waits until the router takes requests.
 func startFleet(t *testing.T, o fleetOptions) *fleet {
 	t.Helper()
-	f := &fleet{t: t, log: &stack.Log{}}
+	f := &fleet{t: t, log: &programs.Log{}}
 	if o.replicas == 0 {
 		o.replicas = 2
 	}
@@ -104,6 +105,9 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 		url := or(o.scheme, "http") + "://" + p.HTTP.Addr().String()
 		f.urls = append(f.urls, url)
 		fmt.Fprintf(&list, "  - id: r%d\n    url: %s\n    ranks: %d\n", i, url, c.Ranks)
+		if o.labels != "" {
+			fmt.Fprintf(&list, "    labels: %s\n", o.labels)
+		}
 		if !o.noEvents {
 			fmt.Fprintf(&list, "    events: {endpoint: \"tcp://%s\", replay: \"tcp://%s\"}\n", events[0].Addr(), replays[0].Addr())
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // jaegerConfig keeps traces in memory and listens on the three ports given.
@@ -57,7 +57,7 @@ func startJaeger(t *testing.T) (query, otlp string) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := exec.CommandContext(ctx, binary, "--config", file)
-	var log stack.Log
+	var log programs.Log
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

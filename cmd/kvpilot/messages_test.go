@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 func TestUnknownCommandsAreErrors(t *testing.T) {
@@ -114,7 +114,7 @@ func servesWithWarning(t *testing.T, flags, want string) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	log := &stack.Log{}
+	log := &programs.Log{}
 	args := strings.Fields("serve --http 127.0.0.1:0 --grpc 127.0.0.1:0 --admin 127.0.0.1:0 --set listen.start_wait=0s" + flags)
 	err := run(ctx, args, nil, io.Discard, writerFunc(func(text []byte) (int, error) {
 		if bytes.Contains(text, []byte("msg=serving")) {

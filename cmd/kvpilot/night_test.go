@@ -18,13 +18,13 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // startProcess starts a router as a process of its own. ended gets what it left with.
 func startProcess(t *testing.T, args ...string) (f *fleet, p *os.Process, ended chan error) {
 	t.Helper()
-	log := &stack.Log{}
+	log := &programs.Log{}
 	cmd := exec.Command(os.Args[0], append([]string{"serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {

@@ -89,7 +89,7 @@ share of what an oracle with one pooled cache can complete.`,
 			return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	f.RTT, f.Goal, f.Delays, f.Transfers = time.Millisecond.Seconds(), replay.DefaultGoal(), replay.LocalDelays(), replay.PublishedTransfers()
+	f.RTT, f.Goal, f.Delays, f.Transfers, f.Tiers = time.Millisecond.Seconds(), replay.DefaultGoal(), replay.LocalDelays(), replay.PublishedTransfers(), replay.DefaultTiers()
 	flags := cmd.Flags()
 	flags.StringVar(&f.from.file, "trace", "", "trace file to play")
 	flags.StringVar(&f.from.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
@@ -144,11 +144,23 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringSliceVar(&f.splits, "split", nil, fmt.Sprintf("rules by which requests are split under each of --roles, separated by commas, of %v; price is the router's own", replay.SplitRules()))
 	flags.Var(secondsFlag{&f.Transfers.Start}, "transfer-start", "time of a transfer of KV cache before its first token moves")
 	flags.Var(secondsFlag{&f.Transfers.PerToken}, "transfer-token-time", "and for each token")
+	f.addTiers(flags)
 	f.addAdapters(flags)
 	f.plan.add(flags)
 	f.addScaling(flags)
 	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
+}
+
+// addTiers adds the flags of tiers below the GPU.
+func (f *replayFlags) addTiers(flags *pflag.FlagSet) {
+	flags.IntVar(&f.Tiers.Host.Tokens, "host-cache", 0, "KV cache that each replica keeps in host memory, in tokens; 0: none")
+	flags.Var(secondsFlag{&f.Tiers.Host.Start}, "host-load-start", "time of a load from host memory before its first token moves")
+	flags.Var(secondsFlag{&f.Tiers.Host.PerToken}, "host-load-token-time", "and for each token")
+	flags.IntVar(&f.Tiers.Store.Tokens, "store-cache", 0, "KV cache in a store that all replicas share, in tokens; 0: none")
+	flags.Var(secondsFlag{&f.Tiers.Store.Start}, "store-load-start", "time of a load from the store before its first token moves")
+	flags.Var(secondsFlag{&f.Tiers.Store.PerToken}, "store-load-token-time", "and for each token")
+	flags.BoolVar(&f.Tiers.Unknown, "no-tier-events", false, "the router gets no events of host memory and the store")
 }
 
 // addAdapters adds the flags of LoRA adapters.

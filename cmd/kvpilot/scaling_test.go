@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // freePort is a port that nothing listens on.
@@ -26,7 +26,7 @@ func freePort(t *testing.T) int {
 // startSim starts a simulated replica as a process of its own, and returns when it answers.
 func startSim(t *testing.T, port int, args ...string) (answers time.Time) {
 	t.Helper()
-	log := &stack.Log{}
+	log := &programs.Log{}
 	cmd := exec.Command(os.Args[0], append([]string{"sim", "--port", fmt.Sprint(port), "--no-events", "--speed", "20"}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {

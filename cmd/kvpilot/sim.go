@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
 // simFlags are the flags of kvpilot sim.
@@ -70,6 +73,7 @@ the simulator; docs/simulator.md describes them.`,
 	flags.IntVar(&c.Ranks, "ranks", c.Ranks, "data-parallel ranks of each replica")
 	flags.IntVar(&c.Core.BlockSize, "block-size", c.Core.BlockSize, "tokens per KV block")
 	flags.IntVar(&c.Core.Blocks, "blocks", c.Core.Blocks, "KV blocks of each rank")
+	f.addTiers(flags)
 	flags.IntVar(&c.Core.MaxModelLen, "max-model-len", c.Core.MaxModelLen, "context length in tokens")
 	flags.IntVar(&c.Core.MaxBatchedTokens, "max-batched-tokens", c.Core.MaxBatchedTokens, "token budget of a step")
 	flags.IntVar(&c.Core.MaxSeqs, "max-seqs", c.Core.MaxSeqs, "concurrently running sequences")
@@ -98,6 +102,18 @@ the simulator; docs/simulator.md describes them.`,
 	flags.DurationVar(&c.Transfer.Lease, "transfer-lease", c.Transfer.Lease, "how long blocks that no replica reads are kept")
 	flags.StringVar(&f.faults, "faults", "", "initial faults, as JSON; see docs/simulator.md")
 	return cmd
+}
+
+// addTiers adds the flags of tiers below the GPU.
+func (f *simFlags) addTiers(flags *pflag.FlagSet) {
+	l := &f.cfg.Core.Lower
+	flags.IntVar(&l.Host.Blocks, "host-blocks", 0, "KV blocks that each rank keeps in host memory, as vLLM's OffloadingConnector does; 0: none")
+	flags.DurationVar(&l.Host.Start, "host-load-start", l.Host.Start, "time of a load of no tokens from host memory")
+	flags.DurationVar(&l.Host.PerToken, "host-load-token-time", l.Host.PerToken, "time that each token adds to it")
+	flags.IntVar(&l.Store.Blocks, "store-blocks", 0, "KV blocks of a store that the replicas of this process share; 0: none. Their block hashes have one seed")
+	flags.DurationVar(&l.Store.Start, "store-load-start", l.Store.Start, "time of a load of no tokens from the store")
+	flags.DurationVar(&l.Store.PerToken, "store-load-token-time", l.Store.PerToken, "time that each token adds to it")
+	flags.BoolVar(&l.SelfDescribing, "self-describing-events", false, "events of these tiers have token ids and parents, not block hashes only (self_describing_kv_events)")
 }
 
 // follow moves the ZMQ ports that were not given with --port, so that a second simulator on the host needs no other flag.
@@ -134,6 +150,10 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	if f.noReplay {
 		f.ports.replay = -1
 	}
+	f.cfg.Core.Lower.Shared = core.NewStore(&f.cfg.Core)
+	if f.cfg.Core.Lower.Shared != nil && f.seed == 0 {
+		f.seed = uint64(time.Now().UnixNano())
+	}
 	var list []*simReplica
 	for n := range f.count {
 		cfg := f.cfg
@@ -153,14 +173,24 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 		if len(r.replays) > 0 {
 			fmt.Fprintf(out, ", replays %s", strings.Join(r.replays, " "))
 		}
-		if c := cfg.Transfer.Connector; c != "" {
-			fmt.Fprintf(out, ", labels {%s: %s, %s: %s", replica.LabelConnector, c, replica.LabelRole, cmp.Or(f.role, replica.AnyRole.String()))
-			if c == replica.Mooncake.String() { // the bootstrap server is at the same address
-				fmt.Fprintf(out, ", %s: %q", replica.LabelBootstrap, r.url)
-			}
-			fmt.Fprint(out, "}")
+		if labels := f.labels(r.url); len(labels) > 0 {
+			fmt.Fprintf(out, ", labels {%s}", strings.Join(labels, ", "))
 		}
 		fmt.Fprintln(out)
 	}
 	return runSims(ctx, list)
+}
+
+// labels are those that the router is to have of the replicas.
+func (f *simFlags) labels(base string) (list []string) {
+	if c := f.cfg.Transfer.Connector; c != "" {
+		list = append(list, replica.LabelConnector+": "+c, replica.LabelRole+": "+cmp.Or(f.role, replica.AnyRole.String()))
+		if c == replica.Mooncake.String() { // the bootstrap server is at the same address
+			list = append(list, replica.LabelBootstrap+": "+strconv.Quote(base))
+		}
+	}
+	if f.cfg.Core.Lower.Shared != nil {
+		list = append(list, replica.LabelStore+": sim")
+	}
+	return list
 }

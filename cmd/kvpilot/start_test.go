@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // slowEngine is an engine whose every answer waits until the test lets it go.
@@ -50,7 +50,7 @@ func slowEngine(t *testing.T) (url string, asked <-chan struct{}, release func()
 // startBefore starts a router before a replica, and does not wait for anything but its addresses.
 func startBefore(t *testing.T, url string, args ...string) *fleet {
 	t.Helper()
-	f := &fleet{t: t, log: &stack.Log{}}
+	f := &fleet{t: t, log: &programs.Log{}}
 	args = append([]string{"serve", "--replica", url, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)

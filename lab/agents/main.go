@@ -31,6 +31,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/lab/install"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // options are the command's arguments.
@@ -210,25 +211,15 @@ func (a *agent) program(ctx context.Context, session string) {
 				break
 			}
 			a.into.fail(err)
-			if !pause(ctx, retryAfter) {
+			if !sleep.For(ctx, retryAfter) {
 				return
 			}
 		}
 		if call == callsOfAgent-1 {
 			a.into.finish()
-		} else if !pause(ctx, gap) {
+		} else if !sleep.For(ctx, gap) {
 			return
 		}
-	}
-}
-
-// pause waits; false when the measurement has ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // manners answer a request in place of the replica, or return false for the replica to answer it.
@@ -127,27 +129,18 @@ func eager(w http.ResponseWriter, r *http.Request, body string) bool {
 		return false
 	}
 	if !strings.Contains(body, `"stream":true`) {
-		wait(r, answerTokens*time.Second)
+		sleep.For(r.Context(), answerTokens*time.Second)
 		fmt.Fprintf(w, `{"id":"x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"so"},"finish_reason":"length"}],"usage":{"prompt_tokens":400,"completion_tokens":%d,"total_tokens":424}}`, answerTokens)
 		return true
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	for n := range answerTokens {
-		if n > 0 && !wait(r, time.Second) || !write(w, token) {
+		if n > 0 && !sleep.For(r.Context(), time.Second) || !write(w, token) {
 			return true
 		}
 	}
 	write(w, `data: {"id":"x","object":"chat.completion.chunk","model":"sim","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}`+"\n\ndata: [DONE]\n\n")
 	return true
-}
-
-func wait(r *http.Request, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-r.Context().Done():
-		return false
-	}
 }
 
 // empty ends each answer before its first token, and calls that a success.
@@ -202,7 +195,7 @@ func slowed(w http.ResponseWriter, r *http.Request, body string) bool {
 		if began.IsZero() {
 			began = part.at
 		}
-		if !wait(r, time.Until(began.Add(6*part.at.Sub(began)))) || !write(w, part.text) {
+		if !sleep.For(r.Context(), time.Until(began.Add(6*part.at.Sub(began)))) || !write(w, part.text) {
 			return true
 		}
 	}

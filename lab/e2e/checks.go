@@ -18,7 +18,10 @@ type answers struct {
 }
 
 // disturbances are the checks under load, and while clients leave and replicas pause, move and die.
-type disturbances struct{ stack }
+type disturbances struct {
+	stack
+	tokenChecks
+}
 
 // checks runs all of them, the disturbing ones last.
 func (r *run) checks(ctx context.Context) {
@@ -30,7 +33,7 @@ func (r *run) checks(ctx context.Context) {
 		r.splitChecks(ctx)
 		return
 	}
-	a, d := &answers{r.stack, r.prompts}, &disturbances{r.stack}
+	a, d := &answers{r.stack, r.prompts}, &disturbances{r.stack, r.tokenChecks}
 	r.check(ctx, "token ids", a.checkTokens)
 	r.check(ctx, "block keys and predicted hits", a.checkBlocks)
 	r.check(ctx, "conversation returns", a.checkConversation)
@@ -61,6 +64,7 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "unstreamed load", d.checkUnstreamed)
 	r.check(ctx, "unstreamed answers", d.checkInside)
 	r.check(ctx, "every token", d.checkEveryToken)
+	r.check(ctx, "streams that end", d.checkEnds)
 	r.check(ctx, "kill -9 under load", d.checkKill)
 	r.checkFor(ctx, 2*time.Hour, "a hundred streams killed", d.checkKills)
 }

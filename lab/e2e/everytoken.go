@@ -9,12 +9,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/internal/compare"
 )
 
 // tokenKind is a kind of requests whose streams are cut at every event, with the members that it has more than others of its path.
@@ -73,57 +73,6 @@ func tokenKinds() []*tokenKind {
 	}
 }
 
-// vague are the parts of two equal streams that are never the same: names, times, and how much of the prompt was in a cache.
-var vague = regexp.MustCompile(`"(id|item_id|call_id|tool_use_id|request_id)":"[^"]*"|"(created|created_at|completed_at)":[\d.]+|"signature":"[0-9a-f]*"|"(input_tokens|cached_tokens|created_cache_tokens|cache_read_input_tokens|cache_creation_input_tokens)":\d+`)
-
-// exact is a stream without its vague parts.
-func exact(stream string) string { return vague.ReplaceAllString(stream, "") }
-
-// content gives the content of a stream, however it is cut into events: for each member that holds a part of the answer, all its values.
-func content(stream string) string {
-	all := map[string]string{}
-	for line := range strings.Lines(stream) {
-		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: ")
-		if !ok {
-			continue
-		}
-		var v any
-		if json.Unmarshal([]byte(data), &v) != nil {
-			all["not read"] += data
-		}
-		say(all, "", v)
-	}
-	return fmt.Sprint(all)
-}
-
-// said are the members that hold a part of an answer.
-var said = []string{"content", "text", "reasoning", "arguments", "partial_json", "thinking", "delta", "token", "finish_reason", "stop_reason", "name", "completion_tokens", "output_tokens"}
-
-func say(to map[string]string, member string, v any) {
-	switch v := v.(type) {
-	case map[string]any:
-		names := slices.Collect(maps.Keys(v))
-		slices.Sort(names)
-		for _, name := range names {
-			say(to, name, v[name])
-		}
-	case []any:
-		for _, one := range v {
-			say(to, member, one)
-		}
-	case string, float64:
-		if slices.Contains(said, member) {
-			to[member] += fmt.Sprint(v)
-		}
-	}
-}
-
-// everyTokenFor bounds the cuts, and killsOfTokens is how often a replica is killed in the middle of streams of all kinds.
-const (
-	everyTokenFor = 4 * time.Minute
-	killsOfTokens = 2
-)
-
 // checkEveryToken cuts streams of each kind after every one of their events, and kills replicas under streams of all kinds. Each must be whole, and the
 // undisturbed one.
 func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
@@ -148,7 +97,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 	kinds := tokenKinds()
 	began := time.Now()
 	answers := 0
-	for ; time.Since(began) < everyTokenFor; answers++ {
+	for ; time.Since(began) < r.everyTokenFor; answers++ {
 		for _, k := range kinds {
 			if results[k.name] == nil {
 				results[k.name] = &tokenResult{}
@@ -178,36 +127,48 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 	return detail, nil
 }
 
-// tokenResult counts cut streams: with the undisturbed answer, with its very bytes, and lost ones.
-type tokenResult struct{ cuts, same, bytes, lost int }
-
-func (t *tokenResult) add(o *tokenResult) {
-	t.cuts, t.same, t.bytes, t.lost = t.cuts+o.cuts, t.same+o.same, t.bytes+o.bytes, t.lost+o.lost
+// tokenResult counts cut streams: with the undisturbed answer, with its very bytes, with its bytes cut into other events, and lost ones.
+type tokenResult struct {
+	cuts, same, bytes, recut, lost int
+	// got and want are the first events that are not the same, of a stream whose events differ in more than the cuts.
+	got, want string
 }
 
-// String gives the counts.
+func (t *tokenResult) add(o *tokenResult) {
+	t.cuts, t.same, t.bytes, t.recut, t.lost = t.cuts+o.cuts, t.same+o.same, t.bytes+o.bytes, t.recut+o.recut, t.lost+o.lost
+}
+
+// String gives the counts, and an example of a difference.
 func (t *tokenResult) String() string {
-	return fmt.Sprintf("%d cut, %d the same answer (%d byte for byte), %d lost", t.cuts, t.same, t.bytes, t.lost)
+	text := fmt.Sprintf("%d cut, %d the same answer (%d byte for byte, %d cut into other events), %d lost", t.cuts, t.same, t.bytes, t.recut, t.lost)
+	if t.got != "" {
+		text += fmt.Sprintf("\n      got  %s\n      want %s\n     ", t.got, t.want)
+	}
+	return text
 }
 
 // compare counts a stream that was cut.
 func (t *tokenResult) compare(got, want string) {
 	t.cuts++
 	switch {
-	case !isWholeStream(got):
+	case !compare.IsWhole(got):
 		t.lost++
-	case exact(got) == exact(want):
+		return
+	case compare.Exact(got) == compare.Exact(want):
 		t.bytes++
 		t.same++
-	case content(got) == content(want):
+		return
+	case compare.Content(got) == compare.Content(want):
 		t.same++
+		if compare.Forms(got) == compare.Forms(want) {
+			t.recut++
+			return
+		}
+		got, want = compare.Forms(got), compare.Forms(want)
 	}
-}
-
-// isWholeStream reports whether a stream has its end, and no error.
-func isWholeStream(stream string) bool {
-	ended := strings.Contains(stream, "data: [DONE]") || strings.Contains(stream, "event: message_stop") || strings.Contains(stream, "event: response.completed") || strings.Contains(stream, "event: response.incomplete")
-	return ended && !strings.Contains(stream, `"error":{`) && !strings.Contains(stream, "event: error")
+	if t.got == "" {
+		t.got, t.want = compare.Difference(got, want)
+	}
 }
 
 // cutEveryEvent cuts the answer to one request after each of its events but the last.
@@ -216,10 +177,10 @@ func (r *disturbances) cutEveryEvent(ctx context.Context, p *routerProcess, c *e
 	if err != nil {
 		return err
 	}
-	if !isWholeStream(want) {
+	if !compare.IsWhole(want) {
 		return fmt.Errorf("undisturbed: %s", want)
 	}
-	for at := 1; at < strings.Count(want, "\n\n"); at++ {
+	for at := 1; at < compare.Events(want); at++ {
 		c.cut(int64(at))
 		got, err := readStream(ctx, p.url()+k.path, body)
 		if err != nil {
@@ -242,7 +203,7 @@ func (r *disturbances) killTokens(ctx context.Context, kinds []*tokenKind, lette
 			return nil, err
 		}
 	}
-	for n := range killsOfTokens {
+	for n := range r.tokenKills {
 		victim := r.engines[n%len(r.engines)]
 		var all sync.WaitGroup
 		var mu sync.Mutex

@@ -10,22 +10,34 @@ import (
 	"strconv"
 )
 
-// wholeAnswers are requests for answers in one piece, by path.
-var wholeAnswers = []struct {
-	name, path string
-	body       object
-}{
-	{"completion", "/v1/completions", object{"prompt": "Story 3 about a router"}},
-	{"completion with a stop string", "/v1/completions", object{"prompt": "Story 5 about a stop", "stop": []string{"er ", "zzz"}}},
-	{"chat", "/v1/chat/completions", object{"messages": []object{{"role": "user", "content": "Question: Größe 你好?"}}}},
-	{"chat with a stop string", "/v1/chat/completions", object{"messages": []object{{"role": "user", "content": "Where do you \"stop\"?"}}, "stop": []string{"qu"}}},
+// wholeAnswer is a request for an answer in one piece. With a parser, or without one, the engine is asked for it as it is.
+type wholeAnswer struct {
+	name, path         string
+	body               object
+	asIsWith, asIsSans bool
+}
+
+// wholeAnswers are the requests. Markup are ids of tokens that calls of tools are made of.
+func wholeAnswers(letters, markup []uint32) []wholeAnswer {
+	const chats = "/v1/chat/completions"
+	tools := []object{{"type": "function", "function": weatherTool}}
+	return []wholeAnswer{
+		{"completion", "/v1/completions", object{"prompt": "Story 3 about a router"}, false, false},
+		{"completion with a stop string", "/v1/completions", object{"prompt": "Story 5 about a stop", "stop": []string{"er ", "zzz"}}, false, false},
+		{"chat", chats, object{"messages": []object{{"role": "user", "content": "Question: Größe 你好?"}}}, false, false},
+		{"chat with a stop string", chats, object{"messages": []object{{"role": "user", "content": "Where do you \"stop\"?"}}, "stop": []string{"qu"}}, true, false},
+		{"chat with tools", chats, object{"messages": []object{{"role": "user", "content": "Which weather?"}}, "tools": tools}, false, true},
+		{"chat with tools and their markup", chats, object{
+			"messages": []object{{"role": "user", "content": "Which weather is it?"}}, "tools": tools, "allowed_token_ids": append(markup, letters[:20]...),
+		}, false, true},
+	}
 }
 
 // unlike are the parts of two equal answers in one piece that are never the same.
 var unlike = regexp.MustCompile(`"created":\d+|"(cached|created_cache)_tokens":\d+`)
 
 // checkInside: an answer in one piece that the router requests as a stream is byte for byte the engine's own, and continues wherever the
-// connection to its engine is cut. Of engines with a parser the chats are requested as they are.
+// connection to its engine is cut.
 func (r *disturbances) checkInside(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -46,8 +58,12 @@ func (r *disturbances) checkInside(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	markup, err := r.idsOf(ctx, `<tool_call>{"name": "weather", "arguments": {"city": "Ulm", "days": 1}}</tool_call>`)
+	if err != nil {
+		return "", err
+	}
 	equal, cuts, same := 0, 0, 0
-	for n, ask := range wholeAnswers {
+	for n, ask := range wholeAnswers(letters, markup) {
 		body := object{"model": "tiny", "temperature": 0, "max_tokens": 64, "ignore_eos": true, "repetition_penalty": 1.3, "allowed_token_ids": letters}
 		for name, value := range ask.body {
 			body[name] = value
@@ -69,7 +85,7 @@ func (r *disturbances) checkInside(ctx context.Context) (string, error) {
 			equal++
 		}
 		streams := c.streams.Load() - before
-		if as := ask.path == "/v1/chat/completions" && !r.plain; as != (streams == 0) {
+		if as := !r.plain && ask.asIsWith || r.plain && ask.asIsSans; as != (streams == 0) {
 			return "", fmt.Errorf("%s: %d of 6 answers were requested as streams", ask.name, streams)
 		}
 		for at := int64(1); streams > 0 && at < 60; at += 3 {

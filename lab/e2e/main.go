@@ -33,7 +33,14 @@ type run struct {
 	stack
 	prompts int
 	only    string
+	tokenChecks
 	results []result
+}
+
+// tokenChecks are the bounds of the check "every token".
+type tokenChecks struct {
+	everyTokenFor time.Duration // of the cuts
+	tokenKills    int
 }
 
 type result struct {
@@ -50,6 +57,8 @@ func main() {
 	flag.IntVar(&r.replicas, "replicas", 2, "replicas to start")
 	flag.IntVar(&r.prompts, "prompts", 600, "prompts of the block key check")
 	flag.StringVar(&r.only, "only", "", "run only the checks whose names match this regular expression")
+	flag.DurationVar(&r.everyTokenFor, "every-token", 4*time.Minute, "how long the check \"every token\" cuts streams")
+	flag.IntVar(&r.tokenKills, "token-kills", 2, "how often the check \"every token\" kills a replica in the middle of streams of all kinds")
 	flag.BoolVar(&r.sim, "sim", false, "use kvpilot's own simulated replicas, imitating that version, to try the checks")
 	flag.IntVar(&r.seqs, "seqs", 16, "sequences that a replica runs at once")
 	flag.BoolVar(&r.keep, "keep", false, "leave the replicas running; the next run with -keep uses them again")

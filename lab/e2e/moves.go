@@ -9,7 +9,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 )
 
-// checkMoves drains each replica in turn and moves its requests: no stream is lost, and the replica is empty long before its streams
+// checkMoves replaces each replica in turn, behind a drain that moves its requests: no stream is lost, and the replica is empty long before its streams
 // would have ended.
 func (r *disturbances) checkMoves(ctx context.Context) (string, error) {
 	letters, err := r.letters(ctx)
@@ -28,6 +28,9 @@ func (r *disturbances) checkMoves(ctx context.Context) (string, error) {
 			<-begun
 		}
 		took, err := r.router.emptied(ctx, leaving)
+		if err == nil {
+			leaving.stop() // the streams that it had are elsewhere
+		}
 		all.Wait()
 		if err != nil {
 			return "", err
@@ -39,14 +42,23 @@ func (r *disturbances) checkMoves(ctx context.Context) (string, error) {
 			}
 		}
 		streams += len(outcomes)
+		if err := leaving.start(ctx); err != nil {
+			return "", err
+		}
+		if err := leaving.wait(ctx, startWait); err != nil {
+			return "", err
+		}
 		if _, err := r.router.api.Replicas().Undrain(ctx, &kvpilotv1.UndrainRequest{ReplicaId: leaving.id}); err != nil {
 			return "", err
 		}
 		if err := r.router.waitExact(ctx, len(r.engines), time.Minute); err != nil {
 			return "", err
 		}
+		if err := r.remember(); err != nil {
+			return "", err
+		}
 	}
-	return fmt.Sprintf("%d streams, %d drains, none lost, each replica empty within %.1f s", streams, len(r.engines), longest.Seconds()), nil
+	return fmt.Sprintf("%d streams, %d replicas replaced, none lost, each replica empty within %.1f s", streams, len(r.engines), longest.Seconds()), nil
 }
 
 // emptied drains a replica, moves its requests, and returns how long it took until none was left there.

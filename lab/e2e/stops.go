@@ -52,18 +52,20 @@ func (f *fleet) stoppable(ctx context.Context, n, tokens int, letters []uint32) 
 
 // letters are the ids of tokens whose text is whole characters.
 func (f *fleet) letters(ctx context.Context) ([]uint32, error) {
-	a, err := post(ctx, f.engines[0].url()+"/tokenize", object{
-		"model": "tiny", "add_special_tokens": false,
-		"prompt": "The router sends each request to the replica that already holds the longest prefix of it. You are a helpful assistant, and say so: 0123456789.",
-	})
+	return f.idsOf(ctx, "The router sends each request to the replica that already holds the longest prefix of it. You are a helpful assistant, and say so: 0123456789.")
+}
+
+// idsOf returns the ids of a text.
+func (f *fleet) idsOf(ctx context.Context, text string) ([]uint32, error) {
+	a, err := post(ctx, f.engines[0].url()+"/tokenize", object{"model": "tiny", "prompt": text, "add_special_tokens": false})
 	if err != nil {
 		return nil, err
 	}
 	return a.ids("tokens"), nil
 }
 
-// same compares the result of a client of the router with the undisturbed answer; the usage of a stream that the router ends has no
-// cached tokens.
+// same compares the result of a client of the router with the undisturbed answer; the usage of a stream that the router ends has the
+// cached tokens that the router expected.
 func (s *stopped) same(got heard) bool {
 	return got.done && !got.failed && got.ids == 1 && got.text == s.want.text && got.finish == s.want.finish && got.stop == s.want.stop && got.usage == s.want.usage
 }

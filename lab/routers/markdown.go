@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -15,7 +16,7 @@ func (r *report) markdown(path string) error {
 	var b strings.Builder
 	b.WriteString("# Routers side by side\n\nWritten by `make bench-routers`; do not edit. Real processes in real time: simulated replicas ([simulator.md](simulator.md)), the same requests over HTTP\n" +
 		"at the same moments, and in turn each router in front of them. The meaning of each figure, and how to play other loads, is at the end.\n\n")
-	fmt.Fprintf(&b, "%s\n"+otherLoads+"\n\n```\n%s\n```\n\n%s, %s%s.\n", r.sentence(), r.Command, r.When.Format("2006-01-02"), r.Machine, r.common())
+	fmt.Fprintf(&b, "%s\n%s\n\n```\n%s\n```\n\n%s, %s%s.\n", r.sentence(), otherLoads, r.Command, r.When.Format("2006-01-02"), r.Machine, r.common())
 	for _, name := range sorted(r.Versions) {
 		fmt.Fprintf(&b, "- %s: %s\n", name, r.Versions[name])
 	}
@@ -41,23 +42,43 @@ func (r *report) markdown(path string) error {
 }
 
 // otherLoads says how kvpilot does where nothing was tuned for; docs/performance.md has the figures.
-const otherLoads = "kvpilot is developed against these loads. On others first tokens still come first, but whole answers take up to 1.46 times as long as the " +
-	"best other router's ([performance.md](performance.md#against-other-routers))."
+const otherLoads = "kvpilot is developed against these loads. On others first tokens come first or within 1 %, and whole answers take up to 1.08 times as long as " +
+	"the best other router's ([performance.md](performance.md#against-other-routers))."
 
-// markdown writes the cell's table; paths below out are shortened.
+// markdown writes the cell's table without the columns that are empty in all rows; paths below out are shortened.
 func (c *cell) markdown(b *strings.Builder, out string) {
-	fmt.Fprintf(b, "\n## %s\n\n| %s | router cores | void |\n|%s\n", c.title(), strings.Join(columns(), " | "), strings.Repeat("---|", len(columns())+2))
+	table := [][]string{append(columns(), "router cores", "void")}
 	for _, row := range c.Results {
-		if row.Mean == nil {
-			fmt.Fprintf(b, "| %s | %s |%s\n", row.Router, strings.NewReplacer("|", "/", out+"/", "").Replace(row.Error), strings.Repeat(" |", len(columns())))
-			continue
+		cells := []string{row.Router, strings.NewReplacer("|", "/", out+"/", "").Replace(row.Error)}
+		if f := row.Mean; f != nil {
+			cells = append(row.cells(), fmt.Sprintf("%.2f", f.RouterCores), strings.Join(f.Void, ", "))
 		}
-		fmt.Fprintf(b, "| %s | %.2f | %s |\n", strings.Join(row.cells(), " | "), row.Mean.RouterCores, strings.Join(row.Mean.Void, ", "))
+		table = append(table, append(cells, make([]string, len(table[0])-len(cells))...))
+	}
+	fmt.Fprintf(b, "\n## %s\n\n", c.title())
+	for i, row := range withoutEmpty(table) {
+		fmt.Fprintf(b, "| %s |\n", strings.Join(row, " | "))
+		if i == 0 {
+			fmt.Fprintf(b, "|%s\n", strings.Repeat("---|", len(row)))
+		}
 	}
 	b.WriteByte('\n')
 	for _, line := range c.remarks() {
 		fmt.Fprintf(b, "- %s\n", line)
 	}
+}
+
+// withoutEmpty leaves out the columns that have nothing or 0 below their heading.
+func withoutEmpty(table [][]string) [][]string {
+	made := make([][]string, len(table))
+	for column := range table[0] {
+		if slices.ContainsFunc(table[1:], func(row []string) bool { return row[column] != "" && row[column] != "0" }) {
+			for i, row := range table {
+				made[i] = append(made[i], row[column])
+			}
+		}
+	}
+	return made
 }
 
 const legend = `
@@ -70,7 +91,7 @@ const legend = `
 - Good answers have their first token within 2 s and no more than 100 ms per further token.
 - Cached is the share of prompt tokens that the engines' usage says were cached. Imbalance is the most prefill that a replica did over the mean.
 - A figure is void when the machine did not keep up: more than 92 % busy, engines that lost 1 % of their time or ended steps late by a tenth of a step, requests sent 100 ms late.
-  Means are over the rounds that are not void.
+  Means are over the rounds that are not void. A table without the columns failed, unfinished or void has none.
 - The chat trace is 200 users of 10 turns at once below one system prompt of 3,000 tokens, each turn with the real answer to the one before; agents are sessions of 6 to 20 turns
   that grow to 100,000 tokens, each turn some think time after the last answer; hotdoc is documents of 20,000 tokens with Zipf 1.2 popularity; conversation is Mooncake's public trace.
 

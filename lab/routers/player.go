@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // outcome is one request as its client saw it.
@@ -80,7 +82,7 @@ func (p *player) play(ctx context.Context) []outcome {
 		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(p.times[a], p.times[b]) })
 	}
 	for _, i := range order {
-		if !p.trace.Closed && !sleep(ctx, time.Until(p.at(i))-ahead) {
+		if !p.trace.Closed && !sleep.For(ctx, time.Until(p.at(i))-ahead) {
 			break
 		}
 		wait.Go(func() {
@@ -119,7 +121,7 @@ func (p *player) call(ctx context.Context, i int) {
 		t.messages = messages
 	}
 	raw := body(p.api, messages, p.trace.Calls[i].Out, !p.unstreamed)
-	if !sleep(ctx, time.Until(due)) {
+	if !sleep.For(ctx, time.Until(due)) {
 		return
 	}
 	o.sent, o.late = true, time.Since(due)
@@ -142,7 +144,7 @@ func (p *player) due(ctx context.Context, i int) (time.Time, bool) {
 		follows = p.trace.After[i]
 	}
 	if follows < 0 {
-		return at, sleep(ctx, time.Until(at)-ahead)
+		return at, sleep.For(ctx, time.Until(at)-ahead)
 	}
 	select {
 	case <-p.talks[follows].over:
@@ -151,7 +153,7 @@ func (p *player) due(ctx context.Context, i int) (time.Time, bool) {
 	}
 	if p.trace.Closed {
 		at = time.Now().Add(time.Duration(p.times[i] * float64(time.Second)))
-		return at, sleep(ctx, time.Until(at)-ahead)
+		return at, sleep.For(ctx, time.Until(at)-ahead)
 	}
 	if next := time.Now().Add(ahead); next.After(at) { // not before its prompt is made
 		p.outcomes[i].waited = next.Sub(at)
@@ -329,19 +331,4 @@ func textOf(b []byte) []byte {
 		return b[:end]
 	}
 	return []byte(s)
-}
-
-// sleep waits that long; false: the run ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kvpilot/kvpilot/lab/install"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/sim/replay"
 )
 
@@ -219,7 +220,7 @@ func (o *options) measure(ctx context.Context, c *cell, s *subject, binary strin
 		return nil, err
 	}
 	defer r.stop()
-	sleep(ctx, settle)
+	sleep.For(ctx, settle)
 	p := &player{
 		trace: c.trace, times: c.times, api: o.api, session: o.session, unstreamed: o.unstreamed, urls: r.urls(),
 		limit: time.Duration((o.seconds + o.drain) * float64(time.Second)),

@@ -43,7 +43,16 @@ func (r *report) print(out io.Writer) error {
 
 // setting describes what all cells have in common.
 func (r *report) setting() string {
-	s := fmt.Sprintf("%d replicas, %g s of requests a run, %d rounds, %s, engines %g times as fast as kvpilot's guess", r.Replicas, r.Seconds, r.Rounds, r.API, r.Speed)
+	s := fmt.Sprintf("%d replicas, %g s of requests a run", r.Replicas, r.Seconds)
+	if r.Rounds > 1 {
+		s += fmt.Sprintf(", %d rounds", r.Rounds)
+	}
+	if r.API != "" && r.API != "chat" {
+		s += ", " + r.API
+	}
+	if r.Speed > 0 && r.Speed != 1 {
+		s += fmt.Sprintf(", engines %g times as fast as kvpilot's guess", r.Speed)
+	}
 	if len(r.Speeds) > 0 {
 		s += fmt.Sprintf(", by replica %v on top", r.Speeds)
 	}

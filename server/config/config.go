@@ -21,7 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/route/placement"
 	"github.com/kvpilot/kvpilot/server/route/quota"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 	"github.com/kvpilot/kvpilot/server/route/standby"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -35,7 +35,7 @@ type Config struct {
 	// The replicas and their discovery.
 	Registry registry.Config `yaml:"registry"`
 	// How a request is read and sent.
-	Router router.Config `yaml:"router"`
+	Router intake.Config `yaml:"router"`
 	// Requests for a model that several sides share, such as a stable version and a canary.
 	Splits splits.Config `yaml:"splits"`
 	// Models that an autoscaler scales, also from zero.
@@ -90,7 +90,7 @@ func Default() Config {
 	return Config{
 		Listen:      DefaultListen(),
 		Registry:    registry.DefaultConfig(),
-		Router:      router.DefaultConfig(),
+		Router:      intake.DefaultConfig(),
 		Splits:      splits.DefaultConfig(),
 		Scaling:     standby.DefaultConfig(),
 		Adapters:    placement.DefaultConfig(),

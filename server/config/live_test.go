@@ -22,10 +22,10 @@ func TestEveryPathOfTheTableIsASetting(t *testing.T) {
 	for _, path := range config.LivePaths() {
 		found := false
 		for line := range strings.Lines(text) {
-			rest, row := strings.CutPrefix(line, "| `"+path)
+			rest, row := strings.CutPrefix(line, "- `"+path)
 			if row && (rest[0] == '`' || rest[0] == '.' || rest[0] == '[') {
 				found = true
-				if !strings.HasSuffix(strings.TrimSpace(line), "| yes |") {
+				if !strings.HasSuffix(strings.TrimSpace(line), " *Reload.*") {
 					t.Errorf("docs/config.md does not mark %s", line)
 				}
 			}

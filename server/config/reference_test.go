@@ -75,11 +75,11 @@ func TestEverySettingIsExplained(t *testing.T) {
 	for _, path := range config.Paths() {
 		row := ""
 		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, "| `"+path+"` |") {
+			if strings.HasPrefix(line, "- `"+path+"`") {
 				row = line
 			}
 		}
-		if cells := strings.Split(row, "|"); len(cells) < 5 || strings.TrimSpace(cells[3]) == "" {
+		if _, meaning, _ := strings.Cut(row, ": "); strings.TrimSpace(meaning) == "" {
 			t.Errorf("%s is not explained: %q", path, row)
 		}
 	}

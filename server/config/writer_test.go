@@ -28,7 +28,7 @@ func Reference(root fs.FS) (string, error) {
 	r.line("lists of objects and maps can only be written in the file. Unknown keys and variables are errors.")
 	r.line("Durations have a unit: `500ms`, `30s`, `5m`. Numbers of bytes (`max_bytes` and others that end with `bytes`) may have one, in the file, variables and flags:")
 	r.line("`512MiB` and `4Gi` are binary, `1GB` and `1G` decimal; an integer without a unit is bytes.")
-	r.line("Settings marked *yes* under reload change while the router runs: [operations.md](operations.md) says how. The others need a restart.")
+	r.line("A setting's default follows its name. Settings marked *Reload* change while the router runs: [operations.md](operations.md#changing-settings) says how. The others need a restart.")
 	r.line("`kvpilot serve --print-config` prints the settings in force, with secrets masked; `--check-config` only checks them.")
 	r.line("[config.example.yaml](config.example.yaml) is a settings file with every setting at its default. Fields of lists and maps have no default:")
 	r.line("an unset one is empty or zero, and its meaning says what that is.")
@@ -74,10 +74,10 @@ func (r *reference) structure(v reflect.Value, names []string) error {
 			continue
 		}
 		if rows++; rows == 1 {
-			r.line("\n| setting | default | meaning | reload |\n|---|---|---|---|")
+			r.line("")
 		}
 		path := strings.Join(at, ".")
-		r.line("| `%s` | %s | %s | %s |", path, shown(value), oneLine(docs[f.Name]), onReload(path))
+		r.line("- `%s`%s: %s%s", path, spaced(shown(value)), oneLine(docs[f.Name]), onReload(path))
 		if element, ok := elementStruct(f.Type); ok {
 			if err := r.elements(element, strings.Join(at, ".")+pathSuffix(f.Type)); err != nil {
 				return err
@@ -85,7 +85,7 @@ func (r *reference) structure(v reflect.Value, names []string) error {
 		}
 	}
 	for _, n := range below {
-		r.line("\n%s %s\n\n%s", strings.Repeat("#", min(4, len(n.names)+1)), strings.Join(n.names, "."), n.doc)
+		r.line("\n%s %s\n\n%s", strings.Repeat("#", min(4, len(n.names)+1)), strings.Join(n.names, "."), strings.TrimSpace(n.doc))
 		if err := r.structure(n.value, n.names); err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (r *reference) elements(t reflect.Type, at string) error {
 		if before := r.written[f.Type]; nested && before != "" {
 			meaning, nested = meaning+" Its fields are those of `"+before+"`.", false
 		}
-		r.line("| `%s.%s` | | %s | %s |", at, tag, meaning, onReload(at))
+		r.line("- `%s.%s`: %s%s", at, tag, meaning, onReload(at))
 		if nested {
 			if err := r.elements(f.Type, at+"."+tag); err != nil {
 				return err
@@ -123,9 +123,17 @@ func (r *reference) elements(t reflect.Type, at string) error {
 // onReload marks what a reload applies.
 func onReload(path string) string {
 	if applies(path) {
-		return "yes"
+		return " *Reload.*"
 	}
 	return ""
+}
+
+// spaced is text with a space before it, if there is any.
+func spaced(text string) string {
+	if text == "" {
+		return ""
+	}
+	return " " + text
 }
 
 func elementStruct(t reflect.Type) (reflect.Type, bool) {
@@ -231,7 +239,7 @@ func wrap(text string, width int) []string {
 }
 
 func oneLine(text string) string {
-	return strings.ReplaceAll(strings.Join(strings.Fields(text), " "), "|", `\|`)
+	return strings.Join(strings.Fields(text), " ")
 }
 
 const modulePath = "github.com/kvpilot/kvpilot/"

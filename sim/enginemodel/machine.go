@@ -19,8 +19,8 @@ type Sink interface {
 // Counts are sums since the start.
 type Counts struct {
 	// PromptTokens were computed and GenerationTokens made; Queries and Hits count prompt tokens
-	// looked for and found in the prefix cache.
-	PromptTokens, GenerationTokens, Queries, Hits, Preemptions uint64
+	// looked for and found in the prefix cache. Loaded counts the prompt tokens found in tiers below the GPU.
+	PromptTokens, GenerationTokens, Queries, Hits, Loaded, Preemptions uint64
 }
 
 // Machine is one rank's scheduler. It is not safe for concurrent use.
@@ -32,6 +32,7 @@ type Machine struct {
 	running []*Sequence
 	counts  Counts
 
+	below    below
 	adapters residents
 	loading  time.Duration // of adapters since the last step
 
@@ -219,4 +220,5 @@ func (m *Machine) name(s *Sequence, tokens int) {
 		m.pool.name(s.blocks[s.named], s.Keys[s.named])
 	}
 	m.sink.Stored(s, from, full)
+	m.below.keep(s, from, full)
 }

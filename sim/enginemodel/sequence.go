@@ -30,6 +30,7 @@ type Sequence struct {
 	cached   int
 	admitted bool
 	remote   remote
+	loading  int // blocks that come from tiers below the GPU
 }
 
 // remote is how far the cache of a Remote sequence is.
@@ -46,7 +47,7 @@ type state uint8
 const (
 	idle state = iota
 	waiting
-	reading // its blocks are being filled from another engine
+	reading // its blocks are being filled from another engine, or from tiers below the GPU
 	running
 	ended
 )

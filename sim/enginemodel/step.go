@@ -13,6 +13,8 @@ type Step struct {
 	PromptTokens int
 	// Reads are the Remote sequences whose transfer begins now.
 	Reads []*Sequence
+	// Loads are the loads from tiers below the GPU that begin now. Their sequences wait for Arrive.
+	Loads []Load
 	// once is the time before the first step in which adapters are loaded, first is the time of the first step, growth what each later one takes longer than the one
 	// before, both in seconds.
 	once, first, growth float64
@@ -36,7 +38,8 @@ func (s *Step) Ended(elapsed float64) int {
 // and no block is missing. Sequences that are submitted then wait until the run is completed; the
 // driver completes fewer steps of it for them.
 func (m *Machine) Plan(limit int) *Step {
-	m.batch, m.step, m.adapters.step = m.batch[:0], Step{Reads: m.step.Reads[:0]}, m.adapters.step[:0]
+	m.batch, m.step, m.adapters.step = m.batch[:0], Step{Reads: m.step.Reads[:0], Loads: m.step.Loads[:0]}, m.adapters.step[:0]
+	m.below.report()
 	t := &m.cfg.Timing
 	budget := m.cfg.MaxBatchedTokens
 	decoding, context, prefill := 0, 0, 0.0
@@ -79,6 +82,11 @@ func (m *Machine) Plan(limit int) *Step {
 			if !fetch(m, s) {
 				break
 			}
+			continue
+		}
+		if left, fits := load(m, s); !fits {
+			break
+		} else if left {
 			continue
 		}
 		n, ok := m.admit(s, budget)

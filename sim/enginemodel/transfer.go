@@ -68,14 +68,21 @@ func fetch(m *Machine, s *Sequence) bool {
 	return true
 }
 
-// Arrive says that the cache of a sequence of Step.Reads is there. It is scheduled before all that wait, and computes its last token. It does
-// nothing for one that was aborted.
+// Arrive says that the cache of a sequence of Step.Reads or Step.Loads is there. It is scheduled before all that wait, and computes the rest: of a
+// Remote one, its last token. It does nothing for one that was aborted.
 func (m *Machine) Arrive(s *Sequence) {
 	if s.state != reading {
 		return
 	}
-	s.state, s.remote, s.computed = waiting, arrived, s.Prompt-1
-	m.name(s, s.Prompt)
+	s.state, s.remote = waiting, arrived
+	if s.loading > 0 {
+		s.computed += s.loading * m.cfg.BlockSize
+		s.loading = 0
+		m.name(s, s.computed)
+	} else {
+		s.computed = s.Prompt - 1
+		m.name(s, s.Prompt)
+	}
 	m.waiting = slices.Insert(m.waiting, 0, s)
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
@@ -116,7 +117,7 @@ func (l adapterRoutes) load(c *call) {
 		for _, one := range l.cores {
 			core.LoadAdapter(one, in.Name)
 		}
-		if !sleep(c.r.Context(), time.Duration(float64(l.cfg.Core.Adapters.Load+l.cfg.Core.Adapters.Activate)/l.cfg.Core.Timing.Speed)) {
+		if !sleep.For(c.r.Context(), time.Duration(float64(l.cfg.Core.Adapters.Load+l.cfg.Core.Adapters.Activate)/l.cfg.Core.Timing.Speed)) {
 			return
 		}
 		l.adapters.add(in.Name, in.Path)

@@ -99,10 +99,31 @@ func (g *generation) chunkPrefix(object string) text {
 // build is the engine's build.
 func (g *generation) build() string { return "vllm-" + g.l.features.name + "-sim" }
 
-// fingerprint names the engine's build, on last chunks only.
+// fingerprint names the engine's build, on last chunks only: the usage, where the client asked for it.
 func (g *generation) fingerprint(b text, last bool) text {
 	if last && g.l.features.has(modern) {
 		b = b.raw(`,"system_fingerprint":`).str(g.build())
+	}
+	return b
+}
+
+// isLast reports whether the chunk that ends a choice is a last one.
+func (g *generation) isLast(d delta) bool {
+	o := g.s.StreamOptions
+	return d.done && (o == nil || !o.IncludeUsage)
+}
+
+// versions ends a chunk's choice, transferred the chunk.
+func (g *generation) versions(b text) text { return g.sinceDerender(b, `,"weight_versions":null`) }
+
+func (g *generation) transferred(b text) text {
+	return g.sinceDerender(b, `,"kv_transfer_params":null`)
+}
+
+// sinceDerender writes members that chunks have since 0.33.
+func (g *generation) sinceDerender(b text, members string) text {
+	if g.l.features.has(derender) {
+		return b.raw(members)
 	}
 	return b
 }

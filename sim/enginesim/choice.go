@@ -52,13 +52,10 @@ func (c *choice) poll() delta {
 		}
 	}
 	if f != core.Running && c.finish == "" {
-		before := len(c.text)
-		c.text = c.detok.flush(c.text)
-		c.finish = f.String()
+		c.finish = f.String() // of a character that is not complete there is no text
 		if id := c.seq.StopID(); id >= 0 {
 			c.stop = id
 		}
-		c.cutAtStop(before)
 	}
 	end := len(c.text)
 	if c.finish == "" {

@@ -67,6 +67,8 @@ const (
 	newUsage
 	// computedTokens: request_prefill_kv_computed_tokens is counted.
 	computedTokens
+	// sources: the prompt tokens are counted by where they came from.
+	sources
 	// resetReply: /reset_prefix_cache answers a body.
 	resetReply
 	replayTopic
@@ -84,7 +86,7 @@ var since = [...][2]int{
 	render: {18, 0}, renderGuarded: {32, 0}, renderAll: {32, 0},
 	chatIDs: {27, 0}, returnIDs: {10, 2}, rankHeader: {11, 1},
 	responses: {10, 0}, messages: {11, 1}, messagesSalt: {32, 0}, realtime: {16, 0},
-	modern: {20, 0}, missIsZero: {32, 0}, newUsage: {11, 0}, computedTokens: {13, 0}, resetReply: {20, 0},
+	modern: {20, 0}, missIsZero: {32, 0}, newUsage: {11, 0}, computedTokens: {13, 0}, sources: {16, 0}, resetReply: {20, 0},
 	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1}, derender: {33, 0},
 }
 
@@ -101,7 +103,7 @@ func featuresOf(v version, name string) features {
 		minor, patch int
 		layout       feed.Layout
 	}{
-		{24, 0, feed.Maps}, {11, 0, feed.Medium}, {14, 0, feed.LoRAName}, {18, 0, feed.ExtraKeys}, {19, 0, feed.ItemOffsets}, {21, 0, feed.Group}, {23, 0, feed.SpecKind},
+		{24, 0, feed.Maps}, {11, 0, feed.Medium}, {14, 0, feed.LoRAName}, {18, 0, feed.ExtraKeys}, {19, 0, feed.ItemOffsets}, {21, 0, feed.Group}, {23, 0, feed.SpecKind}, {27, 0, feed.Locality},
 	} {
 		if v.atLeast(part.minor, part.patch) {
 			f.layout |= part.layout

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 const (
@@ -71,7 +73,7 @@ func (g exchange) peer(kv *kvTransfer) *kvTransfer {
 func (g exchange) meetByBootstrap(ctx context.Context, kv *kvTransfer) (*peerPrompt, error) {
 	if _, met := g.l.met.Load(*kv.EngineID); !met {
 		if !g.isKnown(ctx, kv) {
-			sleep(ctx, time.Duration(float64(unknownEngine)/g.l.cfg.Core.Timing.Speed))
+			sleep.For(ctx, time.Duration(float64(unknownEngine)/g.l.cfg.Core.Timing.Speed))
 			return nil, errLoad
 		}
 		g.l.met.Store(*kv.EngineID, true)
@@ -85,7 +87,7 @@ func (g exchange) meetByBootstrap(ctx context.Context, kv *kvTransfer) (*peerPro
 		case ctx.Err() != nil:
 			return nil, nil //nolint:nilnil // documented
 		}
-		sleep(ctx, pushPoll)
+		sleep.For(ctx, pushPoll)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // maxBody bounds a request body.
@@ -145,7 +147,7 @@ func (e *Engine) newRecord(r *http.Request) *Record {
 // early applies the faults that come before any work and reports whether that was the answer.
 func (d *dialect) early(ctx context.Context, c *call) bool {
 	f := c.faults
-	if f.Slow > 0 && !sleep(ctx, time.Duration(f.Slow)) {
+	if f.Slow > 0 && !sleep.For(ctx, time.Duration(f.Slow)) {
 		return true
 	}
 	switch {
@@ -240,15 +242,4 @@ func (c *call) send(status int, kind string, body []byte) {
 	}
 	c.w.WriteHeader(status)
 	_, _ = c.w.Write(body) // a client that left needs no answer
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

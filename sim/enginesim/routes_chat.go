@@ -166,8 +166,11 @@ func (a *chatAnswer) chunk(s *stream, ch *choice, d delta) {
 	if a.g.l.features.has(returnIDs) {
 		b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs, d.ids)
 	}
+	if d.done {
+		b = a.g.versions(b)
+	}
 	b = a.g.runningUsage(b.raw(`}]`), a.g.promptTokens, len(ch.ids))
-	s.end(a.g.fingerprint(b, d.done).raw("}"))
+	s.end(a.g.transferred(a.g.fingerprint(b, a.g.isLast(d))).raw("}"))
 }
 
 // delta writes the inside of a chunk's delta; skip: there is nothing to say.

@@ -127,12 +127,12 @@ func (a *completionAnswer) chunk(b text, ch *choice, d delta) text {
 		b = b.raw(`,"prompt_token_ids":`).ids(a.req.ReturnTokenIDs && first, ch.prompt.ids)
 		b = b.raw(`,"token_ids":`).ids(a.req.ReturnTokenIDs, d.ids)
 	}
-	b = b.raw(`}]`)
+	b = g.versions(b).raw(`}]`)
 	n := len(b)
 	if b = g.runningUsage(b, len(ch.prompt.ids), len(ch.ids)); len(b) == n && !g.l.features.has(modern) {
 		b = b.raw(`,"usage":null`)
 	}
-	return g.fingerprint(b, d.done).raw("}")
+	return g.transferred(g.fingerprint(b, g.isLast(d))).raw("}")
 }
 
 func (a *completionAnswer) wholeChoice(b text, ch *choice) text {

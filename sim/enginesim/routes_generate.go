@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
@@ -106,6 +107,14 @@ type derenderRequest struct {
 			Stop   jsontext.Value `json:"stop_reason"`
 		} `json:"choices"`
 	} `json:"generate_chunk"`
+	Whole struct {
+		RequestID string `json:"request_id"`
+		Choices   []struct {
+			IDs    []uint32       `json:"token_ids"`
+			Finish string         `json:"finish_reason"`
+			Stop   jsontext.Value `json:"stop_reason"`
+		} `json:"choices"`
+	} `json:"generate_response"`
 	State struct {
 		IDs     []uint32 `json:"output_token_ids"`
 		Lengths []int    `json:"output_chunk_lens"`
@@ -149,18 +158,35 @@ func (l tokenRoutes) derender(c *call) {
 	c.send(http.StatusOK, "application/json", l.derendered(&req))
 }
 
-// derenderWhole makes a chat of token ids without their request; its text is left out here. An engine with a parser rejects that.
+// derenderWhole makes a chat of all tokens of an answer. An engine with a parser rejects it without the chat's request.
 func (l tokenRoutes) derenderWhole(c *call, req *derenderRequest) {
 	bad := l.known(&req.Model)
-	if bad == nil && !l.cfg.NoParser {
+	switch {
+	case bad != nil:
+	case !l.cfg.NoParser && req.Chat.Messages == nil:
 		bad = reject("chat_request is required when a tool or reasoning parser is configured because plain detokenization would leak raw parser markup into content.", "")
+	case len(req.Whole.Choices) != 1 || len(req.Whole.Choices[0].IDs) == 0:
+		bad = reject("the simulator makes a chat of one choice with tokens", "")
 	}
 	if bad != nil {
 		l.fail(c, *bad)
 		return
 	}
-	c.send(http.StatusOK, "application/json", text(`{"id":"kvpilot","object":"chat.completion","created":1,"model":`).str(req.Model).raw(
-		`,"choices":[{"index":0,"message":{"role":"assistant","content":""},"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}}`))
+	one := &req.Whole.Choices[0]
+	ids := one.IDs
+	if n := len(ids) - 1; one.Finish == "stop" && ids[n] == vocab.TurnEnd {
+		ids = ids[:n]
+	}
+	_, tool := l.forced(&req.Chat)
+	ch := &choice{callID: l.newID(), ids: ids, finish: one.Finish}
+	ch.text = ch.detok.feed(nil, ids)
+	if len(one.Stop) > 0 && json.Unmarshal(one.Stop, &ch.stop) != nil {
+		ch.stop = nil
+	}
+	a := &chatAnswer{g: &generation{l: l.life}, req: &req.Chat, tool: tool}
+	b := text(`{"id":`).str(req.Whole.RequestID).raw(`,"object":"chat.completion","created":1,"model":`).str(req.Model).raw(`,"choices":[`)
+	b = a.wholeChoice(b, ch).raw(`],"service_tier":null,"system_fingerprint":null,"usage":`)
+	c.send(http.StatusOK, "application/json", usage{completion: len(one.IDs), chat: true}.whole(b, &l.dialect).raw(`}`))
 }
 
 func (l tokenRoutes) derendered(req *derenderRequest) text {

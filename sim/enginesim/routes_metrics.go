@@ -134,6 +134,18 @@ func (l *life) metrics(c *call) {
 	counter("num_preemptions", "Cumulative number of preemption from the engine.", func(s core.Stats) uint64 { return s.Preemptions })
 	counter("prompt_tokens", "Number of prefill tokens processed.", func(s core.Stats) uint64 { return s.PromptTokens })
 	counter("generation_tokens", "Number of generation tokens processed.", func(s core.Stats) uint64 { return s.GenerationTokens })
+	if cfg := &l.cfg.Core.Lower; cfg.Host.Blocks > 0 || cfg.Shared != nil {
+		counter("external_prefix_cache_queries", "External prefix cache queries from KV connector, in number of tokens.", func(s core.Stats) uint64 { return s.Queries - s.Hits })
+		counter("external_prefix_cache_hits", "External prefix cache hits from KV connector, in number of tokens.", func(s core.Stats) uint64 { return s.Loaded })
+		if l.features.has(sources) {
+			x.family("prompt_tokens_by_source", "counter", "Number of prompt tokens by source.")
+			for rank, s := range stats {
+				x.sample("prompt_tokens_by_source_total", rank, `source="local_compute",`, float64(s.Queries-s.Hits-s.Loaded))
+				x.sample("prompt_tokens_by_source_total", rank, `source="local_cache_hit",`, float64(s.Hits))
+				x.sample("prompt_tokens_by_source_total", rank, `source="external_kv_transfer",`, float64(s.Loaded))
+			}
+		}
+	}
 	x.family("request_success", "counter", "Count of successfully processed requests.")
 	for rank, s := range stats {
 		for f := core.FinishStop; f <= core.FinishAbort; f++ {

@@ -201,14 +201,5 @@ func (d *detok) feed(dst []byte, ids []uint32) []byte {
 	return dst
 }
 
-// flush gives the rest; an incomplete character becomes the replacement character.
-func (d *detok) flush(dst []byte) []byte {
-	if len(d.held) > 0 {
-		dst = append(dst, string(utf8.RuneError)...)
-		d.held = d.held[:0]
-	}
-	return dst
-}
-
 // maxChoices is the largest n, as VLLM_MAX_N_SEQUENCES bounds it.
 const maxChoices = 16384

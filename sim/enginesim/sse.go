@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // stream writes server-sent events and dies as the faults ask for.
@@ -85,7 +87,7 @@ func (s *stream) done() {
 	}
 	s.send()
 	if d := time.Duration(s.c.faults.Linger); d > 0 {
-		sleep(s.c.r.Context(), d)
+		sleep.For(s.c.r.Context(), d)
 	}
 }
 

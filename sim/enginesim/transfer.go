@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
@@ -190,7 +191,7 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 	ch.foreign.Store(from.Print != printOf(ch.prompt.ids))
 	lacks := len(ch.prompt.ids) - ch.core.Holds(ch.seq)
 	took := time.Duration(float64(t.Start+time.Duration(lacks)*t.PerToken) / g.l.cfg.Core.Timing.Speed)
-	if !sleep(ctx, took) {
+	if !sleep.For(ctx, took) {
 		return
 	}
 	if _, err := g.askPeer(ctx, g.peer(kv), "done", from.Request); err != nil {
@@ -238,10 +239,10 @@ func (g exchange) meet(ctx context.Context, kv *kvTransfer, ch *choice) (*peerPr
 		case ctx.Err() != nil:
 			return nil, nil //nolint:nilnil // documented
 		case err != nil && !met:
-			sleep(ctx, time.Duration(float64(handshakeTimeout)/g.l.cfg.Core.Timing.Speed))
+			sleep.For(ctx, time.Duration(float64(handshakeTimeout)/g.l.cfg.Core.Timing.Speed))
 			return nil, err
 		}
-		sleep(ctx, pushPoll)
+		sleep.For(ctx, pushPoll)
 	}
 }
 

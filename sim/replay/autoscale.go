@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/observe/demand"
+	"github.com/kvpilot/kvpilot/sim/enginemodel"
 )
 
 // ScaleRule says how many replicas an autoscaler wants. The zero value is none: all replicas run all the time.
@@ -368,6 +369,8 @@ func (a *autoscaler) started(e int) {
 	a.pass()
 	a.phases[e] = phaseReady
 	a.sim.engines[e] = newEngine(e, a.profile, old.speed, a.sim.trace.block, nil, old.lie)
+	enginemodel.LeaveTiers(old.machine)
+	a.sim.below.addTo(a.sim.engines[e])
 	again := *a.all[e]
 	again.ID = replica.ID(fmt.Sprintf("r%d.%d", e, int(a.result.Starts)))
 	a.all[e] = &again

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/sim/enginemodel"
 )
 
@@ -45,6 +46,7 @@ type engine struct {
 	events         []kvEvent
 	lie            Lie
 	prefills       prefills
+	loaded         float64 // when its last load from tiers below the GPU ends
 }
 
 // kvEvent is a change of an engine's cache: blocks stored, or one removed.
@@ -52,6 +54,7 @@ type kvEvent struct {
 	stored   *attempt // nil: removed
 	from, to int
 	removed  blockhash.Hash
+	tier     kvblock.Tier
 }
 
 func newEngines(p *Profile, speeds []float64, n, block int, lies ...Lie) []*engine {
@@ -100,6 +103,16 @@ func (e *engine) Stored(s *enginemodel.Sequence, from, to int) {
 
 // Removed implements enginemodel.Sink.
 func (e *engine) Removed(key blockhash.Hash) { e.events = append(e.events, kvEvent{removed: key}) }
+
+// Kept implements enginemodel.LowerSink.
+func (e *engine) Kept(tier kvblock.Tier, s *enginemodel.Sequence, from, to int) {
+	e.events = append(e.events, kvEvent{stored: s.Owner.(*attempt), from: from, to: to, tier: tier})
+}
+
+// Dropped implements enginemodel.LowerSink.
+func (e *engine) Dropped(tier kvblock.Tier, key blockhash.Hash) {
+	e.events = append(e.events, kvEvent{removed: key, tier: tier})
+}
 
 // plan starts the next step, or a run of decode steps, at now.
 func (e *engine) plan(now float64) {

@@ -9,12 +9,13 @@ import (
 
 // Generators lists the names that Generate knows.
 func Generators() []string {
-	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "synth", "rag", "mixed", "bursts", "decode", "fork", "adapters"}
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "steps", "builds", "reviews", "synth", "rag", "mixed", "bursts", "decode", "fork", "adapters"}
 }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
 // Mooncake's trace; chats, ten turns each of users below one system prompt of 3k tokens; hotdoc, questions about 300 documents of 20k tokens of which few are hot;
-// agent, closed-loop sessions that grow to more than 100k tokens; agentx, coding agents with subagents and forks, in the shape of AgentX; synth, short prompts on a few
+// agent, closed-loop sessions that grow to more than 100k tokens; agentx, coding agents with subagents and forks, in the shape of AgentX; steps, agents of 20 calls of equal growth; builds, agents whose gaps have long tails; reviews, agents that
+// start subagents with their whole contexts late; synth, short prompts on a few
 // shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
 // chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts; decode, fresh prompts of 3k tokens with answers of 800;
 // adapters, chats of 64 LoRA adapters with a Zipf law; fork, agents that start 43 subagents at once, each with the whole context of its agent.
@@ -38,6 +39,12 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		g.agent(n)
 	case "agentx":
 		g.agentx(n)
+	case "steps":
+		g.steps(n)
+	case "builds":
+		g.builds(n)
+	case "reviews":
+		g.reviews(n)
 	case "synth":
 		g.synth(n)
 	case "decode":

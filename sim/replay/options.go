@@ -55,6 +55,8 @@ type Engines struct {
 	// Delays are the times between client, router and engines, Transfers the times of KV cache between two engines.
 	Delays    Delays
 	Transfers Transfers
+	// Tiers are the tiers of KV memory below the replicas' GPUs; the oracle has none.
+	Tiers Tiers
 }
 
 // Routing is the routers and what they know.
@@ -202,6 +204,7 @@ func (o *Options) check() error {
 	if o.Transfers.Start < 0 || o.Transfers.PerToken < 0 {
 		errs = append(errs, errors.New("the times of transfers must not be negative"))
 	}
+	errs = append(errs, o.Tiers.check(o.Block))
 	for _, p := range o.Policies {
 		if !p.Known() && !slices.Contains(otherRules(), p) {
 			errs = append(errs, fmt.Errorf("unknown policy %q; known are %v, and the rules of other routers %v", p, decision.Policies(), otherRules()))

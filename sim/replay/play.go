@@ -64,6 +64,10 @@ func (j *job) play() (Numbers, error) {
 		return s.numbers(o.Goal), nil
 	}
 	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
+	s.below = o.Tiers.below(o.Block)
+	for _, e := range s.engines {
+		s.below.addTo(e)
+	}
 	s.delays, s.legs.Transfers = o.Delays, o.Transfers
 	s.misses.goal = o.Goal
 	if j.missed > 0 {

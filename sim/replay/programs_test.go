@@ -170,3 +170,59 @@ func TestChatsNextToPrograms(t *testing.T) {
 		t.Error("chats next to a load by rate are played")
 	}
 }
+
+// Three times the agents that the memory holds at once finish about as many programs in their first minute as a third of them: what has begun is
+// finished first. All begin at once, and nothing is known of their lengths.
+func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
+	plays(t)
+	trace := generated(t, "steps", 1600)
+	p := Profiles()[0]
+	p.CacheTokens = 250 * 512
+	o := Options{Traffic: Traffic{Trace: trace}, Engines: Engines{Replicas: 4, Profile: p, Block: 512, Delays: LocalDelays(), Speeds: []float64{4}}, Routing: Routing{PaceBias: 1}}
+	const minute, runs = 60, 4
+	finished := func(agents int) (programs, calls int) {
+		for seed := range uint64(runs) {
+			j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: seed + 1, setup: ruleset{Policy: decision.PredictedTTFT}}
+			s := newSim(j.work, newEngines(&p, o.Speeds, o.Replicas, 512), 1, j.seed)
+			s.delays = o.Delays
+			s.limit(agents)
+			for i := range s.events {
+				s.events[i].at = 0
+			}
+			cfg := chooser.DefaultConfig()
+			cfg.Queue.MaxWait = 0
+			v, err := newService(s, cfg, j)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.router = v
+			if s.run(0); v.err() != nil {
+				t.Fatal(v.err())
+			}
+			for i, done := range s.done {
+				if math.IsNaN(done) {
+					t.Fatalf("call %d of %d agents did not end", i, agents)
+				}
+				if done > minute {
+					continue
+				}
+				calls++
+				if i+1 == len(s.done) || trace.Calls[i+1].Prev < 0 {
+					programs++
+				}
+			}
+		}
+		return programs / runs, calls / runs
+	}
+	few, fewCalls := finished(16)
+	for _, agents := range []int{32, 48} {
+		many, calls := finished(agents)
+		t.Logf("%d agents: %d programs, %d calls in a minute; 16 agents: %d, %d", agents, many, calls, few, fewCalls)
+		if float64(many) < 0.8*float64(few) {
+			t.Errorf("%d agents finish %d programs in a minute, want about as many as 16 agents, %d", agents, many, few)
+		}
+		if calls < fewCalls {
+			t.Errorf("%d agents have %d calls in a minute, want as many as 16 agents, %d", agents, calls, fewCalls)
+		}
+	}
+}

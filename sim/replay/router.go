@@ -89,6 +89,9 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 			return nil, err
 		}
 		r.index.SetState(replica.Slot(i), kvblock.FeedExact)
+		if j.options.Tiers.Store.Tokens > 0 {
+			r.index.SetStore(replica.Slot(i), "store")
+		}
 		r.chooser.AddRank(replica.Slot(i), rep, 0)
 	}
 	r.texts = cfg.Policy == decision.PrefixAffinity
@@ -271,13 +274,26 @@ func (r *router) changed(e int, events []kvEvent) {
 
 func (r *router) apply(e int, events []kvEvent) {
 	for i := range events {
-		if ev := &events[i]; ev.stored != nil {
-			r.stored(e, ev.stored.call, ev.from, ev.to)
-		} else {
+		switch ev := &events[i]; {
+		case ev.tier != kvblock.TierGPU && r.job.options.Tiers.Unknown:
+		case ev.stored == nil:
 			r.names = append(r.names[:0], kvblock.EngineHash(ev.removed))
-			r.index.Remove(replica.Slot(e), &kvblock.Removed{Hashes: r.names})
+			r.index.Remove(replica.Slot(e), &kvblock.Removed{Hashes: r.names, Tier: ev.tier, Remote: ev.tier == kvblock.TierDisk})
+		case ev.tier != kvblock.TierGPU:
+			r.kept(e, ev)
+		default:
+			r.stored(e, ev.stored.call, ev.from, ev.to)
 		}
 	}
+}
+
+// kept delivers that blocks are in a tier below the GPU. Like vLLM's, the event has their names only.
+func (r *router) kept(e int, ev *kvEvent) {
+	r.names = r.names[:0]
+	for _, key := range r.sim.trace.hashes[ev.stored.call][ev.from:ev.to] {
+		r.names = append(r.names, kvblock.EngineHash(key))
+	}
+	r.index.Store(replica.Slot(e), &kvblock.Stored{Hashes: r.names, Tier: ev.tier, Remote: ev.tier == kvblock.TierDisk})
 }
 
 func (r *router) stored(e, call, from, to int) {

@@ -123,6 +123,7 @@ type sim struct {
 	pooled  bool // the engines share one cache
 	delays  Delays
 	legs    legs
+	below   below
 	router  dispatcher
 	looked  float64 // when the engines were last caught up
 	dice    *rand.Rand
@@ -259,6 +260,9 @@ func (s *sim) sending() float64 {
 func (s *sim) plan(e *engine) {
 	if e.step != nil && len(e.step.Reads) > 0 {
 		splits{s}.reads(e)
+	}
+	if e.step != nil && len(e.step.Loads) > 0 {
+		s.load(e)
 	}
 	if e.steps > 0 {
 		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/kvpilot/kvpilot/client"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // carriedKinds are requests of the clients of this test, by path.
@@ -50,7 +50,7 @@ func routerEnds(t *testing.T, signal syscall.Signal) {
 	var routers []*process
 	var addresses, admins []string
 	for range 3 {
-		at, admin := stack.FreeAddress(t), stack.FreeAddress(t)
+		at, admin := programs.FreeAddress(t), programs.FreeAddress(t)
 		routers = append(routers, serve(t, replicas, "--grpc", at, "--admin", admin))
 		addresses, admins = append(addresses, at), append(admins, admin)
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // load sends perSecond requests a second for so long, and calls at once at its moment; it returns what each met.
@@ -118,7 +118,7 @@ func TestWaits12Stopped(t *testing.T) {
 
 // An engine that dies and comes back takes requests within a second of its first healthy answer.
 func TestWaits12Killed(t *testing.T) {
-	port := stack.FreeAddress(t)
+	port := programs.FreeAddress(t)
 	_, number, _ := net.SplitHostPort(port)
 	replicas := []*process{simulate(t, number), simulate(t, "0")}
 	router := serve(t, replicas)

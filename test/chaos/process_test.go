@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // process is a kvpilot command that runs beside the test and ends with it.
@@ -43,7 +43,7 @@ func start(t *testing.T, talks bool, args ...string) *process {
 	if limit := os.Getenv("CHAOS_LIMIT"); limit != "" { // of file descriptors
 		cmd = exec.Command("sh", append([]string{"-c", `ulimit -n "$0" && exec "$@"`, limit, binary(t)}, args...)...)
 	}
-	log := &stack.Log{}
+	log := &programs.Log{}
 	cmd.Stderr = log
 	p := &process{t: t, args: args}
 	var err error
@@ -77,7 +77,7 @@ func simulate(t *testing.T, port string, more ...string) *process {
 // serve starts the router before the replicas and waits until all are ready.
 func serve(t *testing.T, replicas []*process, more ...string) *process {
 	t.Helper()
-	address := stack.FreeAddress(t)
+	address := programs.FreeAddress(t)
 	args := append([]string{"serve", "--http", address, "--grpc", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--set", "telemetry.log_level=warn"}, more...)
 	for _, r := range replicas {
 		args = append(args, "--replica", r.url)

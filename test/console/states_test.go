@@ -370,6 +370,23 @@ func TestWhatWasTriedAgainHasNotFailed(t *testing.T) {
 	b.clean()
 }
 
+// Ranks that drain while the others of their replica take requests are named, with who drains them and what is left.
+func TestRanksThatDrainAreNamed(t *testing.T) {
+	r := fine("gpu-a", 1)
+	r["ranks"] = []obj{rank(1), rank(2), rank(3)}
+	for i, k := range r["ranks"].([]obj) {
+		k["rank"] = i
+	}
+	r["drain"] = obj{"by": "alice", "reason": "a bad link", "in_flight": 3, "ranks": []int{0, 2}}
+	b := calm(r, fine("gpu-b", 4)).begin(t)
+	const rows = `[...document.querySelectorAll('#replica-table tbody tr:not(.why)')]`
+	b.until("the ranks are named", `document.getElementById('replica-table').innerText.includes('ranks 0, 2 drained by alice (a bad link), 3 requests left')`)
+	b.until("their rows say so", rows+`.map((r) => r.innerText.includes('draining')).join() === 'true,false,true,false'`)
+	b.until("the replica is ready", rows+`[0].innerText.includes('ready')`)
+	b.shot("ranks-wide-light")
+	b.clean()
+}
+
 // The header says that requests are refused, and which setting limits; the chart shows those that failed above all of them.
 func TestAnOverloadedRouter(t *testing.T) {
 	s := calm(fine("gpu-a", 1))

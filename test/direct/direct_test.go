@@ -22,6 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -114,7 +115,7 @@ func join(t *testing.T, to string, from ...string) {
 // launch runs the program until the test ends, and waits until it listens.
 func launch(t *testing.T, cmd *exec.Cmd, address string) string {
 	t.Helper()
-	log := &stack.Log{}
+	log := &programs.Log{}
 	cmd.Stdout, cmd.Stderr = log, log
 	p, err := proc.Start(filepath.Base(cmd.Path), cmd)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -30,12 +31,12 @@ type routerProcess struct {
 func startRouters(t *testing.T, replicas []string) [2]*routerProcess {
 	t.Helper()
 	var routers [2]*routerProcess
-	join := stack.FreeAddress(t)
-	for i, gossip := range []string{join, stack.FreeAddress(t)} {
-		r := &routerProcess{http: stack.FreeAddress(t), admin: stack.FreeAddress(t)}
+	join := programs.FreeAddress(t)
+	for i, gossip := range []string{join, programs.FreeAddress(t)} {
+		r := &routerProcess{http: programs.FreeAddress(t), admin: programs.FreeAddress(t)}
 		args := []string{"serve", "--http", r.http, "--grpc", "127.0.0.1:0", "--admin", r.admin, "--set", "telemetry.log_level=warn"}
 		for _, setting := range []string{
-			fmt.Sprintf("name=router-%d", i+1), "listen=" + gossip, "rpc_listen=" + stack.FreeAddress(t), "key=a key for the routers of this test", "join=" + join,
+			fmt.Sprintf("name=router-%d", i+1), "listen=" + gossip, "rpc_listen=" + programs.FreeAddress(t), "key=a key for the routers of this test", "join=" + join,
 		} {
 			args = append(args, "--set", "fleet."+setting)
 		}
@@ -207,7 +208,7 @@ func testKilledRouter(t *testing.T, p proxy) {
 				t.Errorf("%d streams ended with the router, which carried %v requests", lost, carried)
 			}
 			usual, after := worst(shots, time.Time{}, killed), worst(shots, killed, time.Now())
-			if after.wait > stack.Patient(newWait)+usual.wait {
+			if after.wait > programs.Patient(newWait)+usual.wait {
 				t.Errorf("a new request waited %s; before, %s at most: %s", after.wait, usual.wait, after)
 			}
 			t.Logf("%d requests; %d streams ended with the router, which carried %v requests; longest wait %s before, %s after the kill",
@@ -238,7 +239,7 @@ func testStoppedRouter(t *testing.T, p proxy, seen time.Duration) {
 		}
 	}
 	usual, after := worst(shots, time.Time{}, stopped.Add(-100*time.Millisecond)), worst(shots, stopped.Add(seen), time.Now())
-	if seen > 0 && after.wait > stack.Patient(newWait)+usual.wait {
+	if seen > 0 && after.wait > programs.Patient(newWait)+usual.wait {
 		t.Errorf("%s after the stop, a new request waited %s; before, %s at most: %s", seen, after.wait, usual.wait, after)
 	}
 	t.Logf("%d requests, %d of them waited for the stopped router; longest wait %s before, %s for requests sent %s after the stop",

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // haproxy starts HAProxy with what is shipped in deploy/haproxy.
@@ -23,7 +23,7 @@ func (haproxy) program(t *testing.T) string {
 
 func (p haproxy) start(t *testing.T, o proxyOptions, routers ...string) string {
 	t.Helper()
-	name, address, dir := p.program(t), stack.FreeAddress(t), t.TempDir()
+	name, address, dir := p.program(t), programs.FreeAddress(t), t.TempDir()
 	text, err := os.ReadFile(filepath.Join(deployed(t, "haproxy"), "haproxy.cfg"))
 	if err != nil {
 		t.Fatal(err)

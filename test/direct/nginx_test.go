@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // nginx starts nginx with what is shipped in deploy/nginx.
@@ -34,7 +34,7 @@ func (nginx) program(t *testing.T) (name, module string) {
 func (p nginx) start(t *testing.T, o proxyOptions, routers ...string) string {
 	t.Helper()
 	name, module := p.program(t)
-	address, dir := stack.FreeAddress(t), t.TempDir()
+	address, dir := programs.FreeAddress(t), t.TempDir()
 	text, err := os.ReadFile(filepath.Join(deployed(t, "nginx"), "kvpilot.conf"))
 	if err != nil {
 		t.Fatal(err)

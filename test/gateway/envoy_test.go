@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -101,7 +102,7 @@ func startEnvoy(t *testing.T, binary string, c envoyConfig) *envoy {
 	if err := os.WriteFile(file, []byte(c.text(t)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	log := &stack.Log{}
+	log := &programs.Log{}
 	cmd := exec.CommandContext(t.Context(), binary, "-c", file, "--admin-address-path", adminFile, "--use-dynamic-base-id", "--concurrency", "1", "--log-level", "warning")
 	cmd.Stdout, cmd.Stderr = log, log
 	p, err := proc.Start("envoy", cmd)

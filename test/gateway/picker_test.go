@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/edge/extproc"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -66,7 +67,7 @@ func newPicker(t *testing.T, s *stack.Stack) *picker {
 // start starts the process, and returns when it is ready.
 func (p *picker) start() {
 	p.t.Helper()
-	log := &stack.Log{}
+	log := &programs.Log{}
 	cmd := exec.CommandContext(p.t.Context(), p.binary, p.args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	var err error

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -36,7 +37,7 @@ func exchange(t *testing.T, address, wire string) (status int, body string) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(stack.Patient(10 * time.Second)))
+	c.SetDeadline(time.Now().Add(programs.Patient(10 * time.Second)))
 	go io.WriteString(c, wire)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {

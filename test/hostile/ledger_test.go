@@ -22,7 +22,8 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/proc"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // honest are the tenants that use the router next to an attacker.
@@ -206,16 +207,9 @@ func TestAnnouncedBodiesLockNobodyOut(t *testing.T) {
 		p.besides(t, most, func(ctx context.Context) {
 			sockets(t, p.HTTP, 3, announced("key-of-attacker", 25<<20, 131<<10))
 			sockets(t, p.HTTP, 600, announced("key-of-attacker", 128<<10, 8))
-			wait(ctx, 8*time.Second)
+			sleep.For(ctx, 8*time.Second)
 		})
 	})
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
 }
 
 // dials opens gRPC connections that read no byte of an answer's data.
@@ -252,7 +246,7 @@ func TestAnswersThatNobodyReadsAreCounted(t *testing.T) {
 				c.(*net.TCPConn).SetReadBuffer(4 << 10)
 			}
 			sockets(t, p.Admin, 400, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 50))
-			wait(ctx, 8*time.Second)
+			sleep.For(ctx, 8*time.Second)
 		})
 	})
 }
@@ -281,7 +275,7 @@ func TestIdleStreamsWithoutCredentialsAreFew(t *testing.T) {
 					}
 				}
 			}
-			wait(ctx, 3*time.Second)
+			sleep.For(ctx, 3*time.Second)
 			within, cancel := context.WithTimeout(ctx, 5*time.Second)
 			defer cancel()
 			if _, err := healthpb.NewHealthClient(dials(t, p.GRPC, 1)[0]).Check(within, &healthpb.HealthCheckRequest{}); err != nil {
@@ -300,7 +294,7 @@ func TestIdleStreamsOfATenantLeaveRoom(t *testing.T) {
 					kvpilotv1.NewRoutingServiceClient(conn).WatchDecisions(ctx, &kvpilotv1.WatchDecisionsRequest{})
 				}
 			}
-			wait(ctx, 3*time.Second)
+			sleep.For(ctx, 3*time.Second)
 		})
 	})
 }
@@ -355,7 +349,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 			} else {
 				resp.Body.Close()
 			}
-			wait(ctx, time.Second)
+			sleep.For(ctx, time.Second)
 		}
 	})
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))
@@ -368,7 +362,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 }
 
 func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
-	gossip, rpc := stack.FreeAddress(t), stack.FreeAddress(t)
+	gossip, rpc := programs.FreeAddress(t), programs.FreeAddress(t)
 	fleet := []string{"fleet.key=0123456789abcdef0123456789abcdef", "memory.max_bytes=536870912"}
 	first := startProcess(t, append(fleet, "fleet.listen="+gossip, "fleet.rpc_listen="+rpc)...)
 	stop := make(chan struct{})
@@ -398,7 +392,7 @@ func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
 		}
 	})
 	time.Sleep(4 * time.Second)
-	second := startProcess(t, append(fleet, "fleet.listen="+stack.FreeAddress(t), "fleet.rpc_listen="+stack.FreeAddress(t), "fleet.join="+gossip)...)
+	second := startProcess(t, append(fleet, "fleet.listen="+programs.FreeAddress(t), "fleet.rpc_listen="+programs.FreeAddress(t), "fleet.join="+gossip)...)
 	for _, p := range []*process{first, second} {
 		within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()

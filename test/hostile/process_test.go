@@ -16,14 +16,14 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/internal/proc"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // process is the router as a process of its own, so that its memory can be measured.
 type process struct {
 	*proc.Process
 	HTTP, GRPC, Admin string
-	log               *stack.Log
+	log               *programs.Log
 }
 
 // built is the folder of binary, once it was asked for.
@@ -102,7 +102,7 @@ func startWithin(t *testing.T, files int, set ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{HTTP: stack.FreeAddress(t), GRPC: stack.FreeAddress(t), Admin: stack.FreeAddress(t), log: &stack.Log{}}
+	p := &process{HTTP: programs.FreeAddress(t), GRPC: programs.FreeAddress(t), Admin: programs.FreeAddress(t), log: &programs.Log{}}
 	args := []string{"serve", "--replica", engine(t), "--http", p.HTTP, "--grpc", p.GRPC, "--admin", p.Admin, "--set", "listen.drain_timeout=1s"}
 	for _, s := range set {
 		args = append(args, "--set", s)

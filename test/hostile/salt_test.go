@@ -24,7 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/route/quota"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -104,7 +104,7 @@ func secrets(number int) map[string]string {
 func TestCacheOracle(t *testing.T) {
 	s := stack.Start(t, oneReplica(func(c *config.Config) {
 		addTenants(c, "victim", "thief")
-		c.Router.TenantSalt, c.Router.TenantSaltSecret = router.SwitchOn, secret.New("a secret of the fleet")
+		c.Router.TenantSalt, c.Router.TenantSaltSecret = intake.SwitchOn, secret.New("a secret of the fleet")
 	}))
 	guesses, hits, found, looked := 0, 0, 0, 0
 	// The thief guesses the very prompt, each time one that it has not sent before, and the victim's salt as it might be.

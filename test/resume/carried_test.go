@@ -172,10 +172,10 @@ func TestAStreamThatCannotBeContinuedElsewhere(t *testing.T) {
 
 // A sampled message is continued only from the chunks that its events were made of.
 func TestAMessageThatCannotBeContinuedElsewhere(t *testing.T) {
-	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) { c.Version, c.ScaleOut, c.MeanAnswer = "0.33.0", true, 30 }})
+	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) { c.Version, c.ScaleOut, c.MeanAnswer = "0.33.0", true, 3000 }}) // nine events are never all of it
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	url := "http://" + s.HTTP
-	const body = `{"model":"sim","stream":true,"temperature":0.7,"max_tokens":60,"messages":[{"role":"user","content":"Tell me about rivers"}]}`
+	const body = `{"model":"sim","stream":true,"temperature":0.7,"max_tokens":400,"messages":[{"role":"user","content":"Tell me about rivers"}]}`
 	_, received := post(t, url, "/v1/messages", "carry", body, 9)
 	chunks := regexp.MustCompile(`: ids .*\n\n`)
 	if n := len(chunks.FindAllString(received, -1)); n < 3 {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kvpilot/kvpilot/internal/compare"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
@@ -18,6 +19,14 @@ var unstreamed = map[string][2]string{
 	"chat":                    {"/v1/chat/completions", `"messages":[{"role":"user","content":"Größe \"quoted\" 你好"}],"max_tokens":90`},
 	"chat with a stop string": {"/v1/chat/completions", `"messages":[{"role":"user","content":"Hello"}],"max_tokens":90,"stop":["zzz","high"]`},
 	"completion":              {"/v1/completions", `"prompt":"Once upon a time","max_tokens":90`},
+}
+
+// parsedWhole are requests whose answers in one piece an engine's parser takes apart, in the same way as unstreamed.
+var parsedWhole = map[string][2]string{
+	"chat":                  {"/v1/chat/completions", `"messages":[{"role":"user","content":"Größe \"quoted\" 你好"}],"max_tokens":90`},
+	"chat with a tool call": {"/v1/chat/completions", `"messages":[{"role":"user","content":"use get_weather"}],"max_tokens":90,` + weather},
+	"chat with tools":       {"/v1/chat/completions", `"messages":[{"role":"user","content":"Hello"}],"max_tokens":90,"tool_choice":"auto",` + weather},
+	"completion":            {"/v1/completions", `"prompt":"Once upon a time","max_tokens":90`},
 }
 
 // whole asks for an answer in one piece, under a request id.
@@ -82,6 +91,16 @@ func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
 	}
 }
 
+// An answer in one piece that an engine's parser takes apart is the engine's own, too: its parser is given all tokens of the stream at once.
+func TestAnUnstreamedAnswerOfAParserIsContinued(t *testing.T) {
+	streams, plain := insides(t, "0.33.0", func(c *enginesim.Config) { c.NoParser = false })
+	for name, ask := range parsedWhole {
+		t.Run(name, func(t *testing.T) {
+			continuedWhole(t, streams, plain, ask[0], `{"model":"sim","temperature":0,`+ask[1]+`}`)
+		})
+	}
+}
+
 func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string) {
 	t.Helper()
 	fault(t, streams, `{}`)
@@ -96,8 +115,12 @@ func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string
 		}
 	}
 	_, _, want := whole(t, "http://"+plain.HTTP, path, body, "x")
+	stream, _ := raw(t, "http://"+plain.HTTP+path, strings.Replace(body, `{`, `{"stream":true,`, 1))
+	events := min(50, compare.Events(stream)-2)
+	const cuts = 5
 	met := 0
-	for at := 1; at < 50; at += 12 {
+	for i := range cuts {
+		at := 3 + i*(events-3)/cuts // behind the first token
 		faultAt(t, streams.Replicas, `{}`)
 		faultAt(t, streams.Replicas[at%len(streams.Replicas):][:1], fmt.Sprintf(`{"poison":"\"stream\":true","die_after":%d,"times":1}`, at))
 		before := resumed(t, streams)
@@ -111,8 +134,8 @@ func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string
 			}
 		}
 	}
-	if met < 3 {
-		t.Errorf("%d answers were continued: the test shows nothing", met)
+	if met < cuts { // a replica's answers are not requested as streams any more once one of them could not be made whole
+		t.Errorf("%d of %d answers were continued", met, cuts)
 	}
 }
 
@@ -122,14 +145,20 @@ func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
 	for name, more := range map[string]string{
 		"a short answer": `"messages":[{"role":"user","content":"hi"}],"max_tokens":20`,
 		"tools":          `"messages":[{"role":"user","content":"use get_weather"}],"max_tokens":90,` + weather,
+		"a forced call":  `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"tool_choice":"required",` + weather,
 		"log probs":      `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"logprobs":true`,
 		"two answers":    `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"n":2`,
 		"a penalty":      `"messages":[{"role":"user","content":"hi"}],"max_tokens":90,"presence_penalty":0.4`,
 	} {
 		t.Run(name, func(t *testing.T) { sentAsItIs(t, streams, more) })
 	}
+	for path, more := range map[string]string{
+		"/v1/messages":  `"messages":[{"role":"user","content":"hi"}],"max_tokens":90`,
+		"/v1/responses": `"input":"hi","max_output_tokens":90`,
+	} {
+		t.Run(path, func(t *testing.T) { sentAsItIsTo(t, streams, path, more) })
+	}
 	for name, change := range map[string]func(*enginesim.Config){
-		"an engine with parsers":            func(c *enginesim.Config) { c.NoParser = false },
 		"an engine that hides its parsers":  func(c *enginesim.Config) { c.ScaleOut = false },
 		"an older engine":                   func(c *enginesim.Config) { c.Version = "0.32.0" },
 		"an engine with the Rust front end": func(c *enginesim.Config) { c.Rust = true },
@@ -143,9 +172,14 @@ func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
 
 func sentAsItIs(t *testing.T, s *stack.Stack, more string) {
 	t.Helper()
+	sentAsItIsTo(t, s, "/v1/chat/completions", more)
+}
+
+func sentAsItIsTo(t *testing.T, s *stack.Stack, path, more string) {
+	t.Helper()
 	fault(t, s, `{"poison":"\"stream\":true","status":418,"times":1}`)
 	for range 2 * len(s.Replicas) {
-		if status, _, got := whole(t, "http://"+s.HTTP, "/v1/chat/completions", `{"model":"sim",`+more+`}`, "y"); status != http.StatusOK {
+		if status, _, got := whole(t, "http://"+s.HTTP, path, `{"model":"sim",`+more+`}`, "y"); status != http.StatusOK {
 			t.Fatalf("%d: %s", status, got)
 		}
 	}

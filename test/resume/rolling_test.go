@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
+	"github.com/kvpilot/kvpilot/test/programs"
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
@@ -90,7 +91,7 @@ func TestARollingUpdateLosesNoStream(t *testing.T) {
 		}
 		took := time.Since(began)
 		t.Logf("%s had %d streams, and was empty after %s", id, most, took.Round(10*time.Millisecond))
-		if took > stack.Patient(5*time.Second) || most == 0 {
+		if took > programs.Patient(5*time.Second) || most == 0 {
 			t.Errorf("%s had %d streams, and took %s to be empty", id, most, took)
 		}
 		drain(t, s, id, "undrain")

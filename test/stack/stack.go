@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/internal/proc"
 	"github.com/kvpilot/kvpilot/server"
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -86,16 +85,6 @@ func listen(t testing.TB) net.Listener {
 		t.Fatal(err)
 	}
 	return l
-}
-
-// FreeAddress is an address of the loopback on which nothing listens.
-func FreeAddress(t testing.TB) string {
-	t.Helper()
-	list, err := proc.FreeAddresses(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return list[0]
 }
 
 func startReplica(ctx context.Context, t testing.TB, running *sync.WaitGroup, change func(*enginesim.Config)) string {

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // patience bounds every wait; only what is broken meets it.
@@ -65,13 +65,13 @@ var (
 )
 
 // start runs a command in a process group of its own, until the test ends at the latest.
-func (w *walker) start(ctx context.Context, c command) (*exec.Cmd, *stack.Log) {
+func (w *walker) start(ctx context.Context, c command) (*exec.Cmd, *programs.Log) {
 	w.t.Helper()
 	text := w.ports.Replace(c.text)
 	if w.decision != "" {
 		text = id.ReplaceAllString(text, w.decision)
 	}
-	out := new(stack.Log)
+	out := new(programs.Log)
 	cmd := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", "-c", text)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = w.folder, w.env, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -99,12 +99,32 @@ func (p *page) learn(messages protoreflect.MessageDescriptors, enums protoreflec
 }
 
 func (p *page) service(s protoreflect.ServiceDescriptor) {
-	fmt.Fprintf(p, "## %s\n\n%s\n\n| RPC | takes | returns | REST | |\n|---|---|---|---|---|\n", s.Name(), comment(s, "\n"))
+	fmt.Fprintf(p, "## %s\n\n%s\n\n", s.Name(), comment(s, "\n"))
 	for i := range s.Methods().Len() {
 		m := s.Methods().Get(i)
-		fmt.Fprintf(p, "| %s | %s | %s | %s | %s |\n", m.Name(), p.streamed(m.IsStreamingClient(), m.Input()), p.streamed(m.IsStreamingServer(), m.Output()), routes(m), cell(m))
+		p.WriteString("- ")
+		if list := routes(m); list != "" {
+			p.WriteString(list + ": ")
+		}
+		p.WriteString(begun(string(m.Name()), comment(m, " ")))
+		if !m.IsStreamingClient() && m.Input().FullName() == body && m.Output().FullName() == body {
+			p.WriteByte('\n')
+			continue
+		}
+		fmt.Fprintf(p, " %s → %s\n", p.streamed(m.IsStreamingClient(), m.Input()), p.streamed(m.IsStreamingServer(), m.Output()))
 	}
 	p.WriteByte('\n')
+}
+
+// body is the message of the RPCs that forward bodies, which their service's comment describes.
+const body = "google.api.HttpBody"
+
+// begun is a comment that begins with the name of its subject, in bold.
+func begun(name, text string) string {
+	if rest, ok := strings.CutPrefix(text, name+" "); ok {
+		return "**" + name + "** " + rest
+	}
+	return "**" + name + "**: " + text
 }
 
 func (p *page) streamed(many bool, m protoreflect.MessageDescriptor) string {
@@ -125,7 +145,7 @@ func routes(m protoreflect.MethodDescriptor) string {
 			}
 		}
 	}
-	return strings.Join(list, "<br>")
+	return strings.Join(list, ", ")
 }
 
 func (p *page) messages(list protoreflect.MessageDescriptors) {
@@ -135,12 +155,9 @@ func (p *page) messages(list protoreflect.MessageDescriptors) {
 			continue
 		}
 		fmt.Fprintf(p, "### %s\n\n%s\n\n", title(m), comment(m, "\n"))
-		if m.Fields().Len() > 0 {
-			p.WriteString("| field | type | |\n|---|---|---|\n")
-		}
 		for i := range m.Fields().Len() {
 			f := m.Fields().Get(i)
-			fmt.Fprintf(p, "| %s | %s | %s |\n", f.Name(), p.kind(f), cell(f))
+			fmt.Fprintf(p, "- `%s` %s: %s\n", f.Name(), p.kind(f), comment(f, " "))
 		}
 		p.WriteByte('\n')
 		p.messages(m.Messages())
@@ -150,10 +167,10 @@ func (p *page) messages(list protoreflect.MessageDescriptors) {
 func (p *page) enums(messages protoreflect.MessageDescriptors, list protoreflect.EnumDescriptors) {
 	for i := range list.Len() {
 		e := list.Get(i)
-		fmt.Fprintf(p, "### %s\n\n%s\n\n| value | |\n|---|---|\n", title(e), comment(e, "\n"))
+		fmt.Fprintf(p, "### %s\n\n%s\n\n", title(e), comment(e, "\n"))
 		for i := range e.Values().Len() {
 			v := e.Values().Get(i)
-			fmt.Fprintf(p, "| %s | %s |\n", v.Name(), cell(v))
+			fmt.Fprintf(p, "- `%s`: %s\n", v.Name(), comment(v, " "))
 		}
 		p.WriteByte('\n')
 	}
@@ -214,8 +231,3 @@ func comment(d protoreflect.Descriptor, by string) string {
 
 // escape keeps names of a comment in angle brackets or with underscores from being taken for markup.
 var escape = strings.NewReplacer("<", "&lt;", "{", "&#123;", "}", "&#125;")
-
-// cell is d's comment in one cell of a table.
-func cell(d protoreflect.Descriptor) string {
-	return strings.ReplaceAll(comment(d, " "), "|", `\|`)
-}

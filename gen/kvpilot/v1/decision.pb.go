@@ -665,9 +665,9 @@ type Overlap struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Leading tokens in GPU memory.
 	GpuTokens uint32 `protobuf:"varint,1,opt,name=gpu_tokens,json=gpuTokens,proto3" json:"gpu_tokens,omitempty"`
-	// Further contiguous tokens in CPU memory.
+	// Further contiguous tokens in host (CPU) memory.
 	CpuTokens uint32 `protobuf:"varint,2,opt,name=cpu_tokens,json=cpuTokens,proto3" json:"cpu_tokens,omitempty"`
-	// Further contiguous tokens on disk or in a remote store.
+	// Further contiguous tokens in a store: on disk, or in memory that is not the rank's own.
 	DiskTokens    uint32 `protobuf:"varint,3,opt,name=disk_tokens,json=diskTokens,proto3" json:"disk_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1533,7 +1533,7 @@ type Candidate struct {
 	KvUsage *float64 `protobuf:"fixed64,14,opt,name=kv_usage,json=kvUsage,proto3,oneof" json:"kv_usage,omitempty"`
 	// The predicted time until the rank has prefilled all that is booked.
 	Backlog *durationpb.Duration `protobuf:"bytes,15,opt,name=backlog,proto3" json:"backlog,omitempty"`
-	// Prompt tokens that the rank would have to prefill, lower tiers credited.
+	// Prompt tokens that the rank would have to prefill: it neither holds them in GPU memory nor is expected to load them.
 	UncachedTokens uint32 `protobuf:"varint,16,opt,name=uncached_tokens,json=uncachedTokens,proto3" json:"uncached_tokens,omitempty"`
 	// The predicted time to prefill those.
 	Prefill *durationpb.Duration `protobuf:"bytes,17,opt,name=prefill,proto3" json:"prefill,omitempty"`
@@ -1576,9 +1576,13 @@ type Candidate struct {
 	// How the rank has behaved of late. Absent while it behaves as its equals do.
 	Conduct *RankConduct `protobuf:"bytes,36,opt,name=conduct,proto3" json:"conduct,omitempty"`
 	// The request's LoRA adapter on the rank. Absent: it has none.
-	Adapter       *AdapterCost `protobuf:"bytes,37,opt,name=adapter,proto3" json:"adapter,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Adapter *AdapterCost `protobuf:"bytes,37,opt,name=adapter,proto3" json:"adapter,omitempty"`
+	// The predicted time to load the part of the overlap that is below GPU memory.
+	Load *durationpb.Duration `protobuf:"bytes,38,opt,name=load,proto3" json:"load,omitempty"`
+	// Tokens of that part that the engine is expected to find; it computes the others.
+	LoadableTokens uint32 `protobuf:"varint,39,opt,name=loadable_tokens,json=loadableTokens,proto3" json:"loadable_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Candidate) Reset() {
@@ -1868,6 +1872,20 @@ func (x *Candidate) GetAdapter() *AdapterCost {
 		return x.Adapter
 	}
 	return nil
+}
+
+func (x *Candidate) GetLoad() *durationpb.Duration {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+func (x *Candidate) GetLoadableTokens() uint32 {
+	if x != nil {
+		return x.LoadableTokens
+	}
+	return 0
 }
 
 // AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
@@ -2466,7 +2484,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x05queue\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x05queue\x123\n" +
 	"\acompute\x18\v \x01(\v2\x19.google.protobuf.DurationR\acompute\x125\n" +
-	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xdd\v\n" +
+	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xb5\f\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2508,7 +2526,9 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x05place\x18\" \x01(\rR\x05place\x12-\n" +
 	"\x04drag\x18# \x01(\v2\x19.google.protobuf.DurationR\x04drag\x121\n" +
 	"\aconduct\x18$ \x01(\v2\x17.kvpilot.v1.RankConductR\aconduct\x121\n" +
-	"\aadapter\x18% \x01(\v2\x17.kvpilot.v1.AdapterCostR\aadapterB\x11\n" +
+	"\aadapter\x18% \x01(\v2\x17.kvpilot.v1.AdapterCostR\aadapter\x12-\n" +
+	"\x04load\x18& \x01(\v2\x19.google.protobuf.DurationR\x04load\x12'\n" +
+	"\x0floadable_tokens\x18' \x01(\rR\x0eloadableTokensB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
 	"\t_kv_usage\"\xca\x01\n" +
 	"\vAdapterCost\x12.\n" +
@@ -2726,25 +2746,26 @@ var file_kvpilot_v1_decision_proto_depIdxs = []int32{
 	22, // 38: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
 	16, // 39: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
 	15, // 40: kvpilot.v1.Candidate.adapter:type_name -> kvpilot.v1.AdapterCost
-	7,  // 41: kvpilot.v1.AdapterCost.state:type_name -> kvpilot.v1.AdapterState
-	22, // 42: kvpilot.v1.AdapterCost.wait:type_name -> google.protobuf.Duration
-	22, // 43: kvpilot.v1.AdapterCost.load:type_name -> google.protobuf.Duration
-	22, // 44: kvpilot.v1.AdapterCost.loss:type_name -> google.protobuf.Duration
-	4,  // 45: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
-	22, // 46: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	22, // 47: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	22, // 48: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	5,  // 49: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
-	22, // 50: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	8,  // 51: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	22, // 52: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	22, // 53: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	22, // 54: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	55, // [55:55] is the sub-list for method output_type
-	55, // [55:55] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	22, // 41: kvpilot.v1.Candidate.load:type_name -> google.protobuf.Duration
+	7,  // 42: kvpilot.v1.AdapterCost.state:type_name -> kvpilot.v1.AdapterState
+	22, // 43: kvpilot.v1.AdapterCost.wait:type_name -> google.protobuf.Duration
+	22, // 44: kvpilot.v1.AdapterCost.load:type_name -> google.protobuf.Duration
+	22, // 45: kvpilot.v1.AdapterCost.loss:type_name -> google.protobuf.Duration
+	4,  // 46: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	22, // 47: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	22, // 48: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	22, // 49: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 50: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	22, // 51: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	8,  // 52: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	22, // 53: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	22, // 54: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	22, // 55: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }

@@ -25,6 +25,7 @@ type bed struct {
 	flight   []*chooser.Choice
 	asked    int
 	splits   bool
+	index    *kvindex.Index
 }
 
 // bedPrompt is the length of the prompts in tokens.
@@ -41,7 +42,7 @@ func newBed(b *testing.B, ranks int, policy decision.Policy, with ...func(*choos
 	for _, change := range with {
 		change(&cfg)
 	}
-	x := &bed{flight: make([]*chooser.Choice, 4*ranks)}
+	x := &bed{flight: make([]*chooser.Choice, 4*ranks), index: index}
 	reports := make([]chooser.Report, ranks)
 	x.chooser = chooser.New(cfg, chooser.Params{
 		Index: index, Book: book, Seed: 1,
@@ -228,6 +229,53 @@ func BenchmarkChoose(b *testing.B) {
 				b.ReportMetric(float64(times[len(times)/2])/1e3, "µs/choice-p50")
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "decisions/s")
 			})
+		}
+	}
+}
+
+// A choice among ranks that hold parts of prompts in lower tiers costs a little more: each of these is priced.
+func BenchmarkChooseTiers(b *testing.B) {
+	for _, tiers := range []bool{false, true} {
+		b.Run(fmt.Sprintf("tiers=%t", tiers), func(b *testing.B) {
+			x := newBed(b, 64, decision.PredictedTTFT)
+			if tiers {
+				x.withTiers()
+			}
+			times := make([]time.Duration, 0, 1<<16)
+			loads := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				choice, took := x.price(b)
+				if choice.Decision.Pick().Load > 0 {
+					loads++
+				}
+				if len(times) < cap(times) {
+					times = append(times, took)
+				}
+			}
+			slices.Sort(times)
+			b.ReportMetric(float64(times[len(times)/2])/1e3, "µs/choice-p50")
+			b.ReportMetric(float64(loads)/float64(b.N), "loads")
+		})
+	}
+}
+
+// withTiers has the ranks keep each prompt in host memory as well, and displaces a half of it from the GPU; a fourth of the ranks share a store.
+func (x *bed) withTiers() {
+	for number := range 256 {
+		ids := tokens(number, bedPrompt)
+		names := make([]kvblock.EngineHash, len(ids)/block)
+		for i := range names {
+			names[i] = kvblock.EngineHash(number*100_000 + i + 1)
+		}
+		for n := range 4 {
+			slot := replica.Slot((number*7 + n*13) % len(x.replicas))
+			x.index.Store(slot, &kvblock.Stored{Hashes: names, Tier: kvblock.TierCPU})
+			x.index.Remove(slot, &kvblock.Removed{Hashes: names[len(names)/2:]})
+			if slot%4 == 0 {
+				x.index.SetStore(slot, "a store")
+				x.index.Store(slot, &kvblock.Stored{Hashes: names, Tier: kvblock.TierCPU, Remote: true})
+			}
 		}
 	}
 }

@@ -288,3 +288,60 @@ func TestNothingIsCopied(t *testing.T) {
 		})
 	}
 }
+
+// A program that leaves a rank without memory for it is worth a copy of its context for its one call; where the copy fails the call is served all the same.
+func TestProgramThatMovesIsCopied(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fails %t", fails), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fork{fleet: newFleet(t, 2, nil)}
+				f.small()
+				f.know()
+				f.withRoles("both", "both")
+				defer f.running(t.Context())()
+				f.teachPrograms()
+				first := f.choose(f.session("moves", 1, 8000))
+				f.holds(first.Slot, 1, 8000)
+				f.serve(first)
+				f.holds(first.Slot, 2, 2000)
+				f.serve(f.choose(f.session("large", 2, 16_000)))
+				f.holds(first.Slot, 2, 16_000)
+				large := f.choose(f.session("large", 2, 24_000))
+				large.FirstToken()
+				if large.Slot != first.Slot {
+					t.Fatalf("the programs are on the ranks %d and %d, want one", first.Slot, large.Slot)
+				}
+				time.Sleep(time.Second)
+				next := f.session("moves", 1, 9000)
+				next.Copier = f.noted(func(p *chooser.Prefix) {
+					time.Sleep(20 * time.Millisecond)
+					if fails {
+						p.Ended(chooser.SourceFailed)
+						return
+					}
+					p.Sent()
+					time.Sleep(80 * time.Millisecond)
+					f.holds(p.To.Slot, 1, p.Tokens)
+					p.Ended(chooser.Copied)
+				})
+				began := time.Now()
+				c := f.choose(next)
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("the call waited %s for the copy", took)
+				}
+				if c.Slot == first.Slot {
+					t.Error("the program stays on a full rank next to an empty one")
+				}
+				if len(f.copies) != 1 || f.copies[0].From.Slot != first.Slot || f.copies[0].To.Slot != c.Slot || f.copies[0].Tokens != 8000 {
+					t.Errorf("the copies are %+v, want one of 8,000 tokens from rank %d", f.copies, first.Slot)
+				}
+				if held := c.Decision.Pick().GPU; !fails && held != 8000 {
+					t.Errorf("the call finds %d tokens, want the 8,000 of the copy", held)
+				}
+				f.serve(c)
+				f.serve(large)
+				f.eventuallyEmpty()
+			})
+		})
+	}
+}

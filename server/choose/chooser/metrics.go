@@ -40,7 +40,7 @@ func newMetrics(s *instruments.Set, ring selector.RingConfig) *metrics {
 // observe has the parts read at each collection.
 func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, room *waiting.Room, memory *past.Memory, lanes *transfer.Lanes, record *adapters.Fleet, clock *clock.Clock) {
 	parts := []func(metric.Observer){
-		m.affinity.Observe, m.bookings.Shadow.Metrics(s), newProgramMetrics(s, room.Models(), clock), watch.NewMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), newLaneMetrics(s, lanes), newAdapterMetrics(s, ranks, record),
+		m.affinity.Observe, m.bookings.Shadow.Metrics(s), newProgramMetrics(s, room.Models(), clock), watch.NewMetrics(s, ranks), rank.NewAccuracyMetrics(s, ranks), rank.NewRateMetrics(s, ranks), rank.NewTierMetrics(s, ranks), newLaneMetrics(s, lanes), newAdapterMetrics(s, ranks, record),
 	}
 	remembered := s.ObservedGauge("kvpilot.chooser.sessions", "{session}", "Sessions whose last rank is remembered, those past chooser.session_ttl included.")
 	counters := []struct {

@@ -243,6 +243,69 @@ func TestWhoLeavesTheLineForMemoryIsOut(t *testing.T) {
 	})
 }
 
+// A program that lost its place goes before new programs that wait longer, and small new ones do not take the memory that it waits for.
+func TestProgramsThatHaveBegunGoFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		f.small()
+		f.know()
+		defer f.running(t.Context())()
+		f.teachPrograms()
+		f.serve(f.choose(f.session("begun", 1, 14000)))
+		f.serve(f.choose(f.session("large", 2, 14000)))
+		large := f.choose(f.session("large", 2, 20000)) // both do not fit any more
+		large.FirstToken()
+		_, _, longer := f.submit(f.session("new", 3, 13000))
+		time.Sleep(5 * time.Second)
+		_, _, begun := f.submit(f.session("begun", 1, 15000))
+		time.Sleep(time.Second)
+		_, _, small := f.submit(f.session("small", 4, 2000))
+		time.Sleep(20 * time.Second)
+		select {
+		case <-begun:
+			t.Fatal("a program returns to a rank without memory for it")
+		case <-longer:
+			t.Fatal("a new program begins on a rank without memory for it")
+		case <-small:
+			t.Error("a small new program takes the memory that a program that has begun waits for")
+		default:
+		}
+		large.Release(chooser.Result{End: decision.EndCompleted, PromptTokens: 20000, OutputTokens: 10})
+		last := f.session("large", 2, 21000)
+		last.SessionReturn = chooser.NoReturn
+		f.serve(f.choose(last))
+		time.Sleep(time.Second)
+		select {
+		case c := <-begun:
+			f.serve(c)
+		default:
+			t.Error("the program that has begun still waits when there is memory for it")
+		}
+		select {
+		case <-longer:
+			t.Error("a new program that waits longer goes before the program that has begun")
+		default:
+		}
+		select {
+		case c := <-small:
+			f.serve(c)
+		default:
+			t.Error("a small new program still waits where much is free")
+		}
+		end := f.session("begun", 1, 16000)
+		end.SessionReturn = chooser.NoReturn
+		f.serve(f.choose(end))
+		time.Sleep(time.Second)
+		select {
+		case c := <-longer:
+			f.serve(c)
+		default:
+			t.Error("the new program waits for ever")
+		}
+		f.empty()
+	})
+}
+
 // The wait for memory has the hold queue's bound.
 func TestTheWaitForMemoryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -4,5 +4,7 @@ package holdqueue
 // cheaper ones of its tenant for at most ten minutes. docs/adr/007-hold-queue.md.
 const ageing = 0.1
 
-// key is the ticket's work plus its ageing: a later arrival comes later. mu is held.
-func (l *Line) key(t *Ticket) float64 { return t.Work + ageing*t.arrived.Sub(l.start).Seconds() }
+// key is the ticket's work plus its ageing: a later arrival comes later, one with seniority sooner. mu is held.
+func (l *Line) key(t *Ticket) float64 {
+	return t.Work + ageing*(t.arrived.Sub(l.start)-t.Seniority).Seconds()
+}

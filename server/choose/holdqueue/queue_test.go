@@ -52,6 +52,22 @@ func TestCheapestFirstWithAgeing(t *testing.T) {
 	}
 }
 
+// Seniority counts as an earlier arrival in the order of a tenant's tickets, and not for deadlines.
+func TestSeniorityCountsAsAnEarlierArrival(t *testing.T) {
+	_, l := newLine(t, func(c *holdqueue.Config) { c.MaxWait = time.Minute })
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "first"})
+	push(t, l, epoch.Add(10*time.Second), &holdqueue.Ticket{Owner: "second"})
+	senior := push(t, l, epoch.Add(20*time.Second), &holdqueue.Ticket{Owner: "senior", Seniority: 15 * time.Second})
+	push(t, l, epoch.Add(20*time.Second), &holdqueue.Ticket{Owner: "oldest", Seniority: time.Hour})
+	push(t, l, epoch, &holdqueue.Ticket{Owner: "urgent", Priority: 1})
+	if got, want := order(l, epoch.Add(21*time.Second)), "urgent oldest first senior second"; got != want {
+		t.Errorf("order %q, want %q", got, want)
+	}
+	if want := epoch.Add(80 * time.Second); !senior.Deadline.Equal(want) {
+		t.Errorf("the deadline is %s, want a minute after the arrival, %s", senior.Deadline, want)
+	}
+}
+
 func TestPriorityComesFirst(t *testing.T) {
 	_, l := newLine(t, nil)
 	push(t, l, epoch, &holdqueue.Ticket{Owner: "cheap", Work: 0.1})

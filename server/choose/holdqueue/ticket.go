@@ -24,6 +24,8 @@ type Ticket struct {
 	Priority int
 	// First puts it before its tenant's other tickets of equal priority.
 	First bool
+	// Seniority orders it among its tenant's tickets as if it had arrived so much earlier. It moves no deadline.
+	Seniority time.Duration
 	// Bytes is the memory it holds.
 	Bytes int
 	// Age is the time that it has waited already, in the queue of another router.
@@ -39,7 +41,7 @@ type Ticket struct {
 	Owner any
 
 	arrived time.Time
-	key     float64 // Work plus ageing: the order among a tenant's equals
+	key     float64 // Work plus ageing, less seniority: the order among a tenant's equals
 	number  uint64  // of its arrival: the order among equal keys
 	work    float64 // as it is counted in its tenant's sums
 	cost    float64

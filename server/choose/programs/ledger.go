@@ -49,6 +49,8 @@ type Call struct {
 	Tokens, Prompt int
 	// Retry is set when the same call was placed before.
 	Retry bool
+	// Passes is set where a program of its tenant that has begun waits before it and does not fit.
+	Passes bool
 	// Program is the result of Arrive.
 	Program bool
 }
@@ -93,6 +95,7 @@ type program struct {
 	judged           bool // the last gap counts already
 	known            bool // a call has ended
 	late             bool // it waits for a place
+	moving           bool // it has a place, and its call had better go to another rank
 	// parent started it, children are the programs that it started and that may be at work. A parent is older than its children.
 	parent   *program
 	children []*program
@@ -136,13 +139,14 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 	if p.waiting++; p.waiting == 1 {
 		p.history.since = now
 	}
+	p.moving = !call.Retry && p.shouldMove(now)
 	p.history.wants = float64(call.Tokens)
 	return p.needsPlace(&call)
 }
 
 // needsPlace reports whether a call of p must be admitted.
 func (p *program) needsPlace(call *Call) bool {
-	return p.account == nil && !call.Retry && p.likelihood() >= likely
+	return (p.account == nil || p.moving) && !call.Retry && p.likelihood() >= likely
 }
 
 func (p *program) judge(quick bool) {
@@ -180,9 +184,12 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	switch {
 	case child:
 		upTo = admitChildUpTo
+	case call.Passes:
+		upTo = admitPassingUpTo
 	case p.late:
 		upTo = admitLateUpTo
 	}
+	from := p.account // nil unless it moves
 	var best *account
 	var least, held float64
 	for i := range ranks {
@@ -198,9 +205,21 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		}
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
 		r.Free = max(0, upTo*a.capacity-used)
+		if ok && from != nil {
+			ok = a != from && from.movesTo(used, p.tokens, now)
+		}
 		if r.Full = !ok; ok && (best == nil || used < least) {
 			best, least, held = a, used, shared
 		}
+	}
+	if p.moving = false; from != nil {
+		if best == nil || behind { // it stays
+			for i := range ranks {
+				ranks[i].Full = false
+			}
+			return Free
+		}
+		p.leave()
 	}
 	if p.late = best == nil || behind && !child; p.late {
 		return Waits
@@ -221,6 +240,16 @@ func (l *Ledger) Awaited(name Name) bool {
 	defer l.ranks.mu.Unlock()
 	p := l.programs[name]
 	return p != nil && p.isAwaited()
+}
+
+// Begun is the context in tokens of a session that has begun: a call of it has ended. 0 for any other one.
+func (l *Ledger) Begun(name Name) int {
+	l.ranks.mu.Lock()
+	defer l.ranks.mu.Unlock()
+	if p := l.programs[name]; p != nil && p.known {
+		return int(p.tokens)
+	}
+	return 0
 }
 
 // Adopt places a call that another ledger has placed on a rank, without a look at its memory. It may hold more than the rank has.
@@ -271,6 +300,7 @@ func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
 	}
 	p.waiting--
 	p.running++
+	p.moving = false
 	p.history.placed(&call, rank.Held)
 	p.history.adopted = false
 	a.place(p)

@@ -438,6 +438,104 @@ func TestParentsKeepTheirPlaceWhileChildrenWork(t *testing.T) {
 	}
 }
 
+// While a program that has begun waits, a new one of its tenant begins only where much of the memory is free.
+func TestNewProgramsPassOnlyWhereMuchIsFree(t *testing.T) {
+	b := newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	if b.begin(call(1, 45_000)) == nil {
+		t.Fatal("a program waits before an empty rank")
+	}
+	c := call(2, 20_000)
+	c.Passes = true
+	if b.begin(c) != nil {
+		t.Error("a new program passes one that has begun up to 65 % of the memory")
+	}
+	c.Passes = false
+	if b.retry(c) == nil {
+		t.Error("a new program that passes none waits below 70 % of the memory")
+	}
+	small := call(3, 10_000)
+	small.Passes = true
+	b.Leave(2)
+	b = newBed(t, 1)
+	b.teach("", seconds(8, 2)...)
+	b.begin(call(1, 45_000))
+	if b.begin(small) == nil {
+		t.Error("a new program waits below 60 % of the memory")
+	}
+}
+
+// The cheapest program of a rank that fills up moves at its next call to a rank that has much more to spare, and to no other one.
+func TestTheCheapestProgramMovesFromAFullRank(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		small, others int // contexts on the first rank
+		second        int // in use on the second one
+		behind        bool
+		want          replica.Slot
+	}{
+		{"moves", 20_000, 70_000, 30_000, false, 1},
+		{"not full", 20_000, 55_000, 10_000, false, 0},
+		{"not the cheapest", 60_000, 30_000, 0, false, 0},
+		{"no better elsewhere", 20_000, 70_000, 50_000, false, 0},
+		{"others wait", 20_000, 70_000, 30_000, true, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newBed(t, 2)
+			b.teach("", seconds(8, 2)...)
+			at := func(name Name, tokens int, rank replica.Slot) *Place {
+				b.Arrive(call(name, tokens), b.now, horizon)
+				return b.Place(call(name, tokens), b.ranks[rank], b.now)
+			}
+			at(1, tt.others, 0)
+			if tt.second > 0 {
+				at(2, tt.second, 1)
+			}
+			at(3, tt.small, 0).End(tt.small, false, false, b.now)
+			b.now += time.Second
+			c := call(3, tt.small+1000)
+			b.Arrive(c, b.now, horizon)
+			got := replica.Slot(0)
+			if b.Admit(c, tt.behind, b.ranks, b.now) == Fits {
+				if got = 1; !b.ranks[0].Full || b.ranks[1].Full {
+					t.Errorf("full: %t and %t, want the rank that it leaves alone", b.ranks[0].Full, b.ranks[1].Full)
+				}
+			} else if b.ranks[0].Full || b.ranks[1].Full {
+				t.Error("a rank is full for a program that stays")
+			}
+			if got != tt.want {
+				t.Fatalf("the program is admitted to rank %d, want %d", got, tt.want)
+			}
+			b.Place(c, b.ranks[got], b.now).End(tt.small+1000, false, false, b.now)
+			if got := b.programs[3].account; got == nil || got.slot != tt.want {
+				t.Errorf("it has its place on %+v, want rank %d", got, tt.want)
+			}
+			if n := b.Stats(false, b.now); n.Taken != 0 || n.Paused != 0 {
+				t.Errorf("%+v: a move is no pause", n)
+			}
+		})
+	}
+}
+
+func TestBegunIsTheContextOfASessionAfterACall(t *testing.T) {
+	b := newBed(t, 1)
+	first := b.begin(call(1, 30_000))
+	if n := b.Begun(1); n != 0 {
+		t.Errorf("%d before the end of the first call, want 0", n)
+	}
+	first.End(31_000, false, false, b.now)
+	if n := b.Begun(1); n != 31_000 {
+		t.Errorf("%d after the first call, want its context of 31,000", n)
+	}
+	b.begin(call(1, 33_000)).End(33_500, true, false, b.now)
+	if n := b.Begun(1); n != 0 {
+		t.Errorf("%d after the last call, want 0", n)
+	}
+	if n := b.Begun(9); n != 0 {
+		t.Errorf("%d of a session that never was, want 0", n)
+	}
+}
+
 // What another ledger has placed counts here, whatever the memory.
 func TestAdoptedCallsHaveAPlace(t *testing.T) {
 	b := newBed(t, 1)

@@ -16,6 +16,7 @@ func (r *Ranks) RankAdded(slot replica.Slot, of *replica.Replica, rank int) {
 	if err := r.Index.AddRank(slot, indexed(of, rank)); err != nil {
 		r.log.Error("a rank is not indexed", "replica", string(of.ID), "rank", rank, "error", err)
 	}
+	r.Index.SetStore(slot, of.Labels[replica.LabelStore])
 	if hasEvents(of, rank) {
 		r.Events.Add(slot, of.Events[rank], nameOf(of, rank))
 		r.Index.Claim(slot)
@@ -65,6 +66,7 @@ func (r *Ranks) FleetChanged(s *registry.Snapshot) {
 		}
 		for rank, slot := range of.Slots {
 			r.Index.UpdateRank(slot, indexed(of, rank))
+			r.Index.SetStore(slot, of.Labels[replica.LabelStore])
 		}
 	}
 	r.followers.Breaker.Retain(func(id replica.ID) bool { _, known := s.Replica(id); return known })

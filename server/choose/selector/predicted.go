@@ -12,7 +12,7 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 	n := uncached(d, c)
 	c.Uncached = uint32(n)
 	c.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-n, n)
-	c.TTFT = c.Backlog + c.Planned + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
+	c.TTFT = c.Backlog + c.Planned + c.Load + c.Prefill*(1+c.Slowdown) + c.StepTime + c.Overhead
 	if d.Adapter != "" {
 		c.TTFT += c.AdapterTime()
 	}
@@ -36,7 +36,7 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 
 // uncached are the tokens to compute: at least the last one, however much the rank holds.
 func uncached(d *decision.Decision, c *decision.Candidate) float64 {
-	cached := float64(c.GPU) + d.Params.CPUCredit*float64(c.CPU) + d.Params.DiskCredit*float64(c.Disk)
+	cached := float64(c.GPU) + float64(c.Loadable)
 	prompt := float64(d.PromptTokens)
 	return min(prompt, max(prompt-cached, 1))
 }
@@ -103,11 +103,12 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // rank's own Busy, plus Interference for requests that decode on the rank: each full step of prefill
 // delays them all by one step. Their number grows with the rank's speed, since a fast rank has more of them
 // than a slow one by its speed, not by chance (docs/adr/017-whole-answer.md).
+// A second of a load from a tier below the GPU is priced as a second of prefill: docs/adr/039-price-of-a-tier.md.
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + p.step + c.Decode + c.Crowding + c.Drag
+	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + loading(d, c, weight) + p.step + c.Decode + c.Crowding + c.Drag
 	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c) + adapting(d, c)
 	if c.Session {
 		bonus := d.Params.SessionBonus
@@ -121,6 +122,14 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// loading is the price of a load: of its seconds, as of as many of prefill.
+func loading(d *decision.Decision, c *decision.Candidate, weight float64) float64 {
+	if c.Load == 0 {
+		return 0
+	}
+	return float64(c.LoadWait) + (weight+d.Params.Interference*delayed(d, c))*c.OwnLoad()
 }
 
 // adapting is the price of the request's LoRA adapter: the time until the engine has it, which delays the answers of others as a prefill does

@@ -8,6 +8,8 @@ type Copying struct {
 	Able bool
 	// Sharers is how many requests that wait begin with the prefix; they share the price of the cache that a copy displaces.
 	Sharers int
+	// Moves is set for a call of a program that leaves the rank with its context: it is worth a copy for this call alone.
+	Moves bool
 	// Traffic has the copies that each candidate takes part in; empty when no copy is under way.
 	Traffic []Traffic
 }
@@ -56,7 +58,7 @@ const (
 // Cheapest returns the cheapest way by a copy if it costs less than the price below; false for none. It needs the predictions of Choose
 // under predicted-ttft.
 func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (best Pull, ok bool) {
-	if c.Sharers < LeastSharers {
+	if c.Sharers < LeastSharers && !c.Moves {
 		return best, false
 	}
 	most := uint32(0)
@@ -114,7 +116,7 @@ func (c *Copying) sources(d *decision.Decision, p *Pairing, most uint32) {
 	}
 	for i := range d.Candidates {
 		cand, m := &d.Candidates[i], &p.Members[i]
-		if !m.Prefills || cand.GPU < leastCopied || cand.Veto != decision.VetoNone && cand.Veto != decision.VetoRole {
+		if !m.Prefills || cand.GPU < leastCopied || !passesOn(cand) {
 			continue
 		}
 		t := c.traffic(i)
@@ -124,6 +126,11 @@ func (c *Copying) sources(d *decision.Decision, p *Pairing, most uint32) {
 		lead := max(ready(cand), t.Sends)
 		p.best[m.Class].offer(p.Members, i, lead+c.lacks(cand, most))
 	}
+}
+
+// passesOn reports whether a candidate may be a source: also one that does not answer, or that has no memory for the program.
+func passesOn(c *decision.Candidate) bool {
+	return c.Veto == decision.VetoNone || c.Veto == decision.VetoRole || c.Veto == decision.VetoMemory
 }
 
 // ready is in how many seconds a source could begin to send. The requests that wait in the router for it come after that.
@@ -169,7 +176,9 @@ func (p *Pull) price(d *decision.Decision, c *decision.Candidate, sharers int) {
 	p.Prefill = decision.PrefillTime(c.TokenTime, c.Bend, float64(d.PromptTokens)-rest, rest)
 	with := paceOf(c)
 	with.prefill = p.Prefill
-	p.Cost = predicted(d, c, with) + p.late(c)
+	without := *c // with the copy, nothing is loaded
+	without.Loading = decision.Loading{}
+	p.Cost = predicted(d, &without, with) + p.late(c)
 	if d.Objective == decision.ObjectiveSLO {
 		if c.Late > 0 {
 			p.Cost -= lateCost * (1 + c.Late)

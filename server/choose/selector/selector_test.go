@@ -46,7 +46,7 @@ func dynamoExample() *decision.Decision {
 	return question(decision.OverlapLoad, 160,
 		decision.Candidate{Overlap: decision.Overlap{GPU: 96}, RankLoad: decision.RankLoad{QueuedTokens: 32, DecodeBlocks: 13}},
 		decision.Candidate{RankLoad: decision.RankLoad{DecodeBlocks: 10}},
-		decision.Candidate{Overlap: decision.Overlap{CPU: 64}, RankLoad: decision.RankLoad{DecodeBlocks: 10}})
+		decision.Candidate{Overlap: decision.Overlap{CPU: 64}, Loading: decision.Loading{Loadable: 48}, RankLoad: decision.RankLoad{DecodeBlocks: 10}})
 }
 
 func TestOverlapLoadGivesDynamosCosts(t *testing.T) {
@@ -93,6 +93,40 @@ func TestTemperatureDrawsBySoftmax(t *testing.T) {
 	}
 }
 
+// loading is a candidate that holds so many tokens in GPU and host memory.
+func loading(gpu, host uint32) decision.Candidate {
+	return decision.Candidate{Overlap: decision.Overlap{GPU: gpu, CPU: host}, Loading: decision.Loading{Load: 0.005 + 4e-6*float64(host), Loadable: host}}
+}
+
+// A load delays the request itself by its time, and spares computing: a tier that is slower than computing loses.
+func TestALoadIsPricedByItsTime(t *testing.T) {
+	fast, slow := loading(0, 2048), loading(0, 2048)
+	slow.Load = 10
+	d := question(decision.PredictedTTFT, 4096, decision.Candidate{}, fast, slow)
+	if got := chosen(d); got != "B" {
+		t.Errorf("chose %s, want the host memory that is faster than computing", got)
+	}
+	c := d.Candidates
+	if c[1].Uncached != 2048 || c[2].Uncached != 2048 || c[0].Uncached != 4096 {
+		t.Errorf("uncached %d, %d and %d tokens, want 4096, 2048 and 2048", c[0].Uncached, c[1].Uncached, c[2].Uncached)
+	}
+	if got, want := c[2].TTFT-c[1].TTFT, slow.Load-fast.Load; math.Abs(got-want) > 1e-9 {
+		t.Errorf("the slower load delays the first token by %v s, want %v", got, want)
+	}
+	d.Omega, d.Params.Congestion = 3, 1.5
+	waits := question(decision.PredictedTTFT, 4096, decision.Candidate{}, fast, slow)
+	waits.Candidates[2].LoadWait = 10
+	waits.Omega, waits.Params.Congestion = d.Omega, d.Params.Congestion
+	selector.Choose(d)
+	selector.Choose(waits)
+	if got, want := d.Candidates[2].Cost-waits.Candidates[2].Cost, 3*10.0; math.Abs(got-want) > 1e-9 {
+		t.Errorf("in a fleet that is full, a load costs %v more than a wait for another one, want %v", got, want)
+	}
+	if c[2].Cost <= c[0].Cost {
+		t.Errorf("a load of 10 s costs %v, computing the prompt %v", c[2].Cost, c[0].Cost)
+	}
+}
+
 // A higher overlap wins.
 func TestHigherOverlapWins(t *testing.T) {
 	for _, policy := range []decision.Policy{decision.PredictedTTFT, decision.OverlapLoad, decision.WeightedScorers} {
@@ -100,11 +134,11 @@ func TestHigherOverlapWins(t *testing.T) {
 		if got := chosen(d); got != "B" {
 			t.Errorf("%s: chose %s, want the higher overlap", policy, got)
 		}
-		d = question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 1024}}, decision.Candidate{Overlap: decision.Overlap{GPU: 1024, CPU: 512}})
+		d = question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 1024}}, loading(1024, 512))
 		if got := chosen(d); got != "B" {
 			t.Errorf("%s: chose %s, want the blocks in the CPU tier to break the tie", policy, got)
 		}
-		d = question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 2048}}, decision.Candidate{Overlap: decision.Overlap{GPU: 1024, CPU: 1024}})
+		d = question(policy, 4096, decision.Candidate{Overlap: decision.Overlap{GPU: 2048}}, loading(1024, 1024))
 		if got := chosen(d); got != "A" {
 			t.Errorf("%s: chose %s, want the larger GPU hit before the CPU tier", policy, got)
 		}

@@ -161,7 +161,7 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 // without the terms of the answer.
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
-	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + c.StepTime + c.Overhead + c.Crowding + c.Drag
+	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + loading(d, c, weight) + c.StepTime + c.Overhead + c.Crowding + c.Drag
 	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*delayed(d, c)*c.Prefill + adapting(d, c)
 }
 
@@ -211,7 +211,7 @@ func lateness(d *decision.Decision, ttft, tpot float64) float64 {
 // ttft is the predicted time to the first token of a split.
 func (p *Pairing) ttft(d *decision.Decision, from, to int) float64 {
 	f, c := &d.Candidates[from], &d.Candidates[to]
-	lead := f.Backlog + f.Planned + f.Prefill*(1+f.Slowdown) + f.StepTime + f.Overhead
+	lead := f.Backlog + f.Planned + f.Load + f.Prefill*(1+f.Slowdown) + f.StepTime + f.Overhead
 	return max(lead+p.lane(from, to).seconds(moved(d, c)), c.Backlog+c.Planned) + c.StepTime + c.Overhead
 }
 

@@ -35,9 +35,10 @@ type sample struct{ tokens, seconds float64 }
 
 // Lane learns the time of transfers on one way.
 type Lane struct {
-	// From and To name the parts of the network.
+	// From and To name the parts of the network. They are empty for a lane of Loads.
 	From, To string
 
+	prior Model
 	model atomic.Pointer[Model]
 
 	mu     sync.Mutex
@@ -46,9 +47,8 @@ type Lane struct {
 	seen   int      // guarded by mu
 }
 
-func newLane(from, to string) *Lane {
-	l := &Lane{From: from, To: to}
-	prior := priorModel()
+func newLane(from, to string, prior Model) *Lane {
+	l := &Lane{From: from, To: to, prior: prior}
 	l.model.Store(&prior)
 	return l
 }
@@ -71,7 +71,7 @@ func (l *Lane) Learn(tokens int, seconds float64) {
 		l.next = (l.next + 1) % memory
 	}
 	l.seen++
-	m := fit(l.latest)
+	m := fit(l.latest, l.prior)
 	m.Samples = l.seen
 	l.model.Store(&m)
 }
@@ -85,8 +85,7 @@ const (
 
 // fit is the line with the least relative errors. Where the samples do not show how the time divides into start and tokens, it divides
 // as in the prior.
-func fit(samples []sample) Model {
-	prior := priorModel()
+func fit(samples []sample, prior Model) Model {
 	ratios := make([]float64, len(samples))
 	for i, s := range samples {
 		ratios[i] = s.seconds / prior.seconds(s.tokens)
@@ -142,14 +141,14 @@ func (l *Lanes) Of(from, to string) *Lane {
 	}
 	if len(l.all) >= mostLanes {
 		if l.shared == nil {
-			l.shared = newLane("other", "other")
+			l.shared = newLane("other", "other", priorModel())
 		}
 		return l.shared
 	}
 	if l.all == nil {
 		l.all = map[[2]string]*Lane{}
 	}
-	lane := newLane(from, to)
+	lane := newLane(from, to, priorModel())
 	l.all[name] = lane
 	return lane
 }

@@ -22,6 +22,7 @@ type Candidate struct {
 	Revisits
 	Conduct
 	Adapting
+	Loading
 }
 
 // RankID names a rank: its replica, its slot in this process and its index in the replica.
@@ -33,8 +34,8 @@ type RankID struct {
 
 // Overlap is the part of the prompt that a rank holds according to the index, and how exactly the index knows it.
 type Overlap struct {
-	// GPU counts the prompt's leading tokens held on the GPU, CPU and Disk the further tokens
-	// that continue the prefix in those tiers.
+	// GPU counts the prompt's leading tokens held on the GPU, CPU and Disk the further tokens that continue the prefix in host memory, and on
+	// disks or in a store that replicas share.
 	GPU  uint32
 	CPU  uint32
 	Disk uint32
@@ -74,9 +75,22 @@ type Forecast struct {
 	// Late is the share by which TTFT (with the time already waited) or TPOT misses its target,
 	// whichever misses by more; 0 when both are kept.
 	Late float64
-	// Uncached are the prompt tokens this rank would have to prefill, lower tiers credited.
+	// Uncached are the prompt tokens this rank would have to prefill: it neither holds them on the GPU nor is expected to load them.
 	Uncached uint32
 }
+
+// Loading is the load of the overlap's part in tiers below the GPU, which the engine begins before it computes the rest. It is zero where the rank
+// holds nothing there.
+type Loading struct {
+	// Load is the predicted time until it is loaded, in seconds, LoadWait the part of it in which loads for other requests end.
+	Load     float64
+	LoadWait float32
+	// Loadable is how many tokens of that part the engine is expected to find; it computes the others.
+	Loadable uint32
+}
+
+// OwnLoad is the predicted time of the load alone, in seconds.
+func (l *Loading) OwnLoad() float64 { return l.Load - float64(l.LoadWait) }
 
 // Affinity ties a request to a rank by other means than the rank's blocks.
 type Affinity struct {
@@ -143,7 +157,7 @@ type Revisits struct {
 type Conduct struct {
 	// Drag is added to its cost, in seconds, when its answers are slower than its equals', or empty.
 	Drag float64
-	// Claimed counts the prompt's leading tokens that the rank claims to hold, in all tiers, where Trust, the share of them that counts,
+	// Claimed counts the prompt's leading tokens that the rank claims to hold on its GPU, where Trust, the share of them that counts,
 	// is below 1. Slowness is the time of its output tokens over its equals' time, where that is held against it, and Suspicions has
 	// all that is, as conduct.Suspicion.
 	Claimed    uint32

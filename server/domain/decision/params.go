@@ -5,7 +5,7 @@ package decision
 type Params struct {
 	// Temperature above zero draws among candidates by softmax over scaled costs.
 	Temperature float64
-	// CPUCredit and DiskCredit say how much of a token held in a lower tier counts as cached.
+	// CPUCredit and DiskCredit say how much of a token held in a lower tier counts as cached under the policies that add up scores.
 	CPUCredit  float64
 	DiskCredit float64
 

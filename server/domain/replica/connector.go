@@ -18,7 +18,9 @@ const (
 	LabelGroup = "kv_group"
 	// LabelDomain names the part of the network that the replica is in; without it, LabelZone counts.
 	LabelDomain = "kv_domain"
-	LabelZone   = "zone"
+	// LabelStore names the store of KV cache below host memory that the replica shares with others of the same name.
+	LabelStore = "kv_store"
+	LabelZone  = "zone"
 	// LabelBootstrap is where a Mooncake engine that prefills answers for its transfers: an address, or a port of the replica's host.
 	LabelBootstrap = "kv_bootstrap"
 )

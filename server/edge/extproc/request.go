@@ -18,13 +18,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/span"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // request is the gateway's HTTP request.
 type request struct {
-	call router.Call
+	call intake.Call
 	// checked is set when the sender showed credentials of kvpilot's.
 	checked bool
 	// status and failed are for the record.
@@ -36,7 +36,7 @@ type request struct {
 func newRequest(f fields, priority func(objective string) int) *request {
 	path, query, _ := strings.Cut(f.pseudo[":path"], "?")
 	h := f.header
-	rq := &request{call: router.Call{
+	rq := &request{call: intake.Call{
 		Method: cmp.Or(f.pseudo[":method"], http.MethodPost), Path: path, RawQuery: query, Header: h, Route: openai.RouteOf(path),
 		RequestID: httpcall.RequestID(h), Client: clientOf(h), Received: time.Now(),
 		Model:    first(h, "X-Llm-D-Model-Name-Rewrite", "X-Gateway-Model-Name-Rewrite"),
@@ -138,7 +138,7 @@ func (x *exchange) admit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	call.Caller = router.Caller{Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer)}
+	call.Caller = intake.Caller{Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer)}
 	x.request.checked = who.By != caller.Open
 	if who.By == caller.Open { // the gateway is the only caller: it may name tenants
 		if name := first(call.Header, fairnessHeaders()...); name != "" && caller.CheckTenant(name) == nil {
@@ -225,7 +225,7 @@ func (x *exchange) ask(ctx context.Context, m *question, ended bool) error {
 }
 
 // limit restricts the choice to the gateway's subset.
-func (s *Server) limit(ctx context.Context, m *question, call *router.Call) error {
+func (s *Server) limit(ctx context.Context, m *question, call *intake.Call) error {
 	if !s.config.Subset {
 		return nil
 	}

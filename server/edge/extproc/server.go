@@ -23,11 +23,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // Router chooses; *router.Router does.
 type Router interface {
-	HandOff(ctx context.Context, call *router.Call, sight router.Sight) (*router.Handoff, error)
+	HandOff(ctx context.Context, call *intake.Call, sight router.Sight) (*router.Handoff, error)
 }
 
 // Senders identifies the senders of requests, and says what they may ask.
@@ -75,7 +76,7 @@ type Params struct {
 	// Objectives are those that the settings do not name; nil has none.
 	Objectives Objectives
 	// Rewrites give requests other models; nil gives none.
-	Rewrites router.Rewrites
+	Rewrites intake.Rewrites
 
 	Log        *slog.Logger
 	Meter      metric.MeterProvider

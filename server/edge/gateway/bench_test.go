@@ -14,7 +14,7 @@ import (
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // nowhere is a ResponseWriter without a connection.
@@ -83,7 +83,7 @@ func BenchmarkWrite(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			g := newHandler(b, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, _ bodies) error {
-				e.Answer.(router.Awaiter).Await()
+				e.Answer.(intake.Awaiter).Await()
 				if err := e.Answer.Begin(200, http.Header{"Content-Type": {"text/event-stream"}}); err != nil {
 					return err
 				}

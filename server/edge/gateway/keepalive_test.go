@@ -16,7 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // taker is a ResponseWriter that notes when its client got something.
@@ -43,7 +43,7 @@ func (w *taker) SetReadDeadline(time.Time) error  { return nil }
 func (w *taker) SetWriteDeadline(time.Time) error { return nil }
 
 // ask answers a chat request with handle.
-func (w *taker) ask(t *testing.T, path string, handle func(to router.Sink) error, options ...option) {
+func (w *taker) ask(t *testing.T, path string, handle func(to intake.Sink) error, options ...option) {
 	g := newHandler(t, &services{chat: func(e *httpcall.Call, _ *httpbody.HttpBody, _ bodies) error { return handle(e.Answer) }}, options...)
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, strings.NewReader(`{}`))
 	r.Header.Set("Content-Type", "application/json")
@@ -57,14 +57,14 @@ const (
 
 var events = http.Header{"Content-Type": {"text/event-stream"}, "X-Kvpilot-Replica": {"r"}}
 
-func await(to router.Sink) { to.(router.Awaiter).Await() }
+func await(to intake.Sink) { to.(intake.Awaiter).Await() }
 
 func wait(d time.Duration) { time.Sleep(d) } // in a bubble
 
 func TestAClientThatWaitsGetsComments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTaker()
-		w.ask(t, chatPath, func(to router.Sink) error {
+		w.ask(t, chatPath, func(to intake.Sink) error {
 			await(to)
 			wait(40 * time.Second) // held
 			if err := to.Begin(200, events.Clone()); err != nil {
@@ -92,7 +92,7 @@ func TestAClientThatWaitsGetsComments(t *testing.T) {
 func TestAnAnswerThatComesInTimeHasNoComments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTaker()
-		w.ask(t, chatPath, func(to router.Sink) error {
+		w.ask(t, chatPath, func(to intake.Sink) error {
 			await(to)
 			wait(14 * time.Second)
 			return to.Begin(429, http.Header{"Content-Type": {"application/json"}})
@@ -113,7 +113,7 @@ func TestAnErrorBehindAComment(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newTaker()
-			w.ask(t, path, func(to router.Sink) error {
+			w.ask(t, path, func(to intake.Sink) error {
 				await(to)
 				wait(16 * time.Second)
 				return full
@@ -131,7 +131,7 @@ func TestAnErrorBehindAComment(t *testing.T) {
 func TestAnAnswerOfAnotherKindBehindAComment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTaker()
-		w.ask(t, chatPath, func(to router.Sink) error {
+		w.ask(t, chatPath, func(to intake.Sink) error {
 			await(to)
 			wait(16 * time.Second)
 			return to.Begin(200, http.Header{"Content-Type": {"application/json"}})
@@ -145,19 +145,19 @@ func TestAnAnswerOfAnotherKindBehindAComment(t *testing.T) {
 func TestCommentsAreOff(t *testing.T) {
 	for name, tc := range map[string]struct {
 		every time.Duration
-		begin func(router.Sink) error
+		begin func(intake.Sink) error
 	}{
-		"by the setting": {0, func(to router.Sink) error { await(to); return nil }},
-		"for what is no event stream": {15 * time.Second, func(to router.Sink) error {
+		"by the setting": {0, func(to intake.Sink) error { await(to); return nil }},
+		"for what is no event stream": {15 * time.Second, func(to intake.Sink) error {
 			await(to)
 			return to.Begin(200, http.Header{"Content-Type": {"text/plain"}})
 		}},
-		"for what awaits nothing": {15 * time.Second, func(to router.Sink) error { return to.Begin(200, events.Clone()) }},
+		"for what awaits nothing": {15 * time.Second, func(to intake.Sink) error { return to.Begin(200, events.Clone()) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newTaker()
-				w.ask(t, chatPath, func(to router.Sink) error {
+				w.ask(t, chatPath, func(to intake.Sink) error {
 					err := tc.begin(to)
 					wait(time.Minute)
 					return errors.Join(err, to.Write([]byte("x\n\n")))
@@ -175,7 +175,7 @@ func TestCommentsEndWithTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTaker()
 		w.gone = true
-		w.ask(t, chatPath, func(to router.Sink) error {
+		w.ask(t, chatPath, func(to intake.Sink) error {
 			await(to)
 			wait(time.Minute)
 			return errors.New("canceled")

@@ -17,7 +17,7 @@ import (
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // serveRaw calls the method that a raw route stands for, on the request's goroutine.
@@ -43,8 +43,8 @@ type raw request
 
 var (
 	_ grpc.ServerStream = (*raw)(nil)
-	_ router.Sink       = (*raw)(nil)
-	_ router.Awaiter    = (*raw)(nil)
+	_ intake.Sink       = (*raw)(nil)
+	_ intake.Awaiter    = (*raw)(nil)
 )
 
 // Context implements grpc.ServerStream.

@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/observe/span"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // ServeHTTP answers one request.
@@ -29,7 +29,7 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = r.WithContext(r.Context()) // the server's own copy stays as it came
 		r.URL = u
 	}
-	rq.call.Call = router.Call{
+	rq.call.Call = intake.Call{
 		Method: r.Method, Path: r.URL.EscapedPath(), RawQuery: r.URL.RawQuery,
 		Header: r.Header, RequestID: httpcall.RequestID(r.Header), Client: httpcall.Host(r.RemoteAddr), Received: time.Now(),
 	}

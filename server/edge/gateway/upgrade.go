@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
 )
 
 // upgrade is a client that waits for its connection to become a WebSocket.
@@ -16,7 +16,7 @@ type upgrade struct {
 	tunnels *tunnels
 }
 
-var _ router.Upgrade = upgrade{}
+var _ direct.Upgrade = upgrade{}
 
 // takeUpgrade offers the client's connection to the handler, when the request asks for it. The handler rejects any
 // other.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // upload is a request body that is passed on as it comes. The bytes read of it count among the
@@ -36,7 +36,7 @@ func (rq *request) takeUpload(r *http.Request) error {
 	return nil
 }
 
-var _ router.Stream = (*upload)(nil)
+var _ intake.Stream = (*upload)(nil)
 
 // Read implements router.Stream.
 func (u *upload) Read(p []byte) (int, error) {

@@ -48,6 +48,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -58,11 +60,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeRouter remembers what it was asked last and answers as the test says. A call may end at its client before it ends here.
 type fakeRouter struct {
 	mu        sync.Mutex
-	serve     func(context.Context, *router.Call, router.Sink) error
-	choose    func(*router.Question) (*router.Answer, error)
-	call      *router.Call
+	serve     func(context.Context, *intake.Call, intake.Sink) error
+	choose    func(*intake.Question) (*router.Answer, error)
+	call      *intake.Call
 	storedID  string
-	questions []*router.Question
+	questions []*intake.Question
 	claimed   string
 }
 
@@ -72,22 +74,22 @@ func (f *fakeRouter) remember(what func()) {
 	what()
 }
 
-func (f *fakeRouter) Serve(ctx context.Context, c *router.Call, to router.Sink) error {
+func (f *fakeRouter) Serve(ctx context.Context, c *intake.Call, to intake.Sink) error {
 	f.remember(func() { f.call = c })
 	return f.serve(ctx, c, to)
 }
 
-func (f *fakeRouter) Adapter(ctx context.Context, c *router.Call, to router.Sink) error {
+func (f *fakeRouter) Adapter(ctx context.Context, c *intake.Call, to intake.Sink) error {
 	return f.Serve(ctx, c, to)
 }
 
-func (f *fakeRouter) Realtime(_ context.Context, c *router.Call, model string, up router.Upgrade) error {
+func (f *fakeRouter) Realtime(_ context.Context, c *intake.Call, model string, up direct.Upgrade) error {
 	f.remember(func() { f.call = c })
 	_, err := up.Switch(http.Header{"X-Model": {model}})
 	return err
 }
 
-func (f *fakeRouter) Stored(ctx context.Context, c *router.Call, id string, to router.Sink) error {
+func (f *fakeRouter) Stored(ctx context.Context, c *intake.Call, id string, to intake.Sink) error {
 	f.remember(func() { f.call, f.storedID = c, id })
 	return f.serve(ctx, c, to)
 }
@@ -95,14 +97,14 @@ func (f *fakeRouter) Stored(ctx context.Context, c *router.Call, id string, to r
 func (f *fakeRouter) Models() ([]byte, error)         { return []byte(`{"data":[]}`), nil }
 func (f *fakeRouter) Model(id string) ([]byte, error) { return []byte(`{"id":"` + id + `"}`), nil }
 
-func (f *fakeRouter) Choose(_ context.Context, q *router.Question) (*router.Answer, error) {
+func (f *fakeRouter) Choose(_ context.Context, q *intake.Question) (*router.Answer, error) {
 	f.remember(func() { f.questions = append(f.questions, q) })
 	return f.choose(q)
 }
 
 func (f *fakeRouter) Claimed(_, name string) bool { return f.claimed == name }
 
-func (f *fakeRouter) Encode(ctx context.Context, q *router.Question) (*router.Answer, error) {
+func (f *fakeRouter) Encode(ctx context.Context, q *intake.Question) (*router.Answer, error) {
 	return f.Choose(ctx, q)
 }
 
@@ -268,7 +270,7 @@ func recvAll(stream grpc.ServerStreamingClient[httpbody.HttpBody]) (pieces []str
 
 func TestRawCallOverGRPC(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error {
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error {
 		if err := to.Begin(200, http.Header{"Content-Type": {"text/event-stream"}, "X-Request-Id": {"id"}, "X-Kvpilot-Replica": {"r-1"}, "Server": {"uvicorn"}}); err != nil {
 			return err
 		}
@@ -306,7 +308,7 @@ func TestRawCallOverGRPC(t *testing.T) {
 // The contract calls a body that says nothing of its type JSON.
 func TestABodyWithoutContentTypeIsJSON(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Begin(200, http.Header{}) }
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error { return to.Begin(200, http.Header{}) }
 	client := kvpilotv1.NewInferenceServiceClient(r.socket)
 	for said, want := range map[string]string{"": "application/json", "multipart/form-data; boundary=b": "multipart/form-data; boundary=b"} {
 		stream, err := client.Completions(t.Context(), &httpbody.HttpBody{ContentType: said, Data: []byte(`{}`)})
@@ -330,7 +332,7 @@ func TestEveryRawRouteReachesTheRouter(t *testing.T) {
 	conf := grpcapi.DefaultConfig()
 	conf.OpenAdapters = true
 	r := newRig(t, conf)
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error {
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error {
 		return to.Begin(201, http.Header{"Content-Type": {"application/json"}})
 	}
 	service := kvpilotv1.File_kvpilot_v1_inference_proto.Services().ByName("InferenceService")
@@ -368,7 +370,7 @@ func TestEveryRawRouteReachesTheRouter(t *testing.T) {
 
 func TestStoredResponsesAndForward(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Write([]byte("x")) }
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error { return to.Write([]byte("x")) }
 	client := kvpilotv1.NewInferenceServiceClient(r.socket)
 	yes, after := true, int64(7)
 	stream, err := client.RetrieveResponse(t.Context(), &kvpilotv1.RetrieveResponseRequest{ResponseId: "a b", Stream: &yes, StartingAfter: &after})
@@ -398,7 +400,7 @@ func TestStoredResponsesAndForward(t *testing.T) {
 func TestErrorsOverGRPC(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	call := func(err error) *status.Status {
-		r.router.serve = func(context.Context, *router.Call, router.Sink) error {
+		r.router.serve = func(context.Context, *intake.Call, intake.Sink) error {
 			if err == nil {
 				panic("bug")
 			}
@@ -434,7 +436,7 @@ func TestErrorsOverGRPC(t *testing.T) {
 
 func TestRules(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return nil, errors.New("must not be asked") }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return nil, errors.New("must not be asked") }
 	for _, conn := range []grpc.ClientConnInterface{r.socket, r.hop} {
 		routing := kvpilotv1.NewRoutingServiceClient(conn)
 		_, err := routing.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Model: strings.Repeat("m", 600)})
@@ -472,7 +474,7 @@ func TestKeys(t *testing.T) {
 	c := grpcapi.DefaultConfig()
 	c.Keys, c.KeysFile = []grpcapi.Key{{Name: "team", Key: secret.New("team-key-1")}}, file
 	r := newRig(t, c)
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Write([]byte("x")) }
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error { return to.Write([]byte("x")) }
 	chat := func(pairs ...string) error {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), pairs...)
 		stream, err := kvpilotv1.NewInferenceServiceClient(r.socket).ChatCompletions(ctx, &httpbody.HttpBody{})
@@ -507,7 +509,7 @@ func TestKeys(t *testing.T) {
 		t.Errorf("tenant %q, %v", r.router.call.Tenant, err)
 	}
 	// What the REST surface has checked is not checked again, but for an admin's calls.
-	ctx := httpcall.With(t.Context(), &httpcall.Call{Call: router.Call{Header: http.Header{}}, Caller: &caller.Caller{Tenant: "team", Roles: caller.Default}})
+	ctx := httpcall.With(t.Context(), &httpcall.Call{Call: intake.Call{Header: http.Header{}}, Caller: &caller.Caller{Tenant: "team", Roles: caller.Default}})
 	if _, err := kvpilotv1.NewInferenceServiceClient(r.hop).ListModels(ctx, &kvpilotv1.ListModelsRequest{}); err != nil {
 		t.Errorf("behind the gateway: %v", err)
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -21,7 +23,7 @@ type calls struct {
 
 // raw describes a raw call to the router: as the REST client sent it, or with the route's own
 // path for a gRPC caller.
-func (c calls) raw(ctx context.Context, method, path string) (*router.Call, error) {
+func (c calls) raw(ctx context.Context, method, path string) (*intake.Call, error) {
 	out := sent(ctx)
 	if out.Method == "" { // of a gRPC caller
 		out.Method, out.Path = method, path
@@ -35,15 +37,15 @@ func (c calls) raw(ctx context.Context, method, path string) (*router.Call, erro
 }
 
 // question begins a question to the router.
-func (c calls) question(ctx context.Context) *router.Question {
+func (c calls) question(ctx context.Context) *intake.Question {
 	call, who := sent(ctx), c.senders.of(ctx)
-	return &router.Question{
+	return &intake.Question{
 		Header: call.Header, RequestID: call.RequestID, Received: call.Received,
-		Caller: router.Caller{Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer)}, Options: chooser.Options{PinnedRank: -1},
+		Caller: intake.Caller{Tenant: who.Tenant, ShowOverlap: who.May(caller.Observe), Steers: who.May(caller.Steer)}, Options: chooser.Options{PinnedRank: -1},
 	}
 }
 
-func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
+func setBody(q *intake.Question, b *kvpilotv1.RequestBody) {
 	q.Body, q.Truncated = b.GetJson(), b.GetTruncated()
 	switch b.GetApi() {
 	case kvpilotv1.ApiKind_API_KIND_CHAT_COMPLETIONS:
@@ -61,18 +63,18 @@ func setBody(q *router.Question, b *kvpilotv1.RequestBody) {
 
 // answering answers inference calls; *router.Router does.
 type answering interface {
-	Serve(ctx context.Context, call *router.Call, to router.Sink) error
-	Stored(ctx context.Context, call *router.Call, id string, to router.Sink) error
-	Adapter(ctx context.Context, call *router.Call, to router.Sink) error
-	Realtime(ctx context.Context, call *router.Call, model string, up router.Upgrade) error
+	Serve(ctx context.Context, call *intake.Call, to intake.Sink) error
+	Stored(ctx context.Context, call *intake.Call, id string, to intake.Sink) error
+	Adapter(ctx context.Context, call *intake.Call, to intake.Sink) error
+	Realtime(ctx context.Context, call *intake.Call, model string, up direct.Upgrade) error
 	Models() ([]byte, error)
 	Model(id string) ([]byte, error)
 }
 
 // choosing answers questions; *router.Router does.
 type choosing interface {
-	Choose(ctx context.Context, q *router.Question) (*router.Answer, error)
-	Encode(ctx context.Context, q *router.Question) (*router.Answer, error)
+	Choose(ctx context.Context, q *intake.Question) (*router.Answer, error)
+	Encode(ctx context.Context, q *intake.Question) (*router.Answer, error)
 	// Claimed reports whether a question of this name has a live booking here, or is getting one.
 	Claimed(tenant, name string) bool
 }

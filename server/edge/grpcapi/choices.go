@@ -22,6 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -60,9 +61,9 @@ func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	q.Lease = in.GetLease().AsDuration()
 	switch in.GetReports() {
 	case kvpilotv1.Reports_REPORTS_END:
-		q.Reports = router.ReportsEnd
+		q.Reports = intake.ReportsEnd
 	case kvpilotv1.Reports_REPORTS_ALL:
-		q.Reports = router.ReportsFirstToken
+		q.Reports = intake.ReportsFirstToken
 	case kvpilotv1.Reports_REPORTS_UNSPECIFIED:
 	}
 	q.RequestID = cmp.Or(in.GetRequestId(), q.RequestID)
@@ -74,7 +75,7 @@ func (s *choices) ChooseReplica(ctx context.Context, in *kvpilotv1.ChooseReplica
 	case *kvpilotv1.ChooseReplicaRequest_Body:
 		setBody(q, p.Body)
 	}
-	if q.Booking == router.DryRun {
+	if q.Booking == intake.DryRun {
 		if out, passed, err := asDecider(ctx, s.others, q.Model, in.GetBody().GetJson(), func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {
 			return c.ChooseReplica(ctx, in)
 		}); passed {
@@ -128,13 +129,13 @@ func (s *choices) RouteBody(ctx context.Context, in *httpbody.HttpBody) (*kvpilo
 	switch firstHeader(h, headerReports) {
 	case "":
 	case "all":
-		q.Reports = router.ReportsFirstToken
+		q.Reports = intake.ReportsFirstToken
 	case "end":
-		q.Reports = router.ReportsEnd
+		q.Reports = intake.ReportsEnd
 	default:
 		return nil, invalid(headerReports, "must be all or end")
 	}
-	if q.Booking == router.DryRun {
+	if q.Booking == intake.DryRun {
 		if out, passed, err := asDecider(ctx, s.others, "", q.Body, func(ctx context.Context, c kvpilotv1.RoutingServiceClient) (*kvpilotv1.ChooseReplicaResponse, error) {
 			return c.RouteBody(ctx, in)
 		}); passed {
@@ -168,9 +169,9 @@ func fullSize(said []string) int64 {
 
 // atHome has the router that keeps a question's name answer it, so that the fleet books it once. passed is false when this router
 // answers: it is the one, it has booked the question already, or the other does not answer.
-func (s *choices) atHome(ctx context.Context, q *router.Question, in *kvpilotv1.ChooseReplicaRequest) (out *kvpilotv1.ChooseReplicaResponse, passed bool, err error) {
+func (s *choices) atHome(ctx context.Context, q *intake.Question, in *kvpilotv1.ChooseReplicaRequest) (out *kvpilotv1.ChooseReplicaResponse, passed bool, err error) {
 	fleet := s.others.of(ctx)
-	if fleet == nil || q.Booking != router.ReserveOnce || s.router.Claimed(q.Tenant, q.RequestID) {
+	if fleet == nil || q.Booking != intake.ReserveOnce || s.router.Claimed(q.Tenant, q.RequestID) {
 		return nil, false, nil
 	}
 	home := fleet.Home(q.Tenant, q.RequestID)
@@ -187,7 +188,7 @@ func (s *choices) atHome(ctx context.Context, q *router.Question, in *kvpilotv1.
 
 // choose asks the router; a choice that cannot make the caller's deadline is given up for the
 // fastest candidate, and rejected when that one cannot make it either.
-func (s *choices) choose(ctx context.Context, q *router.Question, deadline time.Duration) (*router.Answer, error) {
+func (s *choices) choose(ctx context.Context, q *intake.Question, deadline time.Duration) (*router.Answer, error) {
 	a, err := s.router.Choose(ctx, q)
 	if err != nil || deadline <= 0 || a.Duplicate {
 		return a, err
@@ -218,7 +219,7 @@ func fastest(d *kvpilotv1.Decision) *kvpilotv1.Candidate {
 }
 
 // chosen is the flat answer.
-func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv1.ChooseReplicaResponse {
+func chosen(ctx context.Context, a *router.Answer, q *intake.Question) *kvpilotv1.ChooseReplicaResponse {
 	d := a.Decision
 	out := &kvpilotv1.ChooseReplicaResponse{
 		Host: a.Host, Port: uint32(a.Port), Url: a.Replica.URL,
@@ -232,7 +233,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 	case q.RequestID != "":
 		out.RequestHeaders["x-request-id"] = q.RequestID
 	}
-	if q.Booking != router.DryRun {
+	if q.Booking != intake.DryRun {
 		handTrace(ctx, a.Decision, out.RequestHeaders)
 	}
 	if len(a.Replica.Slots) > 1 {
@@ -259,7 +260,7 @@ func chosen(ctx context.Context, a *router.Answer, q *router.Question) *kvpilotv
 // ScoreOverlap makes a dry run and returns the overlaps it found.
 func (s *choices) ScoreOverlap(ctx context.Context, in *kvpilotv1.ScoreOverlapRequest) (*kvpilotv1.ScoreOverlapResponse, error) {
 	q := s.calls.question(ctx)
-	q.Model, q.Adapter, q.Salt, q.Booking, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), router.DryRun, true
+	q.Model, q.Adapter, q.Salt, q.Booking, q.Explain = in.GetModel(), in.GetAdapter(), in.GetCacheSalt(), intake.DryRun, true
 	switch p := in.GetPrompt().(type) {
 	case *kvpilotv1.ScoreOverlapRequest_TokenIds:
 		q.IDs = p.TokenIds.GetIds()
@@ -325,7 +326,7 @@ func aboutOf(p decision.Policy) about {
 	switch p {
 	case decision.PredictedTTFT:
 		return about{"The rank with the lowest predicted time to the first token, plus the delay that the choice adds to other requests, which weighs more as the fleet fills.",
-			[]string{"temperature", "cpu_credit", "disk_credit", "session_bonus", "split_bonus"}}
+			[]string{"temperature", "session_bonus", "split_bonus"}}
 	case decision.OverlapLoad:
 		return about{"Cached blocks against booked load, as a sum.", []string{"temperature", "cpu_credit", "disk_credit", "overlap_credit", "credit_decay", "prefill_scale", "request_weight"}}
 	case decision.WeightedScorers:
@@ -363,16 +364,16 @@ func handTrace(ctx context.Context, d *decision.Decision, to map[string]string) 
 }
 
 // booking is the booking that a caller wants, under its request id if once.
-func booking(in kvpilotv1.Booking, once bool) router.Booking {
+func booking(in kvpilotv1.Booking, once bool) intake.Booking {
 	switch in {
 	case kvpilotv1.Booking_BOOKING_DRY_RUN:
-		return router.DryRun
+		return intake.DryRun
 	case kvpilotv1.Booking_BOOKING_NONE:
-		return router.BookNothing
+		return intake.BookNothing
 	case kvpilotv1.Booking_BOOKING_UNSPECIFIED, kvpilotv1.Booking_BOOKING_RESERVE:
 	}
 	if once {
-		return router.ReserveOnce
+		return intake.ReserveOnce
 	}
-	return router.Reserve
+	return intake.Reserve
 }

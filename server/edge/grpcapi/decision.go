@@ -122,7 +122,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		Slowdown: c.Slowdown, Planned: seconds(c.Planned), FullStep: seconds(c.FullStep), Decode: seconds(c.Decode), Crowding: seconds(c.Crowding),
 		Tpot: seconds(c.TPOT), Late: c.Late, ReturnsPerSecond: c.Returns, Saved: seconds(c.Saved), Residual: seconds(c.Residual),
 		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, Drag: seconds(c.Drag),
-		Speed: paceProto(&c.Pace), Adapter: adapterProto(&c.Adapting),
+		Speed: paceProto(&c.Pace), Adapter: adapterProto(&c.Adapting), Load: seconds(c.Load), LoadableTokens: c.Loadable,
 	}
 	if s := conduct.Suspicion(c.Suspicions); s != 0 {
 		out.Conduct = &kvpilotv1.RankConduct{Suspicions: suspicionsProto(s), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}

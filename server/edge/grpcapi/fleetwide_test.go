@@ -32,6 +32,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/peers/forward"
 	"github.com/kvpilot/kvpilot/server/peers/members"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // The routers of the test fleet.
@@ -517,7 +518,7 @@ func TestListRouters(t *testing.T) {
 func TestTheDeciderAnswersDryRuns(t *testing.T) {
 	f := newFleetRig(t, open)
 	for _, n := range f.nodes {
-		n.router.choose = func(*router.Question) (*router.Answer, error) {
+		n.router.choose = func(*intake.Question) (*router.Answer, error) {
 			return &router.Answer{Choice: &chooser.Choice{
 				Replica: &replica.Replica{ID: "r0", URL: "http://h:1"},
 				Decision: &decision.Decision{
@@ -577,7 +578,7 @@ func TestAQuestionWithANameHasOneHome(t *testing.T) {
 	f := newFleetRig(t, keyed)
 	asked := map[string]string{} // router by name
 	for id, n := range f.nodes {
-		n.router.choose = func(q *router.Question) (*router.Answer, error) {
+		n.router.choose = func(q *intake.Question) (*router.Answer, error) {
 			asked[q.RequestID] += id
 			if q.Tenant != "team" {
 				t.Errorf("the tenant is %q", q.Tenant)

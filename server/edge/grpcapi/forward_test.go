@@ -13,7 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -26,7 +26,7 @@ func forwardRig(t *testing.T) (*rig, func(roles string) context.Context) {
 	}
 	conf.Keys[3].Roles = []string{"infer", "steer"}
 	r := newRig(t, conf)
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Write([]byte("x")) }
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error { return to.Write([]byte("x")) }
 	return r, func(roles string) context.Context {
 		return metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "key-of-"+roles)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
@@ -70,7 +71,7 @@ func TestIDsThatAreInUseStay(t *testing.T) {
 type mirror struct{ fakeRouter }
 
 // Choose implements grpcapi.Router.
-func (*mirror) Choose(_ context.Context, q *router.Question) (*router.Answer, error) {
+func (*mirror) Choose(_ context.Context, q *intake.Question) (*router.Answer, error) {
 	first := q.IDs[0]
 	for range 20 {
 		for i, id := range q.IDs {

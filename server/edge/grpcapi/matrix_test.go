@@ -16,7 +16,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // Each method lets in the roles that the table of docs/api.md names, and no others.
@@ -27,7 +27,7 @@ func TestRolesOfEachMethod(t *testing.T) {
 		c.Keys = append(c.Keys, grpcapi.Key{Name: role, Key: secret.New(role + "-key-0001"), Roles: []string{role}})
 	}
 	r := newRig(t, c)
-	r.router.serve = func(context.Context, *router.Call, router.Sink) error { return nil }
+	r.router.serve = func(context.Context, *intake.Call, intake.Sink) error { return nil }
 	want := map[string]string{ // by letters of the roles
 		"Forward": "fa", "LoadAdapter": "a", "UnloadAdapter": "a", "ListModels": "irofa", "GetModel": "irofa",
 		"Register": "a", "Deregister": "a", "Drain": "a", "Undrain": "a", "ReloadConfig": "a", "RollbackConfig": "a", "ListConfigVersions": "a", "List": "roa", "Get": "roa", "Watch": "roa",

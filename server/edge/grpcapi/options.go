@@ -15,7 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // The request headers (and metadata keys) by which a caller takes part in the choice. Lists are
@@ -215,16 +215,16 @@ func flagHeader(h http.Header, name string, absent bool) (bool, error) {
 }
 
 // bookingHeader reads an external proxy's kind of booking.
-func bookingHeader(h http.Header) (router.Booking, error) {
+func bookingHeader(h http.Header) (intake.Booking, error) {
 	switch firstHeader(h, headerBooking) {
 	case "", "reserve":
-		return router.Reserve, nil
+		return intake.Reserve, nil
 	case "none":
-		return router.BookNothing, nil
+		return intake.BookNothing, nil
 	case "dry-run":
-		return router.DryRun, nil
+		return intake.DryRun, nil
 	}
-	return router.DryRun, invalid(headerBooking, "must be reserve, none or dry-run")
+	return intake.DryRun, invalid(headerBooking, "must be reserve, none or dry-run")
 }
 
 // leaseHeader reads the lease that an external proxy asks for; zero when it asks for none.

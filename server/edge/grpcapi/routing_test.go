@@ -29,12 +29,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 func TestChooseReplica(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
 	one, hot := uint32(1), 0.5
 	got, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{
@@ -49,7 +50,7 @@ func TestChooseReplica(t *testing.T) {
 	}
 	q := r.router.questions[0]
 	if q.Model != "m" || !slices.Equal(q.IDs, []uint32{1, 2, 3}) || q.Session != "s" || q.Priority != 5 || q.ExpectedOutput != 100 ||
-		q.Adapter != "lora" || q.Salt != "salt" || q.Lease != time.Minute || q.RequestID != "req-1" || q.Booking != router.ReserveOnce {
+		q.Adapter != "lora" || q.Salt != "salt" || q.Lease != time.Minute || q.RequestID != "req-1" || q.Booking != intake.ReserveOnce {
 		t.Errorf("question %+v", q)
 	}
 	if o := q.Options; o.Policy != decision.OverlapLoad || o.Allowed[0] != "a" || o.Denied[0] != "b" || o.MinRank != 1 || o.MaxRank != 1 ||
@@ -73,16 +74,16 @@ func TestChooseReplica(t *testing.T) {
 // Both ways of asking say what the caller will report.
 func TestWaits13WhatACallerReports(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.25, 0.5), nil }
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
 	for i, c := range []struct {
 		reports kvpilotv1.Reports
 		header  string
-		want    router.Reports
+		want    intake.Reports
 	}{
-		{kvpilotv1.Reports_REPORTS_UNSPECIFIED, "", router.ReportsAny},
-		{kvpilotv1.Reports_REPORTS_ALL, "all", router.ReportsFirstToken},
-		{kvpilotv1.Reports_REPORTS_END, "end", router.ReportsEnd},
+		{kvpilotv1.Reports_REPORTS_UNSPECIFIED, "", intake.ReportsAny},
+		{kvpilotv1.Reports_REPORTS_ALL, "all", intake.ReportsFirstToken},
+		{kvpilotv1.Reports_REPORTS_END, "end", intake.ReportsEnd},
 	} {
 		if _, err := client.ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{Model: "m", Reports: c.reports}); err != nil {
 			t.Fatal(err)
@@ -107,7 +108,7 @@ func TestWaits13WhatACallerReports(t *testing.T) {
 
 func TestChooseReplicaRefusals(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.25), nil }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.25), nil }
 	zero := uint32(0)
 	for name, tc := range map[string]struct {
 		in    *kvpilotv1.ChooseReplicaRequest
@@ -139,7 +140,7 @@ func TestChooseReplicaRefusals(t *testing.T) {
 
 func TestTheAnswerHasTheReplicasLabels(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) {
+	r.router.choose = func(*intake.Question) (*router.Answer, error) {
 		a := answer("r-1", 0.25)
 		a.Replica.Labels = map[string]string{"zone": "eu-1a", "node": "n7"}
 		return a, nil
@@ -169,8 +170,8 @@ func TestObjectiveByHeaderAndByMessage(t *testing.T) {
 		{grpcapi.DefaultConfig(), "soon", "", apierror.InvalidBody},
 	} {
 		r := newRig(t, tc.config)
-		r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
-		ctx := httpcall.With(t.Context(), &httpcall.Call{Call: router.Call{Header: http.Header{"X-Kvpilot-Objective": {tc.header}}, RequestID: "id", Received: time.Now()}})
+		r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+		ctx := httpcall.With(t.Context(), &httpcall.Call{Call: intake.Call{Header: http.Header{"X-Kvpilot-Objective": {tc.header}}, RequestID: "id", Received: time.Now()}})
 		_, err := kvpilotv1.NewRoutingServiceClient(r.hop).RouteBody(ctx, &httpbody.HttpBody{Data: []byte(`{"model":"m","prompt":"x"}`)})
 		switch {
 		case tc.reason != 0:
@@ -182,7 +183,7 @@ func TestObjectiveByHeaderAndByMessage(t *testing.T) {
 		}
 	}
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
 	ask := func(o kvpilotv1.Objective) error {
 		_, err := kvpilotv1.NewRoutingServiceClient(r.hop).ChooseReplica(t.Context(), &kvpilotv1.ChooseReplicaRequest{
 			Model: "m", Prompt: &kvpilotv1.ChooseReplicaRequest_Text{Text: "x"}, Policy: &kvpilotv1.PolicyOverride{Objective: o},
@@ -199,7 +200,7 @@ func TestObjectiveByHeaderAndByMessage(t *testing.T) {
 
 func TestTargetsByHeaders(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
 	client := kvpilotv1.NewRoutingServiceClient(r.hop)
 	for _, tc := range []struct {
 		headers http.Header
@@ -214,7 +215,7 @@ func TestTargetsByHeaders(t *testing.T) {
 		{http.Header{"X-Kvpilot-Ttft-Ms": {"NaN"}}, decision.Targets{}, "X-Kvpilot-Ttft-Ms"},
 	} {
 		before := len(r.router.questions)
-		ctx := httpcall.With(t.Context(), &httpcall.Call{Call: router.Call{Header: tc.headers, RequestID: "id", Received: time.Now()}})
+		ctx := httpcall.With(t.Context(), &httpcall.Call{Call: intake.Call{Header: tc.headers, RequestID: "id", Received: time.Now()}})
 		_, err := client.RouteBody(ctx, &httpbody.HttpBody{Data: []byte(`{"model":"m","prompt":"x"}`)})
 		switch {
 		case tc.param != "":
@@ -234,7 +235,7 @@ func TestTargetsByHeaders(t *testing.T) {
 func TestTTFTDeadline(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
 	client := kvpilotv1.NewRoutingServiceClient(r.hop)
-	r.router.choose = func(q *router.Question) (*router.Answer, error) {
+	r.router.choose = func(q *intake.Question) (*router.Answer, error) {
 		if q.Options.Pinned != "" {
 			return answer("r-1", 0.1), nil
 		}
@@ -257,24 +258,24 @@ func TestTTFTDeadline(t *testing.T) {
 
 func TestRouteBody(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.choose = func(*router.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
+	r.router.choose = func(*intake.Question) (*router.Answer, error) { return answer("r-1", 0.1), nil }
 	client := kvpilotv1.NewRoutingServiceClient(r.hop)
-	ask := func(h http.Header) (*kvpilotv1.ChooseReplicaResponse, *router.Question, error) {
-		e := &httpcall.Call{Call: router.Call{Header: h, RequestID: "id", Received: time.Now()}}
+	ask := func(h http.Header) (*kvpilotv1.ChooseReplicaResponse, *intake.Question, error) {
+		e := &httpcall.Call{Call: intake.Call{Header: h, RequestID: "id", Received: time.Now()}}
 		out, err := client.RouteBody(httpcall.With(t.Context(), e), &httpbody.HttpBody{Data: []byte(`{"messages":`)})
 		return out, r.router.questions[len(r.router.questions)-1], err
 	}
 	out, q, err := ask(http.Header{"X-Body-Truncated": {"12/900"}, "X-Kvpilot-Lease-Ms": {"5000"}, "X-Kvpilot-Allow": {"a, b"}, "X-Kvpilot-Weights": {"cpu_credit=0.5"}, "X-Kvpilot-Path": {"/v1/completions"}})
-	if err != nil || !q.Truncated || q.FullSize != 900 || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || q.Booking != router.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
+	if err != nil || !q.Truncated || q.FullSize != 900 || string(q.Body) != `{"messages":` || q.Lease != 5*time.Second || q.Booking != intake.Reserve || len(q.Options.Allowed) != 2 || q.Options.Weights["cpu_credit"] != 0.5 || q.Route != openai.RouteCompletions {
 		t.Errorf("question %+v, %v", q, err)
 	}
 	if out.GetReservationId() == "" || out.GetRequestHeaders()["x-request-id"] != "id" || out.GetRequestHeaders()["x-data-parallel-rank"] != "" {
 		t.Errorf("answer %v", out)
 	}
-	if out, q, err = ask(http.Header{"X-Kvpilot-Booking": {"dry-run"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != router.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
+	if out, q, err = ask(http.Header{"X-Kvpilot-Booking": {"dry-run"}, "X-Kvpilot-Explain": {"1"}}); err != nil || q.Booking != intake.DryRun || out.GetReservationId() != "" || out.GetDecision() == nil || q.Truncated {
 		t.Errorf("a dry run: %+v, %v, %v", q, out, err)
 	}
-	for header, want := range map[string]router.Booking{"": router.Reserve, "reserve": router.Reserve, "none": router.BookNothing} {
+	for header, want := range map[string]intake.Booking{"": intake.Reserve, "reserve": intake.Reserve, "none": intake.BookNothing} {
 		if _, q, err = ask(http.Header{"X-Kvpilot-Booking": {header}}); err != nil || q.Booking != want {
 			t.Errorf("booking %q: %v, %v", header, q.Booking, err)
 		}
@@ -550,7 +551,7 @@ func TestEveryPolicyIsDescribed(t *testing.T) {
 
 func TestMetadataNamesAreOneRule(t *testing.T) {
 	r := newRig(t, grpcapi.DefaultConfig())
-	r.router.serve = func(_ context.Context, _ *router.Call, to router.Sink) error { return to.Write(nil) }
+	r.router.serve = func(_ context.Context, _ *intake.Call, to intake.Sink) error { return to.Write(nil) }
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x_session_id", "s", "blob-bin", "\x00\x01")
 	stream, err := kvpilotv1.NewInferenceServiceClient(r.socket).Completions(ctx, &httpbody.HttpBody{})
 	if err != nil {

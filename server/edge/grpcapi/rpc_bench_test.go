@@ -17,6 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // decided is a router that has made its choice.
@@ -26,7 +27,7 @@ type decided struct {
 }
 
 // Choose implements grpcapi.Router.
-func (d *decided) Choose(context.Context, *router.Question) (*router.Answer, error) {
+func (d *decided) Choose(context.Context, *intake.Question) (*router.Answer, error) {
 	return d.answer, nil
 }
 

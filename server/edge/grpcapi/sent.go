@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // headers are a REST client's headers, or a gRPC client's metadata in the same form.
@@ -40,12 +40,12 @@ func transportKey(key string) bool {
 }
 
 // sent returns the parts of a call beyond its message: a REST client's request, or a gRPC caller's metadata.
-func sent(ctx context.Context) *router.Call {
+func sent(ctx context.Context) *intake.Call {
 	if e := httpcall.From(ctx); e != nil {
 		return &e.Call
 	}
 	h := headers(ctx)
-	return &router.Call{Header: h, RequestID: httpcall.RequestID(h), Client: clientOf(ctx), Received: time.Now()}
+	return &intake.Call{Header: h, RequestID: httpcall.RequestID(h), Client: clientOf(ctx), Received: time.Now()}
 }
 
 // origin is where a call came from, for the audit log.

@@ -10,11 +10,11 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // sinkFor takes the router's answer to the caller: a REST client itself, or a stream of messages.
-func sinkFor(out grpc.ServerStream) router.Sink {
+func sinkFor(out grpc.ServerStream) intake.Sink {
 	if e := httpcall.From(out.Context()); e != nil {
 		return e.Answer
 	}
@@ -22,7 +22,7 @@ func sinkFor(out grpc.ServerStream) router.Sink {
 }
 
 // finish completes an answer: a gRPC caller gets one message even when the body is empty.
-func finish(to router.Sink, err error) error {
+func finish(to intake.Sink, err error) error {
 	if m, ok := to.(*messages); ok && err == nil && m.begun && !m.sent {
 		return m.Write(nil)
 	}
@@ -36,7 +36,7 @@ type messages struct {
 	begun, sent bool
 }
 
-var _ router.Sink = (*messages)(nil)
+var _ intake.Sink = (*messages)(nil)
 
 // Begin implements router.Sink.
 func (s *messages) Begin(status int, header http.Header) error {

@@ -24,6 +24,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // full is a decision with a value in every field that the contract has a place for.
@@ -135,12 +136,12 @@ func TestObserversMakeDryRuns(t *testing.T) {
 	c := grpcapi.DefaultConfig()
 	c.Keys = append(c.Keys, grpcapi.Key{Name: "watcher", Key: secret.New("observe-key-0001"), Roles: []string{"observe"}})
 	r := newRig(t, c)
-	r.router.choose = func(q *router.Question) (*router.Answer, error) {
+	r.router.choose = func(q *intake.Question) (*router.Answer, error) {
 		return &router.Answer{Choice: &chooser.Choice{Decision: full().Decision, Replica: &replica.Replica{ID: "r1"}}}, nil
 	}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "observe-key-0001")
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
-	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}); err != nil || r.router.questions[0].Booking != router.DryRun || !r.router.questions[0].ShowOverlap {
+	if _, err := client.ChooseReplica(ctx, &kvpilotv1.ChooseReplicaRequest{Booking: kvpilotv1.Booking_BOOKING_DRY_RUN, Explain: true}); err != nil || r.router.questions[0].Booking != intake.DryRun || !r.router.questions[0].ShowOverlap {
 		t.Errorf("a dry run: %v, %+v", err, r.router.questions)
 	}
 	for _, in := range []*kvpilotv1.ChooseReplicaRequest{{}, {Booking: kvpilotv1.Booking_BOOKING_RESERVE}, {Booking: kvpilotv1.Booking_BOOKING_NONE}} {

@@ -13,20 +13,21 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/direct"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // Call is one HTTP request on its way to a handler.
 type Call struct {
 	// Call is the request as the router takes it: the surface sets the client's method, path, query, headers, address, id
 	// and upload, the handler everything else.
-	router.Call
+	intake.Call
 	// Caller is the sender of the request; nil when its credentials were not checked.
 	Caller *caller.Caller
 	// Answer takes the answer of a raw route.
-	Answer router.Sink
+	Answer intake.Sink
 	// Upgrade makes a WebSocket of the client's connection; nil when the client does not ask for one.
-	Upgrade router.Upgrade
+	Upgrade direct.Upgrade
 	// Account is the account that the request is charged to; nil when nothing is counted.
 	Account *ledger.Account
 	// Mistakes are the messages of a stream that could not be read and came empty; nil for other calls.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -89,7 +90,7 @@ func (b *binder) run(ctx context.Context) {
 			f.journal.note(err.Error())
 		}
 		b.plane.log.Warn("KV event socket cannot be bound", "endpoint", b.endpoint, "error", err)
-		sleep(ctx, pause)
+		sleep.For(ctx, pause)
 		pause = min(2*pause, max(b.plane.config.ReconnectMax, reconnectMin))
 	}
 }

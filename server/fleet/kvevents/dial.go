@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -41,7 +42,7 @@ func (f *feed) dialLoop(ctx context.Context) {
 			pause = reconnectMin
 		}
 		f.journal.note(err.Error())
-		sleep(ctx, pause/2+rand.N(pause))
+		sleep.For(ctx, pause/2+rand.N(pause))
 		pause = min(2*pause, max(f.plane.config.ReconnectMax, reconnectMin))
 	}
 }
@@ -211,17 +212,5 @@ func (p *Plane) getMessage() *zmtp.Message { return p.messages.Get().(*zmtp.Mess
 func (p *Plane) putMessage(m *zmtp.Message) {
 	if m != nil && m.Cap() <= keepMessage {
 		p.messages.Put(m)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/sequence"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -36,7 +37,7 @@ func (f *feed) replay(r sequence.Request) {
 		f.plane.metrics.replay(r.Why)
 	}
 	f.spawn(func(ctx context.Context) {
-		sleep(ctx, r.After)
+		sleep.For(ctx, r.After)
 		err := f.fetch(ctx, r)
 		f.reply(ctx, reply{job: r.Job, end: true, err: err})
 	})
@@ -109,7 +110,7 @@ func (f *feed) fetch(ctx context.Context, r sequence.Request) error {
 func (f *feed) reply(ctx context.Context, r reply) bool {
 	if r.msg != nil && r.msg.Cap() > largeReply {
 		for len(f.inbox.replies) > 0 && ctx.Err() == nil {
-			sleep(ctx, time.Millisecond)
+			sleep.For(ctx, time.Millisecond)
 		}
 	}
 	select {

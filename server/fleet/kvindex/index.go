@@ -116,6 +116,7 @@ func (ix *Index) RemoveRank(slot replica.Slot) {
 		return
 	}
 	ix.put(slot, nil)
+	ix.stores.set(slot, "", ix.sets.words)
 	r.mu.Lock()
 	r.reset()
 	r.writer.forget(ix.sets)
@@ -137,6 +138,14 @@ func (ix *Index) UpdateRank(slot replica.Slot, info RankInfo) {
 			r.info.Capacity = info.Capacity
 		}
 	})
+}
+
+// SetStore says which store the rank shares with others; empty for none. Each rank of a store loads every block that any of them has announced in
+// its lowest tier.
+func (ix *Index) SetStore(slot replica.Slot, store string) {
+	if int(slot) < ix.config.MaxRanks {
+		ix.stores.set(slot, store, ix.sets.words)
+	}
 }
 
 // Store applies a stored event.

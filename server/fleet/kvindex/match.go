@@ -32,6 +32,7 @@ type tables struct {
 	limited atomic.Int32
 	// strides has bit k set when a rank's tier ever held chunks of k > 1 blocks.
 	strides [kvblock.Tiers]atomic.Uint64
+	stores  stores
 }
 
 // begin makes empty tables for so many ranks.
@@ -112,6 +113,11 @@ func (l *lookup) match(dst []Overlap, hashes []blockhash.Hash) []Overlap {
 	for t := kvblock.TierCPU; t <= kvblock.TierDisk; t++ {
 		if p := l.tiers[t]; p.held.Load() > 0 {
 			dst = l.extend(dst, base, hashes, p, t)
+		}
+	}
+	if shared := l.stores.list.Load(); shared != nil && l.tiers[kvblock.TierDisk].held.Load() > 0 {
+		for i := range *shared {
+			dst = l.share(dst, base, hashes, &(*shared)[i])
 		}
 	}
 	return dst
@@ -200,9 +206,17 @@ func (o *Overlap) add(tier kvblock.Tier, n int) {
 func (l *lookup) run(p *plane, tier kvblock.Tier, slot replica.Slot, hashes []blockhash.Hash, from int) int {
 	k := l.stride(slot, tier)
 	first, end := from/k, len(hashes)/k // in chunks
-	holds := func(chunk int) bool { return l.sets.has(p.get(spread(hashes[(chunk+1)*k-1])), slot) }
-	if first >= end || !holds(first) {
+	held := lead(first, end, func(chunk int) bool { return l.sets.has(p.get(spread(hashes[(chunk+1)*k-1])), slot) })
+	if held == first {
 		return 0
+	}
+	return held*k - from
+}
+
+// lead returns the end of the chunks from first on, before end, that are held without a gap.
+func lead(first, end int, holds func(chunk int) bool) int {
+	if first >= end || !holds(first) {
+		return first
 	}
 	lo, step := first, 1
 	for lo+step < end && holds(lo+step) {
@@ -217,7 +231,7 @@ func (l *lookup) run(p *plane, tier kvblock.Tier, slot replica.Slot, hashes []bl
 			hi = mid
 		}
 	}
-	return (lo+1)*k - from
+	return lo + 1
 }
 
 // stride is how many blocks a chunk of the rank's tier has; the GPU's have one.

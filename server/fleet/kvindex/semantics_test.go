@@ -247,14 +247,104 @@ func TestChunksOfALowerTierCountWhole(t *testing.T) {
 	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{CPU: 10})
 }
 
-func TestRemoteMemoryIsNotCounted(t *testing.T) {
+func TestRemoteBlocksAreInTheLowestTier(t *testing.T) {
+	ix := newIndex(t, 2)
+	for _, tier := range []kvblock.Tier{kvblock.TierGPU, kvblock.TierCPU, kvblock.TierDisk} {
+		ev := stored(1, 4)
+		ev.Remote, ev.Tier = true, tier
+		ix.Store(0, ev)
+		expect(t, ix, chain(ev.Tokens), kvindex.Overlap{Disk: 4})
+		ix.Remove(0, &kvblock.Removed{Hashes: ev.Hashes, Remote: true, Tier: tier})
+		expect(t, ix, chain(ev.Tokens))
+	}
+	if s := ix.Stats(); s.Blocks != 0 || s.Total.Remote != 24 {
+		t.Errorf("%d blocks, %d remote, want 0 and 24", s.Blocks, s.Total.Remote)
+	}
+}
+
+func TestEvictedBlocksThatHostMemoryHoldsAreLoadable(t *testing.T) {
 	ix := newIndex(t, 1)
-	ev := stored(1, 4)
-	ev.Remote = true
+	ev := stored(1, 10)
 	ix.Store(0, ev)
-	ix.Remove(0, &kvblock.Removed{Hashes: ev.Hashes, Remote: true})
-	if s := ix.Stats(); s.Blocks != 0 || s.Total.Remote != 8 {
-		t.Errorf("%d blocks, %d remote, want 0 and 8", s.Blocks, s.Total.Remote)
+	ix.Store(0, &kvblock.Stored{Hashes: ev.Hashes, Tier: kvblock.TierCPU}) // as vLLM's offloading announces them
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{GPU: 10})
+	ix.Remove(0, &kvblock.Removed{Hashes: ev.Hashes[6:]})
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{GPU: 6, CPU: 4})
+	ix.Remove(0, &kvblock.Removed{Hashes: ev.Hashes[:6]})
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{CPU: 10})
+	ix.Remove(0, &kvblock.Removed{Hashes: ev.Hashes[8:], Tier: kvblock.TierCPU})
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{CPU: 8})
+	ix.Store(0, ev)
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{GPU: 10})
+}
+
+// What one rank of a store has announced, the others load: as far as it continues their own blocks, and from the beginning where they hold nothing.
+func TestRanksShareTheirStore(t *testing.T) {
+	ix := newIndex(t, 5)
+	for slot := range replica.Slot(4) {
+		ix.SetStore(slot, "a")
+	}
+	ix.SetStore(3, "b")
+	ev := stored(1, 10)
+	first := *ev
+	first.Hashes, first.Tokens = ev.Hashes[:6], ev.Tokens[:6*ev.BlockSize]
+	ix.Store(0, &first)
+	ix.Store(0, &kvblock.Stored{Hashes: first.Hashes, Tier: kvblock.TierCPU, Remote: true})
+	ix.Store(1, ev)
+	ix.Store(1, &kvblock.Stored{Hashes: ev.Hashes[4:], Tier: kvblock.TierCPU, Remote: true})
+	ix.Store(4, ev)
+	ix.Store(4, &kvblock.Stored{Hashes: ev.Hashes, Tier: kvblock.TierCPU, Remote: true})
+	ix.Remove(1, &kvblock.Removed{Hashes: ev.Hashes[9:]})
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{Slot: 0, GPU: 6, Disk: 4}, kvindex.Overlap{Slot: 1, GPU: 9, Disk: 1}, kvindex.Overlap{Slot: 2, Disk: 10}, kvindex.Overlap{Slot: 4, GPU: 10})
+	ix.Remove(1, &kvblock.Removed{Hashes: ev.Hashes[4:], Tier: kvblock.TierCPU, Remote: true}) // 4 and 5 are the other one's too
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{Slot: 0, GPU: 6}, kvindex.Overlap{Slot: 1, GPU: 9}, kvindex.Overlap{Slot: 2, Disk: 6}, kvindex.Overlap{Slot: 4, GPU: 10})
+	ix.SetStore(2, "")
+	ix.Reset(1)
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{Slot: 0, GPU: 6}, kvindex.Overlap{Slot: 1, Disk: 6}, kvindex.Overlap{Slot: 4, GPU: 10})
+	ix.RemoveRank(0)
+	expect(t, ix, chain(ev.Tokens), kvindex.Overlap{Slot: 4, GPU: 10})
+}
+
+// Random ranks, each with the beginnings of a prompt of random lengths in its tiers, some of them in stores that they share.
+func TestTiersAgreeWithAList(t *testing.T) {
+	dice := rand.New(rand.NewPCG(3, 4))
+	for round := range 200 {
+		ranks := 1 + dice.IntN(70)
+		ix := newIndex(t, ranks)
+		ev := stored(uint32(round+1), 40)
+		var lengths [kvblock.Tiers][]int
+		names, shared := make([]string, ranks), map[string]int{}
+		for slot := range ranks {
+			names[slot] = []string{"", "a", "b"}[dice.IntN(3)]
+			ix.SetStore(replica.Slot(slot), names[slot])
+			ix.Store(replica.Slot(slot), ev) // names the blocks
+			for tier := range kvblock.Tier(kvblock.Tiers) {
+				n := max(0, dice.IntN(60)-20)
+				lengths[tier] = append(lengths[tier], n)
+				if tier == kvblock.TierGPU {
+					continue
+				}
+				ix.Store(replica.Slot(slot), &kvblock.Stored{Hashes: ev.Hashes[:n], Tier: tier, Remote: tier == kvblock.TierDisk && names[slot] != ""})
+			}
+			if n := lengths[kvblock.TierGPU][slot]; n < 40 {
+				ix.Remove(replica.Slot(slot), &kvblock.Removed{Hashes: ev.Hashes[n:]})
+			}
+			shared[names[slot]] = max(shared[names[slot]], lengths[kvblock.TierDisk][slot])
+		}
+		var want []kvindex.Overlap
+		for slot := range ranks {
+			gpu, host, store := lengths[0][slot], lengths[1][slot], lengths[2][slot]
+			if names[slot] != "" {
+				store = shared[names[slot]]
+			}
+			o := kvindex.Overlap{Slot: replica.Slot(slot), GPU: uint32(gpu), CPU: uint32(max(0, host-gpu)), Disk: uint32(max(0, store-max(gpu, host)))}
+			if o.GPU+o.CPU+o.Disk > 0 {
+				want = append(want, o)
+			}
+		}
+		if got := match(ix, chain(ev.Tokens)); !slices.Equal(got, want) {
+			t.Fatalf("round %d: got %+v\nwant %+v", round, got, want)
+		}
 	}
 }
 

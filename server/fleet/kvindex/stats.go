@@ -49,7 +49,7 @@ type Totals struct {
 	// Stored and Removed count blocks named by events, UnknownRemoved removals of unknown blocks.
 	Stored, Removed, UnknownRemoved int64
 	// Orphans counts blocks that continue an unknown one, Ambiguous, Partial and Misshapen the blocks that cannot be keyed for other
-	// reasons, Remote the blocks in another rank's memory.
+	// reasons, Remote the blocks, stored and removed, in memory that is not the rank's own.
 	Orphans, Ambiguous, Partial, Misshapen, Remote int64
 	// OddSize counts blocks of another size than their rank's.
 	OddSize int64

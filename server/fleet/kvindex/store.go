@@ -4,11 +4,14 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
 
-// store applies a stored event: count the copies, key the blocks that can be keyed, publish the new ones.
+// store applies a stored event: count the copies, key the blocks that can be keyed, publish the new ones. Blocks in memory that is not the rank's own
+// belong to its lowest tier.
 func (r *rank) store(ev *kvblock.Stored) {
 	if ev.Remote {
 		r.totals.Remote += int64(len(ev.Hashes))
-		return
+		elsewhere := *ev
+		elsewhere.Tier = kvblock.TierDisk
+		ev = &elsewhere
 	}
 	r.dropGuessed()
 	n := len(ev.Hashes)
@@ -235,12 +238,13 @@ func (r *rank) unit(p *part, ev *kvblock.Stored) int {
 
 // remove applies a removed event: one copy less of each block.
 func (r *rank) remove(ev *kvblock.Removed) {
+	tier := ev.Tier
 	if ev.Remote {
 		r.totals.Remote += int64(len(ev.Hashes))
-		return
+		tier = kvblock.TierDisk
 	}
 	r.totals.Removed += int64(len(ev.Hashes))
-	p := r.find(ev.Tier, ev.Group)
+	p := r.find(tier, ev.Group)
 	if p == nil {
 		r.totals.UnknownRemoved += int64(len(ev.Hashes))
 		return

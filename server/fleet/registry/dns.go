@@ -15,6 +15,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 const (
@@ -68,7 +69,7 @@ func (d *dnsSource) watch(ctx context.Context) error {
 				last = []string{}
 			}
 		}
-		if !pause(ctx, interval) {
+		if !sleep.For(ctx, interval) {
 			return nil
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 	"github.com/kvpilot/kvpilot/server/kit/suggest"
 )
 
@@ -57,7 +58,7 @@ func (f *fileSource) watch(ctx context.Context) error {
 		case <-watcher.Errors:
 		case <-recheck.C:
 		}
-		if !pause(ctx, fileSettle) {
+		if !sleep.For(ctx, fileSettle) {
 			return nil
 		}
 		drain(watcher.Events)

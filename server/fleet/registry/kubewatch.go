@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 const (
@@ -123,7 +125,7 @@ func (c *collection[T]) run(ctx context.Context) {
 		if forbidden(err) {
 			turn = max(turn, kubeForbiddenWait)
 		}
-		if !pause(ctx, turn) {
+		if !sleep.For(ctx, turn) {
 			return
 		}
 		wait = min(2*wait, kubeMaxBackOff)
@@ -163,7 +165,7 @@ func (c *collection[T]) follow(ctx context.Context) (worked bool, err error) {
 		if err != nil {
 			return worked, err
 		}
-		if !lasted && !pause(ctx, wait) { // it should last minutes
+		if !lasted && !sleep.For(ctx, wait) { // it should last minutes
 			return worked, ctx.Err()
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // minProbeGap is the time between probes that other parts request.
@@ -64,7 +66,7 @@ func (p *prober) run(ctx context.Context, report func(result)) {
 			return
 		case <-timer.C:
 		case <-p.kick:
-			if !pause(ctx, minProbeGap-time.Since(s.last)) {
+			if !sleep.For(ctx, minProbeGap-time.Since(s.last)) {
 				return
 			}
 		}
@@ -104,16 +106,5 @@ func (p *prober) run(ctx context.Context, report func(result)) {
 			report(res)
 		}
 		timer.Reset(wait)
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // A replica that only starts is no reason for a warning: neither its probes nor its silence.
 func TestReplicasThatStartAreNoWarning(t *testing.T) {
 	f := newFleet("a", "b")
 	f.set("b", func(h *host) { h.hangs = true })
-	var log stack.Log
+	var log programs.Log
 	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		pass(20 * time.Second)

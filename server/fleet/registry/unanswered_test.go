@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/test/stack"
+	"github.com/kvpilot/kvpilot/test/programs"
 )
 
 // A mistyped address is logged at once, as a warning from half a minute on, and again every half a minute until it is right.
 func TestReplicasThatDoNotAnswerAreLogged(t *testing.T) {
 	f := newFleet("a", "b")
 	f.set("b", func(h *host) { h.status = 0 })
-	var log stack.Log
+	var log programs.Log
 	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
 		count := func(text string) int { return strings.Count(log.String(), text) }
@@ -44,7 +44,7 @@ func TestAReplicaURLThatEndsInV1IsExplained(t *testing.T) {
 	wrong := spec("a")
 	wrong.URL += "/v1/"
 	config := listed(wrong)
-	var log stack.Log
+	var log programs.Log
 	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
 	virtual(t, f, config, params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
 		pass(1500 * time.Millisecond)

@@ -19,10 +19,8 @@ import (
 // Config has the settings of an operator.
 type Config struct {
 	// MaxBytes is the memory that the router may take, at least 256 MiB. Zero: the limit of its control group (the
-	// memory limit of a container), or without one three quarters of the machine's memory. The Go runtime collects garbage
-	// to stay below nine tenths of it (GOMEMLIMIT, if set, is used instead). The limits of parts that are not set are shares of it, and
-	// larger ones are lowered: kvindex.max_bytes to three eighths, gateway.max_bodies_bytes to five sixteenths (a quarter of less than 1 GiB),
-	// tokenizer.cache_bytes and tokenizer.held_bytes to an eighth each. Streams and connections of callers take a sixth of it at most.
+	// memory limit of a container), or without one three quarters of the machine's memory. The limits of parts that are not set are
+	// shares of it, and larger ones are lowered: docs/operations.md has them.
 	MaxBytes quantity.Bytes `yaml:"max_bytes"`
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // Peer is another router that there is a connection to.
@@ -106,7 +107,7 @@ func (w *Warm) Run(ctx context.Context) error {
 func (w *Warm) pullMissing(ctx context.Context) {
 	every := cmp.Or(w.params.AgainEvery, againEvery)
 	var before, asked []replica.ID
-	for wait := every; sleep(ctx, wait); {
+	for wait := every; sleep.For(ctx, wait); {
 		missing := w.params.Fleet.Missing()
 		still := slices.DeleteFunc(slices.Clone(missing), func(id replica.ID) bool { return !slices.Contains(before, id) })
 		before = missing
@@ -133,16 +134,6 @@ func (w *Warm) pullOf(ctx context.Context, replicas []replica.ID) {
 		if got, _ := w.attempt(ctx, p, in); got.Ranks > 0 || ctx.Err() != nil {
 			return
 		}
-	}
-}
-
-// sleep waits and reports whether ctx still lives.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
 	}
 }
 

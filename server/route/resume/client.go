@@ -1,6 +1,8 @@
 package resume
 
 import (
+	"bytes"
+
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
@@ -11,13 +13,29 @@ type client struct {
 	finished, usage, done bool
 	// counted: it ends with its usage.
 	counted bool
-	api     prompt.API
+	// stamp is the stamp of the stream's end.
+	stamp openai.Stamp
+	api   prompt.API
 	// head is what its events begin with.
 	head []byte
 	// out is what is to be sent next.
 	out []byte
 	// Halted reports whether the engine has aborted an answer of /v1/responses that claims to be whole, since it looks so; nil when that is not known.
 	Halted func() bool
+}
+
+// Stamp is the stamp of the stream's end, as far as an engine has written it. Details that no engine has written are not set.
+func (s *client) Stamp() openai.Stamp { return s.stamp }
+
+// Seal sets the stamp of an end that the engine under way does not write.
+func (s *client) Seal(with openai.Stamp) { s.stamp = with }
+
+// stamped notes the stamp of an engine's own end.
+func (s *client) stamped(c *openai.Chunk) {
+	if with := c.Stamp(); with.Fingerprint != nil || with.Details {
+		with.Fingerprint = bytes.Clone(with.Fingerprint)
+		s.stamp = with
+	}
 }
 
 // Done reports whether the client has the end of its stream.
@@ -40,7 +58,7 @@ func (s *client) close(t *tokens) bool {
 			return false
 		}
 		w := s.words(t)
-		s.out = append(w.Usage(append(s.out, "data: "...)), "\n\n"...)
+		s.out = append(w.Usage(append(s.out, "data: "...), &s.stamp), "\n\n"...)
 	}
 	s.done = true
 	s.out = append(s.out, "data: [DONE]\n\n"...)

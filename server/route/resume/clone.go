@@ -54,7 +54,7 @@ func (r *repeat) clone() *repeat {
 		return nil
 	}
 	c := *r
-	c.text, c.ended, c.has, c.got = nil, maps.Clone(r.ended), r.has.clone(), r.got.clone()
+	c.text, c.ended, c.has, c.got, c.quiet = nil, maps.Clone(r.ended), r.has.clone(), r.got.clone(), maps.Clone(r.quiet)
 	return &c
 }
 

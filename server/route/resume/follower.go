@@ -389,8 +389,14 @@ func (f *Follower) asIs(e []byte) error {
 func (f *Follower) note(c *openai.Chunk) {
 	f.finished = f.finished || c.Finish != nil
 	f.usage = f.usage || c.Choices == 0 && c.Usage != nil
+	if c.Finish != nil || c.Choices == 0 {
+		f.stamped(c)
+	}
 	if c.Choices == 0 {
 		return
+	}
+	if f.replay != nil && !f.resumed && c.IDs != nil && !c.Nulls.Transfer {
+		f.replay.bare = true
 	}
 	text := len(c.Text) > len(`""`)
 	f.blind = f.blind || c.IDs == nil && text

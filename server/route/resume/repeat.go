@@ -29,7 +29,13 @@ type repeat struct {
 	// choices is how many the request asks for; ended are those whose end the client has.
 	choices int
 	ended   map[int]bool
+	// quiet counts, for each choice, the events that add nothing, such as the one with the role, since it has grown: at the client, and in
+	// another replica's repetition.
+	quiet map[int]quiet
 }
+
+// quiet is how many events add nothing.
+type quiet struct{ has, got int }
 
 // grown is how far an answer has grown, by place.
 type grown map[openai.Place]*growth
@@ -40,7 +46,7 @@ type growth struct {
 }
 
 func newRepeat(choices int) *repeat {
-	return &repeat{seed: maphash.MakeSeed(), has: grown{}, choices: choices, ended: map[int]bool{}}
+	return &repeat{seed: maphash.MakeSeed(), has: grown{}, choices: choices, ended: map[int]bool{}, quiet: map[int]quiet{}}
 }
 
 // repeats takes an event of an answer that another replica would write again.
@@ -137,11 +143,15 @@ func (r *repeat) note(data []byte) error {
 	for i := range p.List {
 		part := &p.List[i]
 		r.grow(r.place(r.has, part.Place), part)
+		delete(r.quiet, part.Choice)
 	}
 	for i := range p.Ends {
 		r.ended[p.Ends[i].Choice] = true
 	}
-	if len(r.has) > maxPlaces {
+	if r.isQuiet() {
+		r.quiet[p.Last] = quiet{has: r.quiet[p.Last].has + 1}
+	}
+	if len(r.has) > maxPlaces || len(r.quiet) > maxPlaces {
 		return ErrStrange
 	}
 	return nil
@@ -167,7 +177,30 @@ func tokensIn(list []byte) int {
 }
 
 // begin announces that another replica repeats the answer.
-func (r *repeat) begin() { r.again, r.got = true, grown{} }
+func (r *repeat) begin() {
+	r.again, r.got = true, grown{}
+	for choice, q := range r.quiet {
+		r.quiet[choice] = quiet{has: q.has}
+	}
+}
+
+// isQuiet reports whether the event is one choice's, and adds nothing.
+func (r *repeat) isQuiet() bool {
+	return r.parts.Choices == 1 && len(r.parts.List) == 0 && len(r.parts.Ends) == 0
+}
+
+// hush takes an event of another replica that adds nothing. It reports whether the client has fewer of them.
+func (r *repeat) hush(choice int) bool {
+	if !r.met(choice) {
+		return false
+	}
+	q := r.quiet[choice]
+	q.got++
+	isNew := q.got > q.has
+	q.has = max(q.has, q.got)
+	r.quiet[choice] = q
+	return isNew
+}
 
 // met reports whether all that the client has of a choice was repeated.
 func (r *repeat) met(choice int) bool {
@@ -209,11 +242,14 @@ func (r *repeat) beyond(part *openai.Part) bool {
 	return has == nil || got != nil && got.size >= has.size
 }
 
-// new passes on an event of which the client has nothing. An event that says nothing is dropped.
+// new passes on an event of which the client has nothing.
 func (r *repeat) new(out, data []byte) ([]byte, error) {
 	p := &r.parts
 	if len(p.List) == 0 && len(p.Ends) == 0 {
-		return out, nil
+		if !r.isQuiet() || !r.hush(p.Last) {
+			return out, nil
+		}
+		return r.pass(out, data), nil
 	}
 	for i := range p.List {
 		part := &p.List[i]
@@ -236,52 +272,73 @@ func (r *repeat) extend(part *openai.Part) {
 	r.grow(r.place(r.has, part.Place), part)
 	got := r.place(r.got, part.Place)
 	got.size = r.has[part.Place].size
+	delete(r.quiet, part.Choice)
 }
 
-// split takes an event of which the client has some.
+// split takes an event of which the client has some. The rest of a choice is one event: the texts and the probabilities of the same tokens
+// stay together, wherever the client's stream ends.
 func (r *repeat) split(out []byte) ([]byte, error) {
 	p := &r.parts
-	var rests []openai.Part
+	var all []openai.Left
+	of := func(choice int) *openai.Left {
+		for i := range all {
+			if all[i].Choice == choice {
+				return &all[i]
+			}
+		}
+		all = append(all, openai.Left{Choice: choice, Tail: p.Tail})
+		return &all[len(all)-1]
+	}
 	for i := range p.List {
 		left, err := r.compare(&p.List[i])
 		if err != nil {
 			return out, err
 		}
-		if len(left) > 0 {
-			rest := openai.Part{Place: p.List[i].Place, Text: left}
-			if r.has[rest.Place] == nil { // else the call has the id that the client knows
-				rest.ID = p.List[i].ID
-			}
-			rests = append(rests, rest)
-		}
-	}
-	for _, rest := range rests {
-		if !r.met(rest.Choice) {
-			return out, ErrDiverged
-		}
-		has := r.place(r.has, rest.Place)
-		if rest.Member == openai.Probabilities {
-			has.size += tokensIn(rest.Text)
-		} else {
-			has.size += len(rest.Text)
-			has.hash.Write(rest.Text)
-		}
-		r.place(r.got, rest.Place).size = has.size
-		out = append(openai.AppendRest(append(out, "data: "...), r.head, &rest), "\n\n"...)
-	}
-	for i := range p.Ends {
-		end := &p.Ends[i]
-		if !r.met(end.Choice) {
-			return out, ErrDiverged
-		}
-		if r.ended[end.Choice] {
+		to, part := of(p.List[i].Choice), openai.Part{Place: p.List[i].Place, Text: left}
+		if to.Completion = to.Completion || part.Member == openai.CompletionText; len(left) == 0 {
 			continue
 		}
-		r.ended[end.Choice] = true
-		text := r.has[openai.Place{Choice: end.Choice, Member: openai.CompletionText}] != nil
-		out = append(openai.AppendEnd(append(out, "data: "...), r.head, end, text), "\n\n"...)
+		if r.has[part.Place] == nil { // else the call has the id that the client knows
+			part.ID = p.List[i].ID
+		}
+		to.Parts = append(to.Parts, part)
+	}
+	for i := range p.Ends {
+		if end := &p.Ends[i]; !r.ended[end.Choice] {
+			of(end.Choice).End = end
+		}
+	}
+	for i := range all {
+		left := &all[i]
+		if len(left.Parts) == 0 && left.End == nil {
+			continue
+		}
+		if !r.met(left.Choice) || r.ended[left.Choice] {
+			return out, ErrDiverged
+		}
+		r.add(left)
+		out = append(left.Append(append(out, "data: "...), r.head), "\n\n"...)
 	}
 	return out, nil
+}
+
+// add adds the rest of an event to both sides.
+func (r *repeat) add(left *openai.Left) {
+	for i := range left.Parts {
+		part := &left.Parts[i]
+		has := r.place(r.has, part.Place)
+		if part.Member == openai.Probabilities {
+			has.size += tokensIn(part.Text)
+		} else {
+			has.size += len(part.Text)
+			has.hash.Write(part.Text)
+		}
+		r.place(r.got, part.Place).size = has.size
+		delete(r.quiet, left.Choice)
+	}
+	if left.End != nil {
+		r.ended[left.Choice] = true
+	}
 }
 
 // compare compares a part with what the client has at its place, and returns what lies beyond.

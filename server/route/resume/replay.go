@@ -13,7 +13,9 @@ import (
 // cannot be known, so another engine's parser is given all tokens again, in the portions in which they came.
 type replay struct {
 	// on: the answer is continued by token ids.
-	on       bool
+	on bool
+	// bare: the client's events lack members that vLLM 0.33 writes although they are null.
+	bare     bool
 	portions []openai.Portion
 	calls    [][]byte
 	// last is the last delta that shows something, whose tokens are those of the answer from to.
@@ -177,6 +179,9 @@ func (r *replay) begin(parse Parse) {
 func (r *replay) take(c *openai.Chunk, t *tokens, to *client) error {
 	if c.Choices == 0 {
 		to.usage = to.usage || c.Usage != nil
+		if c.Usage != nil && c.Fingerprint == nil {
+			c.Fingerprint = to.stamp.Fingerprint
+		}
 		w := to.words(t)
 		to.write(&w, c)
 		return nil
@@ -212,9 +217,12 @@ func (r *replay) parseWaiting(c *openai.Chunk, t *tokens, to *client) error {
 	t.ids = append(t.ids, r.waiting...)
 	t.answered = len(t.ids)
 	r.join(t, first, nil, d.Delta)
-	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop}
+	said := openai.Chunk{Choices: 1, Delta: d.Delta, Finish: d.Finish, Stop: c.Stop, Nulls: openai.Nulls{Versions: !r.bare, Transfer: !r.bare}}
 	if t.shows {
 		said.IDs = rawjson.AppendUint32s(nil, r.waiting)
+	}
+	if c.Finish != nil && !to.counted {
+		said.Fingerprint = to.stamp.Fingerprint
 	}
 	r.waiting = r.waiting[:0]
 	to.finished = to.finished || c.Finish != nil

@@ -84,7 +84,7 @@ func (t *tokens) readPrompt(raw []byte, known []uint32) Lost {
 	return NotLost
 }
 
-// keptText is what is kept of the text: more than the tail of a Point.
+// keptText is the length of the kept text: more than the tail of a Point.
 const keptText = 512
 
 // show remembers the text, raw JSON, that the client gets with so many ids. Stops may be nil.

@@ -7,6 +7,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // BenchmarkServe is a whole request to an engine on the loopback: what limits and salts add to it. Its time is mostly
@@ -21,7 +22,7 @@ func BenchmarkServe(b *testing.B) {
 			})
 			r := f.router
 			if with == "salt" {
-				r = salted(b, f, saltKey, router.UnsaltedRefuse)
+				r = salted(b, f, saltKey, intake.UnsaltedRefuse)
 			}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -20,16 +21,16 @@ func TestARouterThatStopsEndsStreamsThatContinueElsewhere(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		version string
-		call    *router.Call
+		call    *intake.Call
 		ends    bool
 	}{
 		"a chat":                          {"0.17.0", chat(asking + "}"), true},
 		"a chat with tools, by token ids": {"0.33.0", chat(asking + `,"tools":[{"type":"function"}]}`), true},
 		"a chat with tools, without ids":  {"0.17.0", chat(asking + `,"tools":[{"type":"function"}]}`), false},
 		"a sampled chat that is bound":    {"0.33.0", chat(asking + `,"response_format":{"type":"json_object"}}`), false},
-		"a sampled response":              {"0.33.0", &router.Call{Route: openai.RouteResponses, Body: []byte(`{"model":"m","stream":true,"input":"hi"}`)}, false},
+		"a sampled response":              {"0.33.0", &intake.Call{Route: openai.RouteResponses, Body: []byte(`{"model":"m","stream":true,"input":"hi"}`)}, false},
 		"a sampled message":               {"0.33.0", sampledMessage(), true},
-		"a message at temperature 0":      {"0.33.0", &router.Call{Route: openai.RouteMessages, Body: []byte(`{"model":"m","stream":true,"temperature":0,"max_tokens":5,"messages":[{"role":"user","content":"hi"}]}`)}, true},
+		"a message at temperature 0":      {"0.33.0", &intake.Call{Route: openai.RouteMessages, Body: []byte(`{"model":"m","stream":true,"temperature":0,"max_tokens":5,"messages":[{"role":"user","content":"hi"}]}`)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startVersion(t, 2, c.version, nil)

@@ -10,20 +10,19 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/tokens/openai"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
 
 // advisor answers callers that send the request themselves.
 type advisor struct {
-	intake  *intake
-	picker  *picker
-	limits  *accounts
-	ends    *requestEnds
-	metrics *metrics
-	chooser *chooser.Chooser
+	intake   *intake.Intake
+	attempts *attempt.Dispatcher
+	ends     *requestEnds
+	metrics  *metrics
+	chooser  *chooser.Chooser
 	// lease is the life of a reservation that names none.
 	lease  time.Duration
 	claims claims
@@ -31,202 +30,120 @@ type advisor struct {
 
 // Choose decides, and reserves when asked to, without sending anything. The caller reports the
 // rest through the lifecycle methods of the chooser. An error is an *apierror.Error.
-func (qs *advisor) Choose(ctx context.Context, q *Question) (*Answer, error) {
-	if q.Explain && !qs.intake.set.Load().showsOverlap(q.Caller) {
+func (qs *advisor) Choose(ctx context.Context, q *intake.Question) (*Answer, error) {
+	if q.Explain && !qs.intake.ShowsOverlap(q.Caller) {
 		return nil, apierror.New(apierror.PermissionDenied, "a decision reveals what other tenants have sent: this key may not read it (router.show_overlap)", nil, apierror.WithParam("explain"))
 	}
-	if q.Booking == ReserveOnce {
+	if q.Booking == intake.ReserveOnce {
 		return qs.chooseOnce(ctx, q)
 	}
-	return qs.account(ctx, qs.newQuestion(ctx, q), qs.decide)
+	return qs.account(ctx, qs.intake.NewQuestion(ctx, q), qs.decide)
 }
 
 // account has answer answer a question, and accounts for it, however it ends.
-func (qs *advisor) account(ctx context.Context, rq *request, answer func(context.Context, *request) (*Answer, error)) (_ *Answer, err error) {
-	d := &delivery{} // stays empty: the caller sends the request
+func (qs *advisor) account(ctx context.Context, rq *intake.Request, answer func(context.Context, *intake.Request) (*Answer, error)) (_ *Answer, err error) {
+	d := &attempt.Delivery{} // stays empty: the caller sends the request
 	defer func() {
 		public := apierror.From(err)
-		qs.limits.settle(rq, d, err)
-		rq.enc.Release()
-		if !rq.onlyIDs && rq.question.Booking != DryRun {
+		settle(qs.intake.Limits, rq, d, err)
+		rq.Enc.Release()
+		if !rq.OnlyIDs && rq.Question.Booking != intake.DryRun {
 			qs.ends.countUnserved(d, public)
 		}
 		leaveStory(rq, d, public)
 	}()
-	if err := qs.question(ctx, rq, rq.question); err != nil {
-		return nil, err
-	}
-	if err := qs.intake.encoder.tokenize(ctx, rq); err != nil {
+	if err := qs.intake.Ask(ctx, rq); err != nil {
 		return nil, err
 	}
 	return answer(ctx, rq)
 }
 
 // decide chooses, and books what the question asks for.
-func (qs *advisor) decide(ctx context.Context, rq *request) (*Answer, error) {
-	q, t := rq.question, newTries(rq)
-	ask := &t.ask
+func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, error) {
+	q, t := rq.Question, attempt.NewTries(rq)
+	ask := &t.Ask
 	ask.ExpectedOutput = cmp.Or(q.ExpectedOutput, ask.ExpectedOutput)
-	if q.Booking != DryRun {
-		if err := qs.limits.book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
+	if q.Booking != intake.DryRun {
+		if err := qs.intake.Limits.Book(rq, cmp.Or(ask.OutputLimit, ask.ExpectedOutput), q.Booking.Reserves()); err != nil {
 			return nil, err
 		}
 	}
 	ask.Explain = q.Explain
 	switch q.Booking {
-	case DryRun:
+	case intake.DryRun:
 		ask.Booking = chooser.DryRun
-	case BookNothing:
+	case intake.BookNothing:
 		ask.Booking = chooser.Unbooked
-	case Reserve, ReserveOnce:
+	case intake.Reserve, intake.ReserveOnce:
 	}
 	// The first token of an answer in one piece is not seen, unless the caller says that it will be.
-	ask.Unstreamed = q.Reports == ReportsEnd || q.Reports == ReportsAny && len(q.Body) > 0 && !rq.parsed.Truncated && !rq.parsed.Stream
-	ask.Reports = q.Reports == ReportsFirstToken
+	ask.Unstreamed = q.Reports == intake.ReportsEnd || q.Reports == intake.ReportsAny && len(q.Body) > 0 && !rq.Parsed.Truncated && !rq.Parsed.Stream
+	ask.Reports = q.Reports == intake.ReportsFirstToken
 	if q.Booking.Reserves() {
 		if ask.Lease = q.Lease; ask.Lease <= 0 {
 			ask.Lease = qs.lease
 		}
 	}
-	chosen := new(attempt)
-	if err := qs.picker.choose(ctx, rq, t, chosen); err != nil {
+	chosen := new(attempt.Attempt)
+	if err := qs.attempts.Picker.Choose(ctx, rq, t, chosen); err != nil {
 		return nil, err
 	}
-	choice := chosen.choice
+	choice := chosen.Choice
 	if choice.Decision.TooLong {
 		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
 		return nil, tooLong(rq, choice, ask.Longest)
 	}
-	if q.Booking == Reserve && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
+	if q.Booking == intake.Reserve && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
 		choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
-		return nil, apierror.From(cause(ctx, ctx.Err()))
+		return nil, apierror.From(intake.Cause(ctx, ctx.Err()))
 	}
-	if q.Booking != DryRun {
-		qs.picker.learnRouted(ctx, rq, t, chosen)
+	if q.Booking != intake.DryRun {
+		qs.attempts.Picker.LearnRouted(ctx, rq, t, chosen)
 	}
 	host, port := replica.HostPort(choice.Replica.URL)
 	qs.metrics.decided(rq, chosen)
 	a := &Answer{
-		Choice: choice, Host: host, Port: port, Served: rq.pool.Served, Encoding: rq.enc, Lease: ask.Lease,
-		Lowered: rq.lowered, Priority: rq.parsed.Priority, HideOverlap: !rq.set.showsOverlap(q.Caller),
+		Choice: choice, Host: host, Port: port, Served: rq.Pool.Served, Encoding: rq.Enc, Lease: ask.Lease,
+		Lowered: rq.Lowered, Priority: rq.Parsed.Priority, HideOverlap: !rq.Settings.ShowsOverlap(q.Caller),
 	}
-	if rq.isolated {
-		a.Salt = rq.parsed.Salt
+	if rq.Isolated {
+		a.Salt = rq.Parsed.Salt
 	}
 	if q.Booking.Reserves() {
-		qs.limits.reserved(rq, choice)
+		reserved(qs.intake.Limits, rq, choice)
 	}
 	return a, nil
 }
 
 // tooLong is what an engine would say of a prompt of so many tokens.
-func tooLong(rq *request, c *chooser.Choice, tokens int) error {
+func tooLong(rq *intake.Request, c *chooser.Choice, tokens int) error {
 	return apierror.New(apierror.InvalidBody, fmt.Sprintf("This model's maximum context length is %d tokens. However, the prompt has %d tokens. Please reduce its length.",
-		contextOf(c.Replica, rq.pool.Served), tokens), nil, apierror.WithParam("prompt"))
-}
-
-// newQuestion makes the request of a question.
-func (qs *advisor) newQuestion(ctx context.Context, q *Question) *request {
-	rq := qs.intake.newRequest(ctx, &Call{
-		Route: q.Route, Header: q.Header, Body: q.Body, RequestID: q.RequestID,
-		Caller: Caller{Tenant: q.Tenant, ShowOverlap: q.ShowOverlap, Steers: true}, Options: q.Options, Received: q.Received,
-	})
-	rq.question = q
-	return rq
-}
-
-// question reads a question. Its caller must call limits.settle.
-func (qs *advisor) question(ctx context.Context, rq *request, q *Question) error {
-	if err := qs.limits.enter(rq); err != nil {
-		return err
-	}
-	if err := qs.readQuestion(rq, q); err != nil {
-		return err
-	}
-	if q.Model != "" {
-		rq.parsed.Model = q.Model
-	}
-	if q.Session != "" {
-		rq.parsed.Session, rq.parsed.SessionSource = q.Session, "session_id"
-	}
-	if q.Salt != "" {
-		rq.parsed.Salt, rq.parsed.Prompt.Salt = q.Salt, q.Salt
-	}
-	if q.Priority != 0 {
-		rq.parsed.Priority = -q.Priority
-	}
-	qs.limits.capPriority(rq)
-	if err := isolate(rq); err != nil {
-		return err
-	}
-	if err := qs.intake.places.findAdapter(ctx, rq, q.Adapter); err != nil {
-		if rq.parsed.Truncated && rq.parsed.Model == "" && apierror.From(err).Reason == apierror.InvalidBody {
-			return errCutBeforeModel() // the caller's body may well name one
-		}
-		return err
-	}
-	if err := denyOld(rq); err != nil {
-		return err
-	}
-	return qs.intake.places.place(ctx, rq)
-}
-
-// errCutBeforeModel rejects a cut body that lacks its model where the model is needed.
-func errCutBeforeModel() *apierror.Error {
-	return apierror.New(apierror.BodyTooLarge, "the body was cut off before its model, and the router does not serve exactly one: raise the proxy's limit for bodies", nil, apierror.WithParam("model"))
-}
-
-// readQuestion finds the prompt in any of its forms.
-func (qs *advisor) readQuestion(rq *request, q *Question) error {
-	switch {
-	case len(q.Body) > 0:
-		if err := qs.intake.reader.read(rq); err != nil {
-			return err
-		}
-		rq.call.Route = rq.parsed.Route
-	default:
-		rq.call.Route = openai.RouteCompletions
-		rq.parsed = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
-		p := &rq.parsed.Prompt
-		p.API = prompt.APICompletions
-		switch {
-		case len(q.IDs) > 0:
-			p.Kind, p.IDs = prompt.KindIDs, q.IDs
-		case q.Text != "":
-			p.Kind, p.Text = prompt.KindText, q.Text
-		}
-		rq.parsed.Session, rq.parsed.SessionSource = openai.SessionFrom(q.Header, rq.set.sessions)
-		rq.parsed.SessionReturn, rq.parsed.SessionEnds = openai.SessionReturn(q.Header)
-	}
-	if !rq.call.Route.Generates() {
-		return apierror.New(apierror.NotSupported, "the body is of a kind whose place in a cache does not matter", nil)
-	}
-	return nil
+		attempt.ContextOf(c.Replica, rq.Pool.Served), tokens), nil, apierror.WithParam("prompt"))
 }
 
 // Encode gives the token ids of a question's prompt, whole, and how they were found. It chooses
 // nothing.
-func (qs *advisor) Encode(ctx context.Context, q *Question) (*Answer, error) {
-	rq := qs.newQuestion(ctx, q)
-	rq.onlyIDs = true
+func (qs *advisor) Encode(ctx context.Context, q *intake.Question) (*Answer, error) {
+	rq := qs.intake.NewQuestion(ctx, q)
+	rq.OnlyIDs = true
 	return qs.account(ctx, rq, promptIDs)
 }
 
 // promptIDs answers with the token ids of the prompt.
-func promptIDs(_ context.Context, rq *request) (*Answer, error) {
-	if rq.enc.Reason == tokenizer.ReasonNoPrompt {
+func promptIDs(_ context.Context, rq *intake.Request) (*Answer, error) {
+	if rq.Enc.Reason == tokenizer.ReasonNoPrompt {
 		return nil, apierror.New(apierror.InvalidBody, "there is no prompt to tokenize", nil)
 	}
-	if len(rq.enc.IDs) == 0 && rq.enc.Source == tokenizer.SourceNone {
-		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+rq.enc.Reason, nil, apierror.WithRetryAfter(time.Second))
+	if len(rq.Enc.IDs) == 0 && rq.Enc.Source == tokenizer.SourceNone {
+		return nil, apierror.New(apierror.UpstreamError, "no replica could tokenize the prompt: "+rq.Enc.Reason, nil, apierror.WithRetryAfter(time.Second))
 	}
-	return &Answer{Served: rq.pool.Served, Encoding: rq.enc}, nil
+	return &Answer{Served: rq.Pool.Served, Encoding: rq.Enc}, nil
 }
 
 // chooseOnce answers a question with a name: the first time by a choice, and as long as its
 // reservation lives by the same, with its lease renewed.
-func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error) {
-	name, digest := claimName{q.Tenant, q.RequestID}, q.digest(qs.claims.seed)
+func (qs *advisor) chooseOnce(ctx context.Context, q *intake.Question) (*Answer, error) {
+	name, digest := claimName{q.Tenant, q.RequestID}, digestOf(q, qs.claims.seed)
 	for {
 		c, mine := qs.claims.take(name, digest)
 		if mine {
@@ -238,7 +155,7 @@ func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error)
 		select {
 		case <-c.done:
 		case <-ctx.Done():
-			return nil, apierror.From(cause(ctx, ctx.Err()))
+			return nil, apierror.From(intake.Cause(ctx, ctx.Err()))
 		}
 		if c.answer == nil {
 			continue // the first one failed: this may be the first now
@@ -255,14 +172,14 @@ func (qs *advisor) chooseOnce(ctx context.Context, q *Question) (*Answer, error)
 }
 
 // claim makes the choice of a claim.
-func (qs *advisor) claim(ctx context.Context, q *Question, name claimName, c *claim) (a *Answer, err error) {
+func (qs *advisor) claim(ctx context.Context, q *intake.Question, name claimName, c *claim) (a *Answer, err error) {
 	defer func() {
 		if c.answer == nil {
 			qs.claims.drop(name, c)
 		}
 		close(c.done)
 	}()
-	if a, err = qs.account(ctx, qs.newQuestion(ctx, q), qs.decide); err != nil {
+	if a, err = qs.account(ctx, qs.intake.NewQuestion(ctx, q), qs.decide); err != nil {
 		return nil, err
 	}
 	c.answer = a
@@ -275,4 +192,25 @@ func (qs *advisor) Claimed(tenant, name string) bool {
 	qs.claims.mu.Lock()
 	defer qs.claims.mu.Unlock()
 	return qs.claims.names[claimName{tenant, name}] != nil
+}
+
+// Answer is a choice handed to the caller.
+type Answer struct {
+	*chooser.Choice
+	// Host and Port are the replica's, for callers that open their own connection.
+	Host string
+	Port int
+	// Served is the model's name on the replica, Encoding what is known of the prompt.
+	Served   string
+	Encoding *tokenizer.Encoding
+	Lease    time.Duration
+	// Salt is the cache_salt that the body must carry, empty when it stays as it is; Lowered says that the request
+	// claims more than its tenant may, and is served at Priority (as engines have it: smaller first).
+	Salt     string
+	Lowered  bool
+	Priority int
+	// HideOverlap says that the caller may not see what replicas hold of the prompt.
+	HideOverlap bool
+	// Duplicate says that an earlier question of this name was given the same answer.
+	Duplicate bool
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -20,30 +21,30 @@ import (
 func TestChoosingWithoutSending(t *testing.T) {
 	f := start(t, 2, nil)
 	body := []byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":7}`)
-	dry, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: body, Route: openai.RouteChat}})
+	dry, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: body, Route: openai.RouteChat}})
 	must(t, err)
 	if f.book.Live() != 0 || dry.Replica == nil || dry.Port == 0 || dry.Host == "" || !slices.Equal(dry.Encoding.IDs, []uint32{1, 2, 3, 4}) {
 		t.Errorf("a question booked %d and answered %+v", f.book.Live(), dry)
 	}
-	booked, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: body, Route: openai.RouteChat}, Terms: router.Terms{Booking: router.Reserve}})
+	booked, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: body, Route: openai.RouteChat}, Terms: intake.Terms{Booking: intake.Reserve}})
 	must(t, err)
 	if f.book.Live() != 1 || booked.Lease != time.Minute {
 		t.Errorf("%d reservations with a lease of %v, want one of a minute", f.book.Live(), booked.Lease)
 	}
 	booked.Release(chooser.Result{})
 	f.settled()
-	for name, q := range map[string]*router.Question{
-		"ids":       {Model: "m", Input: router.Input{IDs: []uint32{9, 8, 7}}},
-		"a text":    {Model: "m", Input: router.Input{Text: "once upon a time"}},
+	for name, q := range map[string]*intake.Question{
+		"ids":       {Model: "m", Input: intake.Input{IDs: []uint32{9, 8, 7}}},
+		"a text":    {Model: "m", Input: intake.Input{Text: "once upon a time"}},
 		"by load":   {Model: "m"},
-		"a prefix":  {Input: router.Input{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a body that was cut`), Route: openai.RouteChat, Truncated: true}},
-		"any route": {Input: router.Input{Body: []byte(`{"model":"m","prompt":"x"}`)}},
+		"a prefix":  {Input: intake.Input{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a body that was cut`), Route: openai.RouteChat, Truncated: true}},
+		"any route": {Input: intake.Input{Body: []byte(`{"model":"m","prompt":"x"}`)}},
 	} {
 		if a, err := f.router.Choose(t.Context(), q); err != nil || a.Replica == nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: []byte(`{"model":"m","input":"x"}`), Route: openai.RouteEmbeddings}}); reasonOf(err) != apierror.NotSupported {
+	if _, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: []byte(`{"model":"m","input":"x"}`), Route: openai.RouteEmbeddings}}); reasonOf(err) != apierror.NotSupported {
 		t.Errorf("a body without a place in a cache: %v", err)
 	}
 	if n := f.requests(); n != 0 {
@@ -53,7 +54,7 @@ func TestChoosingWithoutSending(t *testing.T) {
 
 // A caller that has left while its question was decided gets no answer, so nothing stays booked for it.
 func TestAChoiceWhoseCallerHasLeftIsNotBooked(t *testing.T) {
-	for name, booking := range map[string]router.Booking{"without a name": router.Reserve, "with a name, by which it may be asked again": router.ReserveOnce} {
+	for name, booking := range map[string]intake.Booking{"without a name": intake.Reserve, "with a name, by which it may be asked again": intake.ReserveOnce} {
 		t.Run(name, func(t *testing.T) {
 			ctx, leave := context.WithCancel(t.Context())
 			var f *fleet
@@ -63,8 +64,8 @@ func TestAChoiceWhoseCallerHasLeftIsNotBooked(t *testing.T) {
 					return f.chooser.Choose(ctx, req)
 				})
 			})
-			a, err := f.router.Choose(ctx, &router.Question{Model: "m", RequestID: "q", Input: router.Input{IDs: []uint32{1, 2, 3}}, Terms: router.Terms{Booking: booking}})
-			if booking == router.ReserveOnce {
+			a, err := f.router.Choose(ctx, &intake.Question{Model: "m", RequestID: "q", Input: intake.Input{IDs: []uint32{1, 2, 3}}, Terms: intake.Terms{Booking: booking}})
+			if booking == intake.ReserveOnce {
 				must(t, err)
 				a.Release(chooser.Result{})
 			} else if reasonOf(err) != apierror.Cancelled {
@@ -79,20 +80,20 @@ func TestAChoiceWhoseCallerHasLeftIsNotBooked(t *testing.T) {
 func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 	const streamed = `{"model":"m","stream":true,"prompt":"a long text"}`
 	for name, c := range map[string]struct {
-		q    router.Question
+		q    intake.Question
 		done bool
 	}{
-		"the end only":       {router.Question{Input: router.Input{Body: []byte(streamed)}, Terms: router.Terms{Reports: router.ReportsEnd}}, true},
-		"not streamed":       {router.Question{Input: router.Input{Body: []byte(`{"model":"m","prompt":"a long text"}`)}}, true},
-		"nothing promised":   {router.Question{Input: router.Input{Body: []byte(streamed)}}, true},
-		"everything is told": {router.Question{Input: router.Input{Body: []byte(streamed)}, Terms: router.Terms{Reports: router.ReportsFirstToken}}, false},
-		"all of an answer":   {router.Question{Input: router.Input{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, Terms: router.Terms{Reports: router.ReportsFirstToken}}, false},
-		"cut off":            {router.Question{Input: router.Input{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true}, Terms: router.Terms{Reports: router.ReportsFirstToken}}, false},
+		"the end only":       {intake.Question{Input: intake.Input{Body: []byte(streamed)}, Terms: intake.Terms{Reports: intake.ReportsEnd}}, true},
+		"not streamed":       {intake.Question{Input: intake.Input{Body: []byte(`{"model":"m","prompt":"a long text"}`)}}, true},
+		"nothing promised":   {intake.Question{Input: intake.Input{Body: []byte(streamed)}}, true},
+		"everything is told": {intake.Question{Input: intake.Input{Body: []byte(streamed)}, Terms: intake.Terms{Reports: intake.ReportsFirstToken}}, false},
+		"all of an answer":   {intake.Question{Input: intake.Input{Body: []byte(`{"model":"m","prompt":"a long text"}`)}, Terms: intake.Terms{Reports: intake.ReportsFirstToken}}, false},
+		"cut off":            {intake.Question{Input: intake.Input{Body: []byte(`{"model":"m","prompt":"a long te`), Truncated: true}, Terms: intake.Terms{Reports: intake.ReportsFirstToken}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)
 			f.engines[0].tokenizes(text(200, `{"count":2000,"max_model_len":4096,"tokens":[`+strings.Repeat("5,", 1999)+`5]}`))
-			c.q.Route, c.q.Booking = openai.RouteCompletions, router.Reserve
+			c.q.Route, c.q.Booking = openai.RouteCompletions, intake.Reserve
 			a, err := f.router.Choose(t.Context(), &c.q)
 			must(t, err)
 			defer a.Release(chooser.Result{})
@@ -107,15 +108,15 @@ func TestAPromptOfWhichNobodyTellsIsDoneWhenPredicted(t *testing.T) {
 
 func TestEncodingGivesAllIDs(t *testing.T) {
 	f := start(t, 1, nil)
-	a, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "once upon a time"}})
+	a, err := f.router.Encode(t.Context(), &intake.Question{Model: "m", Input: intake.Input{Text: "once upon a time"}})
 	if err != nil || len(a.Encoding.IDs) != 4 || a.Encoding.Source != tokenizer.SourceTokenize {
 		t.Errorf("Encode() = %+v, %v", a, err)
 	}
-	if _, err := f.router.Encode(t.Context(), &router.Question{Model: "m"}); reasonOf(err) != apierror.InvalidBody {
+	if _, err := f.router.Encode(t.Context(), &intake.Question{Model: "m"}); reasonOf(err) != apierror.InvalidBody {
 		t.Errorf("without a prompt: %v, want invalid_body", err)
 	}
 	f.engines[0].tokenizes(text(500, "broken"))
-	if _, err := f.router.Encode(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "another text"}}); reasonOf(err) != apierror.UpstreamError {
+	if _, err := f.router.Encode(t.Context(), &intake.Question{Model: "m", Input: intake.Input{Text: "another text"}}); reasonOf(err) != apierror.UpstreamError {
 		t.Errorf("without a tokenizer: %v, want an upstream error", err)
 	}
 }
@@ -136,13 +137,13 @@ func TestStoredResponsesAreAskedForWhereTheyAre(t *testing.T) {
 		})
 	}
 	to := &client{}
-	call := &router.Call{Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"}`), Header: http.Header{}}
+	call := &intake.Call{Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"}`), Header: http.Header{}}
 	must(t, f.router.Serve(t.Context(), call, to))
 	id := "resp_" + string(to.body.String()[len(`{"id":"resp_`)])
 	before := f.requests()
 	get := func(id string) (*client, error) {
 		to := &client{}
-		return to, f.router.Stored(t.Context(), &router.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/" + id, Header: http.Header{}}, id, to)
+		return to, f.router.Stored(t.Context(), &intake.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/" + id, Header: http.Header{}}, id, to)
 	}
 	if to, err := get(id); err != nil || !strings.Contains(to.body.String(), "store") || f.requests() != before+1 {
 		t.Errorf("%v, %q, %d requests; want one to the replica that has it", err, &to.body, f.requests()-before)
@@ -175,7 +176,7 @@ func TestUnknownPathsGoToTheModelsPool(t *testing.T) {
 		text(207, r.Method+" "+r.URL.RequestURI()+" "+string(body), "Openai-Version", "yes", "X-Engine", "yes", "Location", "http://engine/", "Retry-After", "999999999")(w, r)
 	})
 	to := &client{}
-	call := &router.Call{Route: openai.RouteOther, Method: http.MethodPut, Path: "/v3/new/thing", RawQuery: "a=b", Body: []byte(`{"model":"m"}`), Header: http.Header{}}
+	call := &intake.Call{Route: openai.RouteOther, Method: http.MethodPut, Path: "/v3/new/thing", RawQuery: "a=b", Body: []byte(`{"model":"m"}`), Header: http.Header{}}
 	must(t, f.router.Serve(t.Context(), call, to))
 	if to.status != 207 || to.body.String() != `PUT /v3/new/thing?a=b {"model":"m"}` || to.header.Get("Openai-Version") != "yes" ||
 		to.header.Get("X-Engine") != "" || to.header.Get("Location") != "" || to.header.Get("Retry-After") != "" {
@@ -190,14 +191,14 @@ func TestTheChoiceExpectsWhatTheCallerDoes(t *testing.T) {
 		return []byte(`{"model":"m","max_tokens":500,"messages":[{"role":"user","content":"hi"}]` + more + `}`)
 	}
 	for name, c := range map[string]struct {
-		q    router.Question
+		q    intake.Question
 		want int
 	}{
-		"the limit":  {router.Question{Input: router.Input{Body: body(`,"max_completion_tokens":90`)}}, 90},
-		"no hint":    {router.Question{Input: router.Input{Body: body("")}}, 256},
-		"the body":   {router.Question{Input: router.Input{Body: body(`,"expected_output_tokens":20`)}}, 20},
-		"the header": {router.Question{Header: http.Header{"X-Kvpilot-Expected-Output-Tokens": {"30"}}, Input: router.Input{Body: body(`,"expected_output_tokens":20`)}}, 30},
-		"the call":   {router.Question{ExpectedOutput: 40, Input: router.Input{Body: body(`,"expected_output_tokens":20`)}}, 40},
+		"the limit":  {intake.Question{Input: intake.Input{Body: body(`,"max_completion_tokens":90`)}}, 90},
+		"no hint":    {intake.Question{Input: intake.Input{Body: body("")}}, 256},
+		"the body":   {intake.Question{Input: intake.Input{Body: body(`,"expected_output_tokens":20`)}}, 20},
+		"the header": {intake.Question{Header: http.Header{"X-Kvpilot-Expected-Output-Tokens": {"30"}}, Input: intake.Input{Body: body(`,"expected_output_tokens":20`)}}, 30},
+		"the call":   {intake.Question{ExpectedOutput: 40, Input: intake.Input{Body: body(`,"expected_output_tokens":20`)}}, 40},
 	} {
 		a, err := f.router.Choose(t.Context(), &c.q)
 		if err != nil || a.Decision.ExpectedOutput != c.want {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -46,7 +46,7 @@ func TestAStreamWithCommentsIsResumed(t *testing.T) {
 
 // A replica that sent comments alone has begun no answer: another one gives it.
 func TestCommentsBeginNoAnswer(t *testing.T) {
-	for name, ask := range map[string]*router.Call{
+	for name, ask := range map[string]*intake.Call{
 		"followed": chat(asking + "}"), "not followed": chat(asking + `,"tools":[{"type":"function"}]}`),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -101,13 +101,13 @@ func TestAnAbortedStreamIsNoSuccess(t *testing.T) {
 		message("message_delta", `{"type":"message_delta","delta":{"stop_reason":null}}`),
 		message("message_stop", `{"type":"message_stop"}`),
 	}
-	anthropic := func() *router.Call {
+	anthropic := func() *intake.Call {
 		c := chat(`{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"hi"}]}`)
 		c.Route, c.Path = openai.RouteMessages, "/v1/messages"
 		return c
 	}
 	for name, c := range map[string]struct {
-		call   *router.Call
+		call   *intake.Call
 		pieces []string
 		want   string
 	}{
@@ -184,13 +184,13 @@ func (w *waiting) Await() { w.awaits++ }
 func TestOnlyStreamsAreAwaited(t *testing.T) {
 	f := start(t, 1, nil)
 	for name, c := range map[string]struct {
-		call *router.Call
+		call *intake.Call
 		want int
 	}{
 		"a stream":         {streamed(""), 1},
 		"no stream":        {chat(""), 0},
 		"an unknown model": {chat(`{"model":"none","stream":true,"messages":[]}`), 0},
-		"another route":    {&router.Call{Route: openai.RouteOther, Method: http.MethodPost, Path: "/v3/new", Body: []byte(`{"model":"m","stream":true}`), Header: http.Header{}}, 0},
+		"another route":    {&intake.Call{Route: openai.RouteOther, Method: http.MethodPost, Path: "/v3/new", Body: []byte(`{"model":"m","stream":true}`), Header: http.Header{}}, 0},
 	} {
 		to := &waiting{}
 		_ = f.router.Serve(t.Context(), c.call, to) // some are refused

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -16,7 +16,7 @@ func TestAStreamWithoutUsageIsCounted(t *testing.T) {
 	completions := chat(`{"model":"m","stream":true,"prompt":"x"}`)
 	completions.Route = openai.RouteCompletions
 	for name, tc := range map[string]struct {
-		call    *router.Call
+		call    *intake.Call
 		pieces  string
 		prompt  int
 		output  int

@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -53,7 +54,7 @@ func TestACutBodyIsChosenFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)
 			f.engines[0].tokenizes(strict)
-			a, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: []byte(tc.body), Route: tc.route, Truncated: true, FullSize: 1 << 20}})
+			a, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: []byte(tc.body), Route: tc.route, Truncated: true, FullSize: 1 << 20}})
 			if err != nil {
 				t.Fatalf("Choose() = %v", err)
 			}
@@ -73,7 +74,7 @@ func TestTheLoadOfACutBodyIsThatOfTheWhole(t *testing.T) {
 	tokens := func(full int64) int {
 		f := start(t, 1, nil)
 		f.engines[0].tokenizes(strict)
-		a, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: []byte(body), Route: openai.RouteChat, Truncated: true, FullSize: full}})
+		a, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: []byte(body), Route: openai.RouteChat, Truncated: true, FullSize: full}})
 		must(t, err)
 		return a.Decision.PromptTokens
 	}
@@ -100,11 +101,11 @@ func TestACutBodyWithoutItsModelIsTooLarge(t *testing.T) {
 		r.Replicas = append(r.Replicas, registry.Spec{ID: "other", URL: other.URL, BlockSize: 16, Blocks: 1000})
 	})
 	f.eventually("both models are known", func() bool { return len(f.params.Registry.Snapshot().Models()) == 2 })
-	_, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: []byte(`{"messages":[{"role":"user","content":"a`), Route: openai.RouteChat, Truncated: true}})
+	_, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: []byte(`{"messages":[{"role":"user","content":"a`), Route: openai.RouteChat, Truncated: true}})
 	if e := apierror.From(err); e == nil || e.HTTPStatus() != 413 {
 		t.Errorf("Choose() = %v, want 413", err)
 	}
-	if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Body: []byte(`{"messages":[{"ro`), Route: openai.RouteChat, Truncated: true}}); err != nil {
+	if _, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{Body: []byte(`{"messages":[{"ro`), Route: openai.RouteChat, Truncated: true}}); err != nil {
 		t.Errorf("with a model beside the body: %v", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -25,14 +25,14 @@ func piece(index int, text, finish string) string {
 	return fmt.Sprintf(`data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":%d,"delta":{"content":%q},"finish_reason":%s}]}`+"\n\n", index, text, reason)
 }
 
-func streamed(more string) *router.Call {
+func streamed(more string) *intake.Call {
 	return chat(`{"model":"m","stream":true` + more + `,"messages":[{"role":"user","content":"hi"}]}`)
 }
 
 // TestAStreamWithoutDoneIsWhole: a stream that ends properly with each of its choices finished needs no [DONE].
 func TestAStreamWithoutDoneIsWhole(t *testing.T) {
 	for name, tc := range map[string]struct {
-		call   *router.Call
+		call   *intake.Call
 		pieces []string
 		last   http.HandlerFunc
 		whole  bool
@@ -45,7 +45,7 @@ func TestAStreamWithoutDoneIsWhole(t *testing.T) {
 		"cut behind the finish":     {streamed(""), []string{piece(0, "a", "stop")}, cut, false},
 		"a batch of two prompts":    {batch(), []string{piece(0, "a", "stop"), piece(1, "b", "stop")}, nil, true},
 		"one of a batch":            {batch(), []string{piece(0, "a", "stop")}, nil, false},
-		"a format that is no one's": {&router.Call{Route: openai.RouteOther, Method: http.MethodPost, Path: "/v3/new", Body: []byte(`{"model":"m"}`), Header: http.Header{}}, []string{"data: {}\n\n"}, nil, true},
+		"a format that is no one's": {&intake.Call{Route: openai.RouteOther, Method: http.MethodPost, Path: "/v3/new", Body: []byte(`{"model":"m"}`), Header: http.Header{}}, []string{"data: {}\n\n"}, nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)
@@ -63,7 +63,7 @@ func TestAStreamWithoutDoneIsWhole(t *testing.T) {
 	}
 }
 
-func batch() *router.Call {
+func batch() *intake.Call {
 	c := chat(`{"model":"m","stream":true,"prompt":["a","b"]}`)
 	c.Route = openai.RouteCompletions
 	return c

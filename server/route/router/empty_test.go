@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
@@ -156,13 +157,13 @@ func TestAnEmptyAnswerIsPassedOnWhenNoOtherReplicaAnswers(t *testing.T) {
 		replicas int
 		second   http.HandlerFunc
 		budget   retry.Config
-		call     func(*router.Call)
+		call     func(*intake.Call)
 		want     string
 	}{
 		"alone":                       {replicas: 1, want: "0 retried, 0 agreed, 0 passed"},
 		"the others are out of order": {replicas: 2, second: cut, want: "0 retried, 0 agreed, 1 passed"},
 		"the others reject":           {replicas: 2, second: text(429, "{}"), want: "0 retried, 0 agreed, 1 passed"},
-		"pinned":                      {replicas: 2, call: func(c *router.Call) { c.Options.Pinned = "r0" }, want: "0 retried, 0 agreed, 0 passed"},
+		"pinned":                      {replicas: 2, call: func(c *intake.Call) { c.Options.Pinned = "r0" }, want: "0 retried, 0 agreed, 0 passed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, reader := metered(t, tt.replicas, nil)

@@ -25,6 +25,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -282,7 +283,7 @@ func startVersion(t testing.TB, n int, version string, change func(*router.Param
 	f.chooser = p.Chooser
 	p.Registry = registry.New(rc, wired(t, f.book, index, p.Chooser))
 	f.params = p
-	f.router, err = router.New(router.DefaultConfig(), p)
+	f.router, err = router.New(intake.DefaultConfig(), p)
 	must(t, err)
 	t.Cleanup(running(t, p))
 	f.eventually("every replica is ready", func() bool {
@@ -413,11 +414,11 @@ func (c *client) Write(p []byte) error {
 }
 
 // chat is a call with a small chat body.
-func chat(body string) *router.Call {
+func chat(body string) *intake.Call {
 	if body == "" {
 		body = `{"model":"m","messages":[{"role":"user","content":"hi"}]}`
 	}
-	return &router.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(body), RequestID: "req-1"}
+	return &intake.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(body), RequestID: "req-1"}
 }
 
 // reasonOf is the public reason of an error, ReasonUnspecified for none.

@@ -14,32 +14,31 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/route/router/pools"
+	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
-	"github.com/kvpilot/kvpilot/server/wire/pins"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
 // handoffs chooses replicas for requests that a gateway sends, and follows their answers.
 type handoffs struct {
-	intake    *intake
-	attempts  *dispatcher
-	limits    *accounts
-	blame     *blame
-	responses *responses
-	breaker   *breaker.Breaker
-	ends      *requestEnds
-	inFlight  metric.Int64UpDownCounter
+	intake   *intake.Intake
+	attempts *attempt.Dispatcher
+	registry *registry.Registry
+	breaker  *breaker.Breaker
+	ends     *requestEnds
+	inFlight metric.Int64UpDownCounter
 }
 
 // Handoff is a request that a gateway sends to the replica that was chosen for it. The holder reports the answer as the gateway
 // reports it: Begin, Write and End, which must be called. Its methods are called from one goroutine at a time.
 type Handoff struct {
 	parts *handoffs
-	rq    *request
-	t     *tries
-	d     *delivery
+	rq    *intake.Request
+	t     *attempt.Tries
+	d     *attempt.Delivery
 	ahead leadBooking
 	// verdict is that of the answer's head; begun is set once there is one.
 	verdict retry.Verdict
@@ -59,8 +58,8 @@ const (
 	SeesNothing
 )
 
-func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Handoff, err error) {
-	h := &Handoff{parts: ho, rq: ho.intake.newRequest(ctx, call), d: &delivery{}}
+func (ho *handoffs) make(ctx context.Context, call *intake.Call, sight Sight) (_ *Handoff, err error) {
+	h := &Handoff{parts: ho, rq: ho.intake.NewRequest(ctx, call), d: &attempt.Delivery{}}
 	ho.inFlight.Add(context.Background(), 1)
 	done := false
 	defer func() {
@@ -68,26 +67,28 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 			h.finish(ctx, err)
 		}
 	}()
-	if err = ho.intake.sendable(call); err != nil {
+	if err = ho.attempts.Blame.Sendable(call); err != nil {
 		return nil, err
 	}
-	h.rq.story.Admit(call.Received)
-	if id, about := storedID(call); about || len(call.Body) == 0 {
-		err = ho.placeAnywhere(ctx, h, id)
+	h.rq.Story.Admit(call.Received)
+	id, anywhere := storedID(call)
+	if anywhere = anywhere || len(call.Body) == 0; anywhere {
+		err = ho.intake.Anywhere(ctx, h.rq, id)
 	} else {
-		err = ho.intake.prepare(ctx, h.rq)
+		err = ho.intake.Prepare(ctx, h.rq)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if h.t == nil {
-		h.t = newTries(h.rq)
+	h.t = attempt.NewTries(h.rq)
+	if anywhere {
+		h.t.Ask.Unstreamed, h.t.Ask.Quiet, h.t.Ask.NoQueue = true, true, true
 	}
 	// A gateway sends the request to one replica. Where that one does not have the prompt computed elsewhere, or its first token is not seen,
 	// the request is served whole.
-	h.t.ask.Splittable = h.t.ask.Splittable && call.Sidecars && sight == SeesAll
+	h.t.Ask.Splittable = h.t.Ask.Splittable && call.Sidecars && sight == SeesAll
 	if sight != SeesAll { // its first token is not seen, and its silence says nothing
-		h.t.ask.Unstreamed, h.t.ask.Quiet = true, true
+		h.t.Ask.Unstreamed, h.t.Ask.Quiet = true, true
 	}
 	if err = h.choose(ctx); err != nil {
 		return nil, err
@@ -97,84 +98,52 @@ func (ho *handoffs) make(ctx context.Context, call *Call, sight Sight) (_ *Hando
 }
 
 // storedID is the id of the stored response that a call is about; empty where the call is about all of them.
-func storedID(call *Call) (id string, about bool) {
+func storedID(call *intake.Call) (id string, about bool) {
 	rest, about := strings.CutPrefix(call.Path, openai.RouteResponses.Path()+"/")
 	id, _, _ = strings.Cut(rest, "/")
 	return id, about
 }
 
-// placeAnywhere prepares a call whose body says nothing about its place: any replica that takes requests may serve it, or the one
-// that stores the response. It books nothing.
-func (ho *handoffs) placeAnywhere(ctx context.Context, h *Handoff, stored string) error {
-	rq := h.rq
-	if err := ho.limits.enter(rq); err != nil {
-		return err
-	}
-	rq.parsed, rq.body = &openai.Request{Route: rq.call.Route, N: 1, Model: rq.call.Model}, rq.call.Body
-	snapshot := ho.intake.places.registry.Snapshot()
-	pool, err := pools.Any(snapshot, rq.call.Model, rq.call.Route.Generates())
-	if err != nil {
-		return err
-	}
-	rq.pool = pool
-	if stored != "" {
-		if !ho.responses.mayRead(ctx, rq, stored) {
-			return unknownResponse(stored)
-		}
-		if at, owner := ho.responses.pinned(ctx, rq.call.Tenant, stored); owner == pins.OwnerSelf {
-			rq.holder, rq.pool = at, pools.Of(snapshot, at, pool)
-		}
-	}
-	if rq.holder == "" && rq.call.Options.Pinned != "" {
-		if err := ho.intake.places.checkPin(rq); err != nil {
-			return err
-		}
-	}
-	h.t = newTries(rq)
-	h.t.ask.Unstreamed, h.t.ask.Quiet, h.t.ask.NoQueue = true, true, true
-	return nil
-}
-
 // choose has a replica chosen, and makes that the attempt under way.
 func (h *Handoff) choose(ctx context.Context) error {
-	a := &attempt{halt: halt{cancel: func() {}}}
-	if f := h.parts.attempts.choose(ctx, h.rq, h.t, h.d, a); f != nil {
-		return f.public
+	a := attempt.NewAttempt(func() {})
+	if f := h.parts.attempts.Choose(ctx, h.rq, h.t, h.d, a); f != nil {
+		return f.Public
 	}
-	h.ahead.lead = a.choice.Prefill()
-	h.parts.attempts.picker.learnRouted(ctx, h.rq, h.t, a)
-	a.hop = beginHop(h.rq, a)
-	a.hop.Sends(clip(h.rq.call.path(), 256), a.chosen)
+	h.ahead.lead = a.Choice.Prefill()
+	h.parts.attempts.Picker.LearnRouted(ctx, h.rq, h.t, a)
+	a.Hop = attempt.BeginHop(h.rq, a)
+	a.Hop.Sends(intake.Clip(h.rq.Call.EnginePath(), 256), a.Chosen)
 	return nil
 }
 
 // Body is the body for the replica, and whether it is another one than the client's.
 func (h *Handoff) Body() (body []byte, changed bool) {
-	body = h.rq.body
-	if h.rq.upload != nil {
-		body = h.rq.upload.head
+	body = h.rq.Body
+	if h.rq.Upload != nil {
+		body = h.rq.Upload.Head
 	}
-	was := h.rq.call.Body
+	was := h.rq.Call.Body
 	return body, len(body) != len(was) || len(body) > 0 && &body[0] != &was[0]
 }
 
 // Streams reports whether the client asks for a stream of events.
-func (h *Handoff) Streams() bool { return h.rq.parsed.Stream }
+func (h *Handoff) Streams() bool { return h.rq.Parsed.Stream }
 
 // Replica is the one that was chosen.
-func (h *Handoff) Replica() *replica.Replica { return h.d.attempt.choice.Replica }
+func (h *Handoff) Replica() *replica.Replica { return h.d.Attempt.Choice.Replica }
 
 // Decision is that of the attempt under way. It must not be changed.
-func (h *Handoff) Decision() *decision.Decision { return h.d.attempt.choice.Decision }
+func (h *Handoff) Decision() *decision.Decision { return h.d.Attempt.Choice.Decision }
 
 // Replicas are the chosen one and at most n-1 others that could serve the request, the best first.
 func (h *Handoff) Replicas(n int) []*replica.Replica {
 	chosen := h.Replica()
 	list := []*replica.Replica{chosen}
-	if n < 2 || h.rq.holder != "" || h.rq.call.Options.Pinned != "" {
+	if n < 2 || h.rq.Holder != "" || h.rq.Call.Options.Pinned != "" {
 		return list
 	}
-	view := h.parts.intake.places.registry.Snapshot()
+	view := h.parts.registry.Snapshot()
 	others := runnersUp(h.Decision().List(), chosen.ID)
 	for _, c := range others {
 		if len(list) == n {
@@ -190,37 +159,37 @@ func (h *Handoff) Replicas(n int) []*replica.Replica {
 
 // Header is what the request to the replica has in addition to the client's headers, or in place of them.
 func (h *Handoff) Header(ctx context.Context) http.Header {
-	out, a := http.Header{}, h.d.attempt
-	if id := h.rq.engineID(); id != "" {
+	out, a := http.Header{}, h.d.Attempt
+	if id := h.rq.EngineID(); id != "" {
 		out.Set("X-Request-Id", id)
 	}
-	if len(a.choice.Replica.Slots) > 1 {
-		out.Set("X-Data-Parallel-Rank", strconv.Itoa(a.choice.Rank))
+	if len(a.Choice.Replica.Slots) > 1 {
+		out.Set("X-Data-Parallel-Rank", strconv.Itoa(a.Choice.Rank))
 	}
-	if key := a.choice.Replica.APIKey; !key.IsEmpty() {
+	if key := a.Choice.Replica.APIKey; !key.IsEmpty() {
 		out.Set("Authorization", "Bearer "+key.Reveal())
 	}
-	if h.rq.lowered {
-		out.Set(headerPriority, strconv.Itoa(h.rq.parsed.Priority))
+	if h.rq.Lowered {
+		out.Set(intake.HeaderPriority, strconv.Itoa(h.rq.Parsed.Priority))
 	}
-	traceHeader(ctx, a.hop.Span(), out)
+	traceHeader(ctx, a.Hop.Span(), out)
 	return out
 }
 
 // Served reports that another replica served the request than the one that was chosen. The booking moves there.
 func (h *Handoff) Served(ctx context.Context, id replica.ID) {
-	a := h.d.attempt
-	if id == a.choice.Replica.ID || a.ended || h.begun {
+	a := h.d.Attempt
+	if id == a.Choice.Replica.ID || a.Ended || h.begun {
 		return
 	}
 	// Nothing is known about the first replica but that the gateway left it: it is probed again.
-	h.parts.blame.registry.ReportFailure(a.choice.Replica.ID, errAnswer)
-	h.parts.blame.settle(h.rq, h.d, a, retry.Canceled)
+	h.parts.attempts.Blame.Probe(a.Choice.Replica.ID)
+	h.parts.attempts.Blame.Settle(h.rq, h.d, a, retry.Canceled)
 	h.release(a, nil, chooser.Result{End: decision.EndMoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1, ServedBy: id})
-	h.t.ask.Attempt++
-	h.t.ask.Options.Pinned, h.t.ask.Options.PinnedRank, h.t.ask.NoQueue = id, -1, true
+	h.t.Ask.Attempt++
+	h.t.Ask.Options.Pinned, h.t.Ask.Options.PinnedRank, h.t.Ask.NoQueue = id, -1, true
 	if err := h.choose(ctx); err != nil {
-		h.d.attempt, h.d.chosen = a, true // what follows is still about this request
+		h.d.Attempt, h.d.Chosen = a, true // what follows is still about this request
 	}
 }
 
@@ -234,22 +203,22 @@ type Head struct {
 
 // Begin reports the head of the answer. It returns the headers that explain the choice to the client.
 func (h *Handoff) Begin(head Head) http.Header {
-	a, out := h.d.attempt, http.Header{}
+	a, out := h.d.Attempt, http.Header{}
 	h.begun = true
 	h.verdict = verdictOf(head)
-	h.d.begun, h.d.status = true, head.Status
-	a.hop.Head(h.verdict, head.Status)
+	h.d.Begun, h.d.Status = true, head.Status
+	a.Hop.Head(h.verdict, head.Status)
 	if wait, known := retry.After(head.Header, time.Now()); known && (h.verdict == retry.Refused || h.verdict == retry.Unavailable) {
-		h.parts.breaker.Pause(a.choice.Replica.ID, wait)
+		h.parts.breaker.Pause(a.Choice.Replica.ID, wait)
 	}
 	if h.verdict == retry.OK {
-		a.choice.Begin()
-		a.choice.Alive()
-		h.parts.blame.served(h.rq, h.d, false)
+		a.Choice.Begin()
+		a.Choice.Alive()
+		h.parts.attempts.Blame.Served(h.rq, h.d, false)
 	}
-	h.d.scan.Reset(h.rq.parsed.Prompt.API, mediaType(head.Header) == "text/event-stream")
-	h.rq.explain(a, out)
-	h.parts.limits.explain(h.rq, out)
+	h.d.Scan.Reset(h.rq.Parsed.Prompt.API, attempt.MediaType(head.Header) == "text/event-stream")
+	a.Explain(h.rq, out)
+	h.parts.intake.Limits.Explain(h.rq, out)
 	return out
 }
 
@@ -277,26 +246,26 @@ func (h *Handoff) Write(piece []byte) {
 	if !h.begun || h.verdict != retry.OK || len(piece) == 0 {
 		return
 	}
-	d, a := h.d, h.d.attempt
-	first := d.scan.ContentEvents() == 0
-	d.scan.Feed(piece)
-	a.choice.Alive()
-	n := d.scan.ContentEvents()
-	if n == 0 || !h.rq.parsed.Stream {
+	d, a := h.d, h.d.Attempt
+	first := d.Scan.ContentEvents() == 0
+	d.Scan.Feed(piece)
+	a.Choice.Alive()
+	n := d.Scan.ContentEvents()
+	if n == 0 || !h.rq.Parsed.Stream {
 		return
 	}
 	if first {
 		h.ahead.computed()
-		d.sawFirstToken()
+		d.SawFirstToken()
 	}
-	if n >= a.reported+progressStep {
-		a.choice.Progress(n)
-		a.reported = n
+	if n >= a.Reported+attempt.ProgressStep {
+		a.Choice.Progress(n)
+		a.Reported = n
 	}
 }
 
 // Complete reports whether the stream of events said that it is over; false for other answers.
-func (h *Handoff) Complete() bool { return h.d.scan.Done() }
+func (h *Handoff) Complete() bool { return h.d.Scan.Done() }
 
 // End ends the request: err is nil when the answer came whole. The booking is released. Only the first call counts.
 func (h *Handoff) End(ctx context.Context, err error) {
@@ -304,66 +273,66 @@ func (h *Handoff) End(ctx context.Context, err error) {
 		return
 	}
 	if err == nil && !h.begun { // its answer is not seen
-		h.d.begun, h.d.status = true, http.StatusOK
+		h.d.Begun, h.d.Status = true, http.StatusOK
 	}
-	a := h.d.attempt
-	outcome, end := h.verdict, endOf(h.verdict)
-	var f *failure
+	a := h.d.Attempt
+	outcome, end := h.verdict, attempt.EndOf(h.verdict)
+	var f *attempt.Failure
 	switch {
 	case h.verdict != retry.OK:
-		f = &failure{outcome: h.verdict, public: apierror.Upstream(h.d.status, "", nil)}
+		f = &attempt.Failure{Outcome: h.verdict, Public: apierror.Upstream(h.d.Status, "", nil)}
 		if end == decision.EndMoved { // the gateway may retry, unseen
 			end = decision.EndFailed
 		}
 	case err != nil:
-		a.endedEarly()
+		a.EndedEarly()
 		outcome, end = retry.Canceled, decision.EndCanceled
-		f = &failure{outcome: outcome, public: apierror.From(err)}
+		f = &attempt.Failure{Outcome: outcome, Public: apierror.From(err)}
 	case h.begun:
-		outcome, end = h.d.outcome()
+		outcome, end = h.d.Outcome()
 	default:
 		outcome, end = retry.Canceled, decision.EndCompleted // says nothing about the replica
 	}
-	if !a.ended {
+	if !a.Ended {
 		blamed := outcome
-		if a.isSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
+		if a.IsSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
 			blamed = retry.Canceled
 		}
-		h.parts.blame.settle(h.rq, h.d, a, blamed)
+		h.parts.attempts.Blame.Settle(h.rq, h.d, a, blamed)
 		result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
 		if h.begun {
-			h.parts.attempts.learnUsage(ctx, h.rq, h.d, &result)
+			h.parts.attempts.LearnUsage(ctx, h.rq, h.d, &result)
 		}
 		h.release(a, f, result)
 	}
 	if f != nil {
-		err = f.public
+		err = f.Public
 	}
 	h.finish(ctx, err)
 }
 
 // release ends an attempt.
-func (h *Handoff) release(a *attempt, f *failure, result chooser.Result) {
-	a.ended = true
-	endHop(h.rq, h.d, f)
+func (h *Handoff) release(a *attempt.Attempt, f *attempt.Failure, result chooser.Result) {
+	a.Ended = true
+	attempt.EndHop(h.rq, h.d, f)
 	if result.End == decision.EndCompleted {
 		h.ahead.computed()
 	}
 	h.ahead.release(result.End)
-	a.choice.Release(result)
-	a.hop.Released(result.End)
+	a.Choice.Release(result)
+	a.Hop.Released(result.End)
 }
 
 // finish accounts for the end of the request.
 func (h *Handoff) finish(ctx context.Context, err error) {
 	h.over = true
-	if err == nil && h.d.attempt == nil {
+	if err == nil && h.d.Attempt == nil {
 		err = errors.New("the choice panicked")
 	}
-	h.parts.blame.conclude(h.rq, h.d)
+	h.parts.attempts.Blame.Conclude(h.rq, h.d)
 	h.parts.ends.finish(ctx, h.rq, h.d, err)
-	h.parts.limits.settle(h.rq, h.d, err)
-	h.rq.enc.Release()
+	settle(h.parts.intake.Limits, h.rq, h.d, err)
+	h.rq.Enc.Release()
 }
 
 // Lasts is how long the answer is predicted to take from the choice on.
@@ -372,8 +341,8 @@ func (h *Handoff) Lasts() time.Duration {
 	if pick == nil {
 		return 0
 	}
-	tokens := h.t.ask.ExpectedOutput
-	if limit := h.t.ask.OutputLimit; limit > 0 && (tokens <= 0 || limit < tokens) {
+	tokens := h.t.Ask.ExpectedOutput
+	if limit := h.t.Ask.OutputLimit; limit > 0 && (tokens <= 0 || limit < tokens) {
 		tokens = limit
 	}
 	return time.Duration((pick.TTFT + pick.TPOT*float64(max(0, tokens))) * float64(time.Second))
@@ -381,7 +350,7 @@ func (h *Handoff) Lasts() time.Duration {
 
 // Prefiller is the replica that is to compute the prompt for Replica; nil where the request is served whole.
 func (h *Handoff) Prefiller() *replica.Replica {
-	if lead := h.d.attempt.choice.Prefill(); lead != nil {
+	if lead := h.d.Attempt.Choice.Prefill(); lead != nil {
 		return lead.Replica
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -158,7 +159,7 @@ func TestTheGatewaysModelAndPriorityCount(t *testing.T) {
 
 func TestHandoffsWithoutABody(t *testing.T) {
 	f := start(t, 2, nil)
-	for name, call := range map[string]*router.Call{
+	for name, call := range map[string]*intake.Call{
 		"a list":                  {Route: openai.RouteOther, Method: http.MethodGet, Path: "/v1/models"},
 		"a chat that is not sent": {Route: openai.RouteChat, Path: "/v1/chat/completions"},
 		"a stored response":       {Route: openai.RouteOther, Method: http.MethodGet, Path: "/v1/responses/resp_1"},
@@ -175,7 +176,7 @@ func TestHandoffsWithoutABody(t *testing.T) {
 		h.End(t.Context(), nil)
 	}
 	f.settled()
-	if _, err := f.router.HandOff(t.Context(), &router.Call{Route: openai.RouteChat, Model: "nobody", Header: http.Header{}}, router.SeesAll); reasonOf(err) != apierror.ModelNotFound {
+	if _, err := f.router.HandOff(t.Context(), &intake.Call{Route: openai.RouteChat, Model: "nobody", Header: http.Header{}}, router.SeesAll); reasonOf(err) != apierror.ModelNotFound {
 		t.Errorf("an unknown model: %v", err)
 	}
 	f.settled()
@@ -184,8 +185,8 @@ func TestHandoffsWithoutABody(t *testing.T) {
 // Answers about a stored response come from the replica that stores it.
 func TestAHandoffForAStoredResponseGoesWhereItIs(t *testing.T) {
 	f := start(t, 3, nil)
-	call := func() *router.Call {
-		return &router.Call{Route: openai.RouteOther, Method: http.MethodGet, Path: "/v1/responses/resp_7", Header: http.Header{}}
+	call := func() *intake.Call {
+		return &intake.Call{Route: openai.RouteOther, Method: http.MethodGet, Path: "/v1/responses/resp_7", Header: http.Header{}}
 	}
 	f.params.Pins.Put("", "resp_7", "r2")
 	for range 3 {

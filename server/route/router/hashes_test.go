@@ -70,3 +70,24 @@ func TestAnOverlapThatWasNotLookedUpExpectsNoBlocks(t *testing.T) {
 		})
 	}
 }
+
+// A request that no engine computed leaves no block to be expected: its tenant cannot have the tokenization of all others doubted.
+func TestARequestThatEndsEarlyExpectsNoBlocks(t *testing.T) {
+	f := start(t, 1, nil)
+	slot := f.params.Registry.Snapshot().Replicas[0].Slots[0]
+	f.index.SetState(slot, kvblock.FeedExact)
+	f.script(text(400, `{"error":{"message":"no"}}`))
+	prompt := slices.Repeat([]uint32{5}, 16)
+	call := chat(`{"model":"m","prompt":[` + strings.Repeat("5,", 31) + `5]}`)
+	call.Route = openai.RouteCompletions
+	if err := f.router.Serve(t.Context(), call, &client{}); err == nil {
+		t.Fatal("the engine's refusal is lost")
+	}
+	f.settled()
+	f.params.Tokens.ObserveStored("m", slot, &kvblock.Stored{Tokens: prompt, BlockSize: 16, Tier: kvblock.TierGPU})
+	for _, p := range f.params.Tokens.Parity() {
+		if p.BlocksEqual != 0 {
+			t.Errorf("%d blocks of a refused request were expected", p.BlocksEqual)
+		}
+	}
+}

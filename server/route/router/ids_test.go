@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // picky is an engine that rejects members that it does not know; it says so with the status and the words.
@@ -124,7 +124,7 @@ func TestTheRestComesFromAnEngineWithoutIDs(t *testing.T) {
 }
 
 func TestStreamsAreResumedByDefault(t *testing.T) {
-	if n := router.DefaultConfig().ResumeStreams; n < 1 {
+	if n := intake.DefaultConfig().ResumeStreams; n < 1 {
 		t.Errorf("resume_streams is %d", n)
 	}
 }

@@ -9,14 +9,15 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // salted is a router as f's, with tenant_salt on.
 func salted(t testing.TB, f *fleet, key, unsalted string) *router.Router {
 	t.Helper()
-	c := router.DefaultConfig()
-	c.TenantSalt, c.TenantSaltSecret, c.UnsaltedRoutes = router.SwitchOn, secret.New(key), unsalted
+	c := intake.DefaultConfig()
+	c.TenantSalt, c.TenantSaltSecret, c.UnsaltedRoutes = intake.SwitchOn, secret.New(key), unsalted
 	must(t, c.Validate())
 	r, err := router.New(c, f.params)
 	must(t, err)
@@ -42,7 +43,7 @@ func saltOf(t *testing.T, f *fleet, r *router.Router, tenant string, route opena
 // Item 6: each tenant has a salt of its own on each route that has the field; the caller's own counts within it.
 func TestEachTenantHasASaltOfItsOwn(t *testing.T) {
 	f := start(t, 1, nil)
-	r, other := salted(t, f, saltKey, router.UnsaltedRefuse), salted(t, f, "another secret of another fleet", router.UnsaltedRefuse)
+	r, other := salted(t, f, saltKey, intake.UnsaltedRefuse), salted(t, f, "another secret of another fleet", intake.UnsaltedRefuse)
 	form := regexp.MustCompile(`^[A-Za-z0-9_-]{43}$`)
 	seen := map[string]string{}
 	for _, tenant := range []string{"", "a", "b", "ab"} {
@@ -59,7 +60,7 @@ func TestEachTenantHasASaltOfItsOwn(t *testing.T) {
 				t.Errorf("%q/%q has the salt of %s", tenant, own, who)
 			}
 			seen[salt] = tenant + "/" + own
-			if again := saltOf(t, f, salted(t, f, saltKey, router.UnsaltedRefuse), tenant, openai.RouteChat, "/v1/chat/completions", body); again != salt {
+			if again := saltOf(t, f, salted(t, f, saltKey, intake.UnsaltedRefuse), tenant, openai.RouteChat, "/v1/chat/completions", body); again != salt {
 				t.Errorf("another router of the fleet gives %q the salt %q, not %q", tenant, again, salt)
 			}
 			if theirs := saltOf(t, f, other, tenant, openai.RouteChat, "/v1/chat/completions", body); theirs == salt {
@@ -67,7 +68,7 @@ func TestEachTenantHasASaltOfItsOwn(t *testing.T) {
 			}
 		}
 	}
-	passes := salted(t, f, saltKey, router.UnsaltedPass)
+	passes := salted(t, f, saltKey, intake.UnsaltedPass)
 	want := saltOf(t, f, r, "a", openai.RouteChat, "/v1/chat/completions", `{"model":"m","messages":[]}`)
 	for path, body := range map[string]string{
 		"/v1/completions":            `{"model":"m","prompt":"x"}`,
@@ -101,34 +102,34 @@ func TestRoutesWithoutASalt(t *testing.T) {
 	for _, path := range []string{"/cohere/v2/chat", "/v2/embed", "/v9/new"} {
 		call := chat(`{"model":"m"}`)
 		call.Route, call.Path, call.Tenant = openai.RouteOf(path), path, "a"
-		if err := salted(t, f, saltKey, router.UnsaltedRefuse).Serve(t.Context(), call, &client{}); reasonOf(err) != apierror.NotSupported {
+		if err := salted(t, f, saltKey, intake.UnsaltedRefuse).Serve(t.Context(), call, &client{}); reasonOf(err) != apierror.NotSupported {
 			t.Errorf("%s: %v, want it refused", path, err)
 		}
-		must(t, salted(t, f, saltKey, router.UnsaltedPass).Serve(t.Context(), call, &client{}))
+		must(t, salted(t, f, saltKey, intake.UnsaltedPass).Serve(t.Context(), call, &client{}))
 	}
 	for _, salt := range []string{`""`, `5`, `["x"]`, `{"a":1}`} {
 		call := chat(`{"model":"m","messages":[],"cache_salt":` + salt + `}`)
-		if err := salted(t, f, saltKey, router.UnsaltedRefuse).Serve(t.Context(), call, &client{}); reasonOf(err) != apierror.InvalidBody {
+		if err := salted(t, f, saltKey, intake.UnsaltedRefuse).Serve(t.Context(), call, &client{}); reasonOf(err) != apierror.InvalidBody {
 			t.Errorf("cache_salt %s: %v, want it refused", salt, err)
 		}
 	}
-	must(t, salted(t, f, saltKey, router.UnsaltedRefuse).Serve(t.Context(), chat(`{"model":"m","messages":[],"cache_salt":null}`), &client{}))
+	must(t, salted(t, f, saltKey, intake.UnsaltedRefuse).Serve(t.Context(), chat(`{"model":"m","messages":[],"cache_salt":null}`), &client{}))
 }
 
 // Callers that send requests themselves are given the salt that the engine must get.
 func TestAChoiceTellsTheSalt(t *testing.T) {
 	f := start(t, 1, nil)
-	r := salted(t, f, saltKey, router.UnsaltedRefuse)
+	r := salted(t, f, saltKey, intake.UnsaltedRefuse)
 	body := `{"model":"m","messages":[{"role":"user","content":"hi"}],"cache_salt":"own"}`
 	sent := saltOf(t, f, r, "a", openai.RouteChat, "/v1/chat/completions", body)
-	a, err := r.Choose(t.Context(), &router.Question{Caller: router.Caller{Tenant: "a"}, Input: router.Input{Body: []byte(body), Route: openai.RouteChat}})
+	a, err := r.Choose(t.Context(), &intake.Question{Caller: intake.Caller{Tenant: "a"}, Input: intake.Input{Body: []byte(body), Route: openai.RouteChat}})
 	must(t, err)
-	b, err := r.Choose(t.Context(), &router.Question{Model: "m", Salt: "own", Caller: router.Caller{Tenant: "a"}, Input: router.Input{IDs: []uint32{1, 2}}})
+	b, err := r.Choose(t.Context(), &intake.Question{Model: "m", Salt: "own", Caller: intake.Caller{Tenant: "a"}, Input: intake.Input{IDs: []uint32{1, 2}}})
 	must(t, err)
 	if a.Salt != sent || b.Salt != sent || a.HideOverlap {
 		t.Errorf("salts %q and %q, want %q", a.Salt, b.Salt, sent)
 	}
-	plain, err := f.router.Choose(t.Context(), &router.Question{Caller: router.Caller{Tenant: "a"}, Input: router.Input{Body: []byte(body), Route: openai.RouteChat}})
+	plain, err := f.router.Choose(t.Context(), &intake.Question{Caller: intake.Caller{Tenant: "a"}, Input: intake.Input{Body: []byte(body), Route: openai.RouteChat}})
 	must(t, err)
 	if plain.Salt != "" || !plain.HideOverlap {
 		t.Errorf("without tenant_salt the answer has the salt %q, and hides %v", plain.Salt, plain.HideOverlap)
@@ -138,8 +139,8 @@ func TestAChoiceTellsTheSalt(t *testing.T) {
 // What replicas hold of a prompt is told to those alone of whom it tells nothing about others.
 func TestWhoSeesOverlap(t *testing.T) {
 	f := start(t, 1, nil)
-	always := router.DefaultConfig()
-	always.ShowOverlap = router.ShowAlways
+	always := intake.DefaultConfig()
+	always.ShowOverlap = intake.ShowAlways
 	shows, err := router.New(always, f.params)
 	must(t, err)
 	for name, c := range map[string]struct {
@@ -152,7 +153,7 @@ func TestWhoSeesOverlap(t *testing.T) {
 		"a tenant":         {f.router, "a", false, false},
 		"one that may":     {f.router, "a", true, true},
 		"always":           {shows, "a", false, true},
-		"with tenant_salt": {salted(t, f, saltKey, router.UnsaltedRefuse), "a", false, true},
+		"with tenant_salt": {salted(t, f, saltKey, intake.UnsaltedRefuse), "a", false, true},
 	} {
 		call, to := chat(""), &client{}
 		call.Tenant, call.ShowOverlap = c.tenant, c.may
@@ -165,7 +166,7 @@ func TestWhoSeesOverlap(t *testing.T) {
 		if _, told := to.header[http.CanonicalHeaderKey(router.HeaderReplica)]; !told {
 			t.Errorf("%s: the replica's name is gone too", name)
 		}
-		_, err := c.router.Choose(t.Context(), &router.Question{Model: "m", Explain: true, Caller: router.Caller{Tenant: c.tenant, ShowOverlap: c.may}, Input: router.Input{Text: "x"}, Terms: router.Terms{Booking: router.DryRun}})
+		_, err := c.router.Choose(t.Context(), &intake.Question{Model: "m", Explain: true, Caller: intake.Caller{Tenant: c.tenant, ShowOverlap: c.may}, Input: intake.Input{Text: "x"}, Terms: intake.Terms{Booking: intake.DryRun}})
 		if got := reasonOf(err); (got == apierror.PermissionDenied) == c.want || c.want && err != nil {
 			t.Errorf("%s: a whole decision: %v", name, err)
 		}
@@ -175,7 +176,7 @@ func TestWhoSeesOverlap(t *testing.T) {
 // What the router remembers of a tenant's prompts is no faster for another one.
 func TestTokenIDsAreRememberedByTenant(t *testing.T) {
 	f := start(t, 1, nil)
-	r := salted(t, f, saltKey, router.UnsaltedRefuse)
+	r := salted(t, f, saltKey, intake.UnsaltedRefuse)
 	for _, c := range []struct {
 		tenant string
 		want   int

@@ -22,6 +22,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -169,13 +170,13 @@ func said(word string) string {
 }
 
 // completion asks for a long prompt of ids that begin with first.
-func completion(first int, more string) *router.Call {
+func completion(first int, more string) *intake.Call {
 	ids := make([]string, longPrompt)
 	for i := range ids {
 		ids[i] = strconv.Itoa(i + 1)
 	}
 	ids[0] = strconv.Itoa(first)
-	return &router.Call{
+	return &intake.Call{
 		Route: openai.RouteCompletions, Method: http.MethodPost, Path: "/v1/completions", Header: http.Header{"Content-Type": {"application/json"}},
 		Body: []byte(`{"model":"m","max_tokens":50,"prompt":[` + strings.Join(ids, ",") + `]` + more + `}`), RequestID: "req-1",
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -102,7 +103,7 @@ func TestHowEachEndIsCharged(t *testing.T) {
 	t.Parallel()
 	usage := `data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":12}}` + "\n\ndata: [DONE]\n\n"
 	for name, c := range map[string]struct {
-		call   *router.Call
+		call   *intake.Call
 		script []http.HandlerFunc
 		leave  bool
 		want   quota.Usage
@@ -112,7 +113,7 @@ func TestHowEachEndIsCharged(t *testing.T) {
 		"huge usage":         {chat(""), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"prompt_tokens":100000000000,"completion_tokens":90000000000}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 85, Unbelieved: 189999999911}},
 		"more than asked":    {chat(`{"model":"m","max_tokens":7,"n":2,"messages":[]}`), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":70}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 14, Unbelieved: 56}},
 		"no prompt tokens":   {chat(""), []http.HandlerFunc{text(200, `{"choices":[],"usage":{"completion_tokens":5}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 5}},
-		"huge usage, no ids": {&router.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":100000000000}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 1049, Output: -1, Unbelieved: 100000000000 - 1049}},
+		"huge usage, no ids": {&intake.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":100000000000}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 1049, Output: -1, Unbelieved: 100000000000 - 1049}},
 		"stream without":     {streamed(""), []http.HandlerFunc{streaming([]string{piece(0, "", ""), piece(0, "a", ""), piece(0, "b", "stop"), "data: [DONE]\n\n"}, nil)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4, Output: 2}},
 		"answer without":     {chat(""), []http.HandlerFunc{text(200, `{"ok":true}`)}, false, quota.Usage{Charge: quota.ChargeBooked}},
 		"engine's 400":       {chat(""), []http.HandlerFunc{text(400, `{"error":{"message":"x"}}`)}, false, quota.Usage{}},
@@ -122,7 +123,7 @@ func TestHowEachEndIsCharged(t *testing.T) {
 		"client leaves":      {chat(""), []http.HandlerFunc{silent}, true, quota.Usage{Charge: quota.ChargeUsage, Prompt: 4}},
 		"no such model":      {chat(`{"model":"none","messages":[]}`), []http.HandlerFunc{silent}, false, quota.Usage{}},
 		"no JSON":            {chat(`{"model":`), []http.HandlerFunc{silent}, false, quota.Usage{}},
-		"embeddings":         {&router.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 7, Output: -1}},
+		"embeddings":         {&intake.Call{Route: openai.RouteEmbeddings, Method: "POST", Path: "/v1/embeddings", Header: http.Header{}, Body: []byte(`{"model":"m","input":"x"}`)}, []http.HandlerFunc{text(200, `{"data":[],"usage":{"prompt_tokens":7,"total_tokens":7}}`)}, false, quota.Usage{Charge: quota.ChargeUsage, Prompt: 7, Output: -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAccount(t, plenty())
@@ -188,15 +189,15 @@ func TestRandomLivesAreSettledOnce(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+pick(60))*time.Millisecond)
 				tenant := "t" + strconv.Itoa(pick(3))
 				if pick(3) == 0 {
-					booking := router.BookNothing
+					booking := intake.BookNothing
 					if pick(4) > 0 {
-						booking = router.Reserve
+						booking = intake.Reserve
 					}
-					q := &router.Question{Model: "m", ExpectedOutput: pick(200), Caller: router.Caller{Tenant: tenant}, Input: router.Input{Text: strings.Repeat("text ", 1+pick(50))}, Terms: router.Terms{Booking: booking}}
+					q := &intake.Question{Model: "m", ExpectedOutput: pick(200), Caller: intake.Caller{Tenant: tenant}, Input: intake.Input{Text: strings.Repeat("text ", 1+pick(50))}, Terms: intake.Terms{Booking: booking}}
 					if pick(2) == 0 {
 						q.RequestID = "q" + strconv.Itoa(pick(5))
-						if q.Text = q.RequestID; q.Booking == router.Reserve {
-							q.Booking = router.ReserveOnce
+						if q.Text = q.RequestID; q.Booking == intake.Reserve {
+							q.Booking = intake.ReserveOnce
 						}
 					}
 					answer, err := f.router.Choose(ctx, q)
@@ -284,7 +285,7 @@ func TestAClaimedPriorityIsCapped(t *testing.T) {
 			t.Error("the client's header was changed")
 		}
 	}
-	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Priority: 9, Input: router.Input{Text: "x"}})
+	answer, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Priority: 9, Input: intake.Input{Text: "x"}})
 	must(t, err)
 	if !answer.Lowered || answer.Priority != 0 {
 		t.Errorf("answer %+v, want it at priority 0", answer)
@@ -312,7 +313,7 @@ func TestARefusalSaysWhenThereIsRoom(t *testing.T) {
 func TestAReservationOfALostRankCostsNothing(t *testing.T) {
 	a := newAccount(t, plenty())
 	f := start(t, 1, func(p *router.Params, _ *chooser.Config, _ *registry.Config) { p.Limits = a })
-	answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "x"}, Terms: router.Terms{Booking: router.Reserve}})
+	answer, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{Text: "x"}, Terms: intake.Terms{Booking: intake.Reserve}})
 	must(t, err)
 	f.book.RemoveRank(answer.Slot)
 	f.chooser.Finish(load.Key{ID: answer.Decision.ID}, chooser.Result{End: decision.EndFailed, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
@@ -347,10 +348,10 @@ func TestAReservationIsSettledWhenItEnds(t *testing.T) {
 			if c.result == nil {
 				lease = 50 * time.Millisecond
 			}
-			answer, err := f.router.Choose(t.Context(), &router.Question{Model: "m", ExpectedOutput: 10, Input: router.Input{Text: "x"}, Terms: router.Terms{Booking: router.Reserve, Lease: lease}})
+			answer, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", ExpectedOutput: 10, Input: intake.Input{Text: "x"}, Terms: intake.Terms{Booking: intake.Reserve, Lease: lease}})
 			must(t, err)
 			if c.result != nil {
-				if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "y"}, Terms: router.Terms{Booking: router.Reserve}}); reasonOf(err) != apierror.RateLimitExceeded {
+				if _, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{Text: "y"}, Terms: intake.Terms{Booking: intake.Reserve}}); reasonOf(err) != apierror.RateLimitExceeded {
 					t.Errorf("while it lives, another one: %v", err)
 				}
 				f.chooser.Finish(load.Key{ID: answer.Decision.ID, Attempt: uint32(answer.Decision.Attempt)}, *c.result)
@@ -365,7 +366,7 @@ func TestAReservationIsSettledWhenItEnds(t *testing.T) {
 			if got := a.last(t); got != c.want {
 				t.Errorf("settled by %+v, want %+v", got, c.want)
 			}
-			if _, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{Text: "z"}, Terms: router.Terms{Booking: router.DryRun}}); err != nil {
+			if _, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{Text: "z"}, Terms: intake.Terms{Booking: intake.DryRun}}); err != nil {
 				t.Errorf("afterwards: %v", err)
 			}
 		})

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -82,8 +82,8 @@ func (f *fleet) converses(steps ...http.HandlerFunc) (got func() []string) {
 	}
 }
 
-func sampledMessage() *router.Call {
-	return &router.Call{Route: openai.RouteMessages, Body: []byte(askedMessage)}
+func sampledMessage() *intake.Call {
+	return &intake.Call{Route: openai.RouteMessages, Body: []byte(askedMessage)}
 }
 
 func TestASampledMessageIsAskedForAsAChat(t *testing.T) {
@@ -173,17 +173,17 @@ func TestAChatOfAMessageIsRetried(t *testing.T) {
 func TestAMessageIsNotTranslatedWithout(t *testing.T) {
 	for name, c := range map[string]struct {
 		version string
-		change  func(*router.Config)
+		change  func(*intake.Config)
 		header  http.Header
 	}{
-		"a version that was compared": {"0.34.0", func(*router.Config) {}, nil},
-		"the setting":                 {"0.33.0", func(c *router.Config) { c.ResumeMessages = false }, nil},
-		"any resumes":                 {"0.33.0", func(c *router.Config) { c.ResumeStreams = 0 }, nil},
-		"the client's consent":        {"0.33.0", func(*router.Config) {}, http.Header{"X-Kvpilot-Resume": {"off"}}},
+		"a version that was compared": {"0.34.0", func(*intake.Config) {}, nil},
+		"the setting":                 {"0.33.0", func(c *intake.Config) { c.ResumeMessages = false }, nil},
+		"any resumes":                 {"0.33.0", func(c *intake.Config) { c.ResumeStreams = 0 }, nil},
+		"the client's consent":        {"0.33.0", func(*intake.Config) {}, http.Header{"X-Kvpilot-Resume": {"off"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startVersion(t, 2, c.version, nil)
-			set := router.DefaultConfig()
+			set := intake.DefaultConfig()
 			c.change(&set)
 			if err := f.router.Update(set, 3); err != nil {
 				t.Fatal(err)

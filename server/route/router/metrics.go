@@ -2,9 +2,7 @@ package router
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -13,8 +11,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/genai"
+	"github.com/kvpilot/kvpilot/server/route/router/attempt"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
-	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/sse"
 )
 
@@ -24,16 +23,6 @@ type metrics struct {
 	inFlight metric.Int64UpDownCounter
 	tokens   metric.Int64Counter
 	requests metric.Int64Counter
-	aborted  metric.Int64Counter
-	retries  instruments.Keyed[retry.Verdict]
-	resumes  instruments.Keyed[string]
-	empties  instruments.Keyed[string]
-	broken   interruptions
-	keyless  keyless
-	faults   faults
-	steering steering
-	legs     legMetrics
-	copies   instruments.Keyed[string]
 	genai    *genai.Metrics
 
 	routes [routeCount]metric.MeasurementOption
@@ -43,9 +32,9 @@ type metrics struct {
 // histograms has a request's times.
 type histograms struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
 
-func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
+func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	s := instruments.New(p, "server/route/router")
-	m := &metrics{keyless: keyless{log: log}}
+	m := &metrics{}
 	var err error
 	if m.genai, err = genai.New(p); err != nil {
 		return nil, err
@@ -55,28 +44,16 @@ func newMetrics(p metric.MeterProvider, log *slog.Logger) (*metrics, error) {
 	}
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
-	m.inFlight = s.UpDownCounter(metricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(metricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
+	m.inFlight = s.UpDownCounter(intake.MetricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
+	m.requests = s.CounterBy(intake.MetricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
 		m.models.of(otherModel).result(endLabels{route: openai.RouteChat, status: http.StatusOK}))
-	m.duration = s.Histogram(metricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
-	m.ttft = s.Histogram(metricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
-	m.perToken = s.Histogram(metricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = s.Histogram(metricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
-	m.held = s.Histogram(metricNS+"held", "s", "Time in the hold queue.", fast...)
-	m.encode = s.Histogram(metricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = s.CounterBy(metricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
-	retryable := slices.DeleteFunc(retry.Verdicts(), func(v retry.Verdict) bool { return !v.Retryable() })
-	m.retries = instruments.NewKeyed(s, metricNS+"retries", "{attempt}", "Attempts on another replica, by the outcome of the previous attempt.", retryable,
-		func(v retry.Verdict) metric.MeasurementOption { return instruments.Label("outcome", v.String()) })
-	m.faults = newFaults(s)
-	m.resumes = instruments.NewKeyed(s, metricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), byResult)
-	m.broken = newInterruptions(s)
-	m.aborted = s.Counter(metricNS+"aborted", "{answer}", "Answers that an engine aborted (finish reason abort): it was paused, put to sleep or asked to abort the request. The answer is resumed or tried on another replica, or ends with an error.")
-	m.steering = newSteering(s)
-	m.legs = newLegMetrics(s)
-	m.copies = newCopyResults(s)
-	m.empties = instruments.NewKeyed(s, metricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), byResult)
-	m.keyless.counter = s.CounterBy(metricNS+"keyless", "{request}", "Requests placed by load because they lack the key that their policy needs, by reason: no_prompt, truncated, no_text, no_session, or why there are no token ids.")
+	m.duration = s.Histogram(intake.MetricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
+	m.ttft = s.Histogram(intake.MetricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
+	m.perToken = s.Histogram(intake.MetricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
+	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.held = s.Histogram(intake.MetricNS+"held", "s", "Time in the hold queue.", fast...)
+	m.encode = s.Histogram(intake.MetricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
+	m.tokens = s.CounterBy(intake.MetricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
 	return m, nil
 }
 
@@ -85,59 +62,59 @@ const notable = time.Millisecond
 
 // end counts one request. The engine's own statuses are few, so the label's values are too. With
 // the request's context, an exemplar leads from a latency that a panel shows to its trace.
-func (m *metrics) end(ctx context.Context, rq *request, d *delivery, public *apierror.Error, took time.Duration) {
-	route, model := m.routes[rq.call.Route], m.models.of(rq.modelLabel())
+func (m *metrics) end(ctx context.Context, rq *intake.Request, d *attempt.Delivery, public *apierror.Error, took time.Duration) {
+	route, model := m.routes[rq.Call.Route], m.models.of(modelLabel(rq))
 	plain := context.Background() // makes no exemplar
 	m.inFlight.Add(plain, -1)
-	res := endLabels{route: rq.call.Route, status: d.status}
+	res := endLabels{route: rq.Call.Route, status: d.Status}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
 	m.requests.Add(plain, 1, model.result(res))
-	if d.firstToken.IsZero() { // else the first token's latency has it
-		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.call.Route])
+	if d.FirstToken.IsZero() { // else the first token's latency has it
+		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.Call.Route])
 	} else {
-		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.call.Route])
+		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.Call.Route])
 	}
-	if rq.tokenizing > 0 {
-		m.encode.Record(plain, rq.tokenizing.Seconds(), route)
+	if rq.Tokenizing > 0 {
+		m.encode.Record(plain, rq.Tokenizing.Seconds(), route)
 	}
-	a := d.attempt
+	a := d.Attempt
 	if a == nil {
-		m.genai.Record(rq.genai(d, res, sse.Usage{}, took))
+		m.genai.Record(genaiOf(rq, d, res, sse.Usage{}, took))
 		return
 	}
-	if a.overhead > notable {
-		m.overhead.Record(ctx, a.overhead.Seconds(), route)
+	if a.Overhead > notable {
+		m.overhead.Record(ctx, a.Overhead.Seconds(), route)
 	} else {
-		m.overhead.Record(plain, a.overhead.Seconds(), route)
+		m.overhead.Record(plain, a.Overhead.Seconds(), route)
 	}
-	m.held.Record(plain, a.held.Seconds(), route)
-	m.tokens.Add(plain, int64(a.choice.Held()), model.kinds[fromRouter][tokensOverlap])
-	if !d.firstToken.IsZero() {
-		m.ttft.Record(ctx, d.firstToken.Sub(rq.received).Seconds(), model.timed.routes[rq.call.Route])
+	m.held.Record(plain, a.Held.Seconds(), route)
+	m.tokens.Add(plain, int64(a.Choice.Held()), model.kinds[fromRouter][tokensOverlap])
+	if !d.FirstToken.IsZero() {
+		m.ttft.Record(ctx, d.FirstToken.Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
 	}
-	u, source := rq.cost(d)
+	u, source := costOf(rq, d)
 	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
 	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
 	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
-	if n := u.CompletionTokens; n > 1 && !d.firstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(d.firstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.call.Route])
+	if n := u.CompletionTokens; n > 1 && !d.FirstToken.IsZero() {
+		m.perToken.Record(plain, time.Since(d.FirstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
 	}
-	m.genai.Record(rq.genai(d, res, u, took))
+	m.genai.Record(genaiOf(rq, d, res, u, took))
 }
 
-// genai is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
-func (rq *request) genai(d *delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
+// genaiOf is the request in the terms of OpenTelemetry's GenAI conventions, whether it reached a replica or not.
+func genaiOf(rq *intake.Request, d *attempt.Delivery, res endLabels, u sse.Usage, took time.Duration) genai.Request {
 	r := genai.Request{
-		Operation: rq.call.Route.Operation(), Duration: took,
+		Operation: rq.Call.Route.Operation(), Duration: took,
 		Input: max(0, u.PromptTokens), Output: max(0, u.CompletionTokens),
 	}
-	if rq.modelLabel() != otherModel {
-		r.Model = rq.pool.Model
+	if modelLabel(rq) != otherModel {
+		r.Model = rq.Pool.Model
 	}
-	if !d.firstToken.IsZero() {
-		r.FirstToken = d.firstToken.Sub(rq.received)
+	if !d.FirstToken.IsZero() {
+		r.FirstToken = d.FirstToken.Sub(rq.Received)
 	}
 	switch {
 	case res.reason != apierror.Unspecified:
@@ -148,30 +125,31 @@ func (rq *request) genai(d *delivery, res endLabels, u sse.Usage, took time.Dura
 	return r
 }
 
-// cost is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
-func (rq *request) cost(d *delivery) (u sse.Usage, source int) {
-	if u, ok := d.scan.Usage(); ok {
+// costOf is what the request has cost by the engine's usage, or, of a stream without it, by the router's own count.
+func costOf(rq *intake.Request, d *attempt.Delivery) (u sse.Usage, source int) {
+	if u, ok := d.Scan.Usage(); ok {
 		return u, fromEngine
 	}
-	if n := d.scan.ContentEvents(); n > 0 && !d.firstToken.IsZero() {
-		return sse.Usage{PromptTokens: d.attempt.choice.Decision.PromptTokens, CachedTokens: d.attempt.cachedOwn(), CompletionTokens: rq.tokensIn(n)}, fromRouter
+	if n := d.Scan.ContentEvents(); n > 0 && !d.FirstToken.IsZero() {
+		return sse.Usage{PromptTokens: d.Attempt.Choice.Decision.PromptTokens, CachedTokens: d.Attempt.CachedOwn(), CompletionTokens: rq.TokensIn(n)}, fromRouter
 	}
 	return sse.Usage{}, fromRouter
 }
 
 // decided counts a choice that was handed to the caller.
-func (m *metrics) decided(rq *request, a *attempt) {
-	route := m.routes[rq.call.Route]
-	m.overhead.Record(context.Background(), a.overhead.Seconds(), route)
-	m.held.Record(context.Background(), a.held.Seconds(), route)
-	if rq.tokenizing > 0 {
-		m.encode.Record(context.Background(), rq.tokenizing.Seconds(), route)
+func (m *metrics) decided(rq *intake.Request, a *attempt.Attempt) {
+	route := m.routes[rq.Call.Route]
+	m.overhead.Record(context.Background(), a.Overhead.Seconds(), route)
+	m.held.Record(context.Background(), a.Held.Seconds(), route)
+	if rq.Tokenizing > 0 {
+		m.encode.Record(context.Background(), rq.Tokenizing.Seconds(), route)
 	}
 }
 
-// remembered adds the number of requests that are known to fail everywhere to the metrics.
-func (m *metrics) remembered(p metric.MeterProvider, size func() int) {
-	s := instruments.New(p, "server/route/router")
-	gauge := s.ObservedGauge(metricNS+"poison", "{request}", "Requests of the last minutes that failed in the same way on two replicas: they are not retried, and count against no replica.")
-	s.Observe(func(o metric.Observer) { o.ObserveInt64(gauge, int64(size())) })
+// modelLabel is the request's model as the labels of metrics have it: the served model's name, whatever alias the client used.
+func modelLabel(rq *intake.Request) string {
+	if rq.Pool == nil || rq.Pool.Served == "" {
+		return otherModel
+	}
+	return rq.Pool.Served
 }

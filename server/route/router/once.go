@@ -2,6 +2,7 @@ package router
 
 import (
 	"encoding/binary"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"hash/maphash"
 	"sync"
 )
@@ -46,8 +47,8 @@ func (c *claims) drop(name claimName, gone *claim) {
 	}
 }
 
-// digest is a hash of what a retry has in common with its question.
-func (q *Question) digest(seed maphash.Seed) uint64 {
+// digestOf is a hash of what a retry has in common with its question.
+func digestOf(q *intake.Question, seed maphash.Seed) uint64 {
 	var h maphash.Hash
 	h.SetSeed(seed)
 	var number [8]byte

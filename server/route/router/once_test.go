@@ -12,12 +12,13 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
 // named is a question by a name, of a tenant.
-func named(tenant, name, text string) *router.Question {
-	return &router.Question{Model: "m", RequestID: name, Caller: router.Caller{Tenant: tenant}, Input: router.Input{Text: text}, Terms: router.Terms{Booking: router.ReserveOnce}}
+func named(tenant, name, text string) *intake.Question {
+	return &intake.Question{Model: "m", RequestID: name, Caller: intake.Caller{Tenant: tenant}, Input: intake.Input{Text: text}, Terms: intake.Terms{Booking: intake.ReserveOnce}}
 }
 
 func TestAChoiceIsMadeOncePerName(t *testing.T) {
@@ -34,12 +35,12 @@ func TestAChoiceIsMadeOncePerName(t *testing.T) {
 	if other.Duplicate || other.Decision.ID == first.Decision.ID {
 		t.Error("two tenants share a name")
 	}
-	for _, differs := range []*router.Question{named("a", "x", "twice"), {Model: "m", RequestID: "x", Caller: router.Caller{Tenant: "a"}, Input: router.Input{IDs: []uint32{1}}, Terms: router.Terms{Booking: router.ReserveOnce}}} {
+	for _, differs := range []*intake.Question{named("a", "x", "twice"), {Model: "m", RequestID: "x", Caller: intake.Caller{Tenant: "a"}, Input: intake.Input{IDs: []uint32{1}}, Terms: intake.Terms{Booking: intake.ReserveOnce}}} {
 		if _, err := f.router.Choose(t.Context(), differs); reasonOf(err) != apierror.Conflict {
 			t.Errorf("another question by the name: %v", err)
 		}
 	}
-	if a, err := f.router.Choose(t.Context(), &router.Question{Model: "m", RequestID: "x", Caller: router.Caller{Tenant: "a"}, Input: router.Input{Text: "once"}, Terms: router.Terms{Booking: router.Reserve}}); err != nil || a.Decision.ID == first.Decision.ID {
+	if a, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", RequestID: "x", Caller: intake.Caller{Tenant: "a"}, Input: intake.Input{Text: "once"}, Terms: intake.Terms{Booking: intake.Reserve}}); err != nil || a.Decision.ID == first.Decision.ID {
 		t.Errorf("a request id that names nothing: %v", err)
 	} else {
 		a.Release(chooser.Result{})
@@ -133,7 +134,7 @@ func TestARetryAfterItsReplicaIsGoneChoosesAgain(t *testing.T) {
 func TestTooLongAPromptIsNoLoad(t *testing.T) {
 	f := start(t, 2, func(_ *router.Params, c *chooser.Config, _ *registry.Config) { c.Policy = decision.OverlapLoad })
 	ids := make([]uint32, 131073)
-	_, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{IDs: ids}, Terms: router.Terms{Booking: router.Reserve}})
+	_, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{IDs: ids}, Terms: intake.Terms{Booking: intake.Reserve}})
 	if reasonOf(err) != apierror.InvalidBody || apierror.From(err).RetryAfter != 0 {
 		t.Errorf("a prompt beyond every context: %v", err)
 	}
@@ -143,13 +144,13 @@ func TestTooLongAPromptIsNoLoad(t *testing.T) {
 			t.Errorf("%s: %+v is booked", r.ID, v)
 		}
 	}
-	a, err := f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{IDs: ids[:64]}})
+	a, err := f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{IDs: ids[:64]}})
 	must(t, err)
 	if overlap := a.Decision.Pick().GPU; overlap != 0 {
 		t.Errorf("a prompt that was refused is believed to be cached: %d tokens", overlap)
 	}
 	must(t, f.params.Registry.Drain(t.Context(), "r0", registry.DrainOptions{Force: true}))
-	_, err = f.router.Choose(t.Context(), &router.Question{Model: "m", Input: router.Input{IDs: ids}, Terms: router.Terms{Booking: router.Reserve}})
+	_, err = f.router.Choose(t.Context(), &intake.Question{Model: "m", Input: intake.Input{IDs: ids}, Terms: intake.Terms{Booking: intake.Reserve}})
 	if reasonOf(err) != apierror.InvalidBody {
 		t.Errorf("with a draining replica of the same context: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -18,13 +19,13 @@ func TestStoredResponsesHaveOwners(t *testing.T) {
 		text(200, `{"id":"resp_1","object":"response","secret":"of a"}`)(w, r)
 	})
 	create := func(r *router.Router, tenant, members string) error {
-		return r.Serve(t.Context(), &router.Call{
-			Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"` + members + `}`), Header: http.Header{}, Caller: router.Caller{Tenant: tenant},
+		return r.Serve(t.Context(), &intake.Call{
+			Route: openai.RouteResponses, Method: http.MethodPost, Path: "/v1/responses", Body: []byte(`{"model":"m","input":"x"` + members + `}`), Header: http.Header{}, Caller: intake.Caller{Tenant: tenant},
 		}, &client{})
 	}
 	get := func(r *router.Router, tenant, id string) (string, error) {
 		to := &client{}
-		err := r.Stored(t.Context(), &router.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/" + id, Header: http.Header{}, Caller: router.Caller{Tenant: tenant}}, id, to)
+		err := r.Stored(t.Context(), &intake.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/" + id, Header: http.Header{}, Caller: intake.Caller{Tenant: tenant}}, id, to)
 		return to.body.String(), err
 	}
 	must(t, create(f.router, "a", ""))
@@ -50,7 +51,7 @@ func TestStoredResponsesHaveOwners(t *testing.T) {
 		t.Errorf("engines were asked %d times", f.requests()-before)
 	}
 
-	c := router.DefaultConfig()
+	c := intake.DefaultConfig()
 	c.UnownedResponses = true
 	open, err := router.New(c, f.params)
 	must(t, err)

@@ -23,6 +23,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
@@ -225,7 +226,7 @@ func startPartitioned(t *testing.T, n int, bounds retry.Config) (p *partitioned,
 	hooks := wired(t, p.book, index, params.Chooser)
 	hooks.Client = &http.Client{Transport: p.network}
 	params.Registry = registry.New(rc, hooks)
-	p.router, err = router.New(router.DefaultConfig(), params)
+	p.router, err = router.New(intake.DefaultConfig(), params)
 	must(t, err)
 	halt := running(t, params)
 	time.Sleep(10 * time.Second) // all are found ready

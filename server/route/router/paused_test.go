@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -64,7 +64,7 @@ func (e *developing) wakes() {
 	}
 }
 
-func responses(stream bool) *router.Call {
+func responses(stream bool) *intake.Call {
 	c := chat(fmt.Sprintf(`{"model":"m","stream":%v,"input":"hi"}`, stream))
 	c.Route, c.Path = openai.RouteResponses, openai.RouteResponses.Path()
 	return c

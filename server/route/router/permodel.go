@@ -120,3 +120,6 @@ const (
 )
 
 func sources() [2]string { return [2]string{"engine", "router"} }
+
+// otherModel is the label of requests for no served model: clients invent names.
+const otherModel = labels.Other

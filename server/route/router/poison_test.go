@@ -16,11 +16,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/breaker"
 )
 
 // of is a chat call of a tenant with a message.
-func of(tenant, message string) *router.Call {
+func of(tenant, message string) *intake.Call {
 	call := chat(fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, message))
 	call.Tenant = tenant
 	return call
@@ -208,12 +209,12 @@ func TestOneTrialAtATime(t *testing.T) {
 
 func TestWhatCannotBeSentReachesNothing(t *testing.T) {
 	f := start(t, 2, nil)
-	for name, change := range map[string]func(*router.Call){
-		"a space in the query": func(c *router.Call) { c.RawQuery = "a=b c" },
-		"a line in the query":  func(c *router.Call) { c.RawQuery = "a=b\r\nX: y" },
-		"a space in the path":  func(c *router.Call) { c.Path = "/v1/chat/completions /" },
-		"a path without slash": func(c *router.Call) { c.Path = "v1" },
-		"no method":            func(c *router.Call) { c.Method = "PO ST" },
+	for name, change := range map[string]func(*intake.Call){
+		"a space in the query": func(c *intake.Call) { c.RawQuery = "a=b c" },
+		"a line in the query":  func(c *intake.Call) { c.RawQuery = "a=b\r\nX: y" },
+		"a space in the path":  func(c *intake.Call) { c.Path = "/v1/chat/completions /" },
+		"a path without slash": func(c *intake.Call) { c.Path = "v1" },
+		"no method":            func(c *intake.Call) { c.Method = "PO ST" },
 	} {
 		for range 30 {
 			call := chat("")

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -78,7 +78,7 @@ func TestAChoiceIsRefusedOnlyWhereTheEngineWouldRefuse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, 1, nil)
 			f.engines[0].tokenizes(text(tc.status, tc.refusal))
-			a, err := f.router.Choose(t.Context(), &router.Question{Input: router.Input{Body: []byte(tc.body), Route: tc.route, Truncated: tc.cut}})
+			a, err := f.router.Choose(t.Context(), &intake.Question{Input: intake.Input{Body: []byte(tc.body), Route: tc.route, Truncated: tc.cut}})
 			e := apierror.From(err)
 			switch {
 			case tc.want == 0 && (err != nil || a.Replica == nil || len(a.Encoding.IDs) != 0 || a.Encoding.Reason != "refused"):

@@ -19,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
@@ -26,7 +27,7 @@ import (
 // resuming lets streams go on n times.
 func (f *fleet) resuming(n int) {
 	f.t.Helper()
-	c := router.DefaultConfig()
+	c := intake.DefaultConfig()
 	c.ResumeStreams = n
 	var err error
 	f.router, err = router.New(c, f.params)
@@ -191,7 +192,7 @@ func TestACompletionGoesOn(t *testing.T) {
 	f.resuming(1)
 	first := strings.Replace(event("text", "one", "Hel", "[10]", "null"), `"prompt_token_ids":null`, `"prompt_token_ids":[5,6]`, 1)
 	got := f.inTurn(streaming([]string{first}, cut), whole(world()))
-	call := &router.Call{
+	call := &intake.Call{
 		Route: openai.RouteCompletions, Method: http.MethodPost, Path: "/v1/completions", Header: http.Header{"Content-Type": {"application/json"}},
 		Body: []byte(`{"model":"m","stream":true,"prompt":[5,6],"max_tokens":null}`), RequestID: "req-1",
 	}
@@ -292,18 +293,18 @@ func TestWhatDoesNotGoOn(t *testing.T) {
 		times    int
 		replicas int
 		body     string
-		call     func(*router.Call)
+		call     func(*intake.Call)
 		params   func(*router.Params)
 		says     string
 		steps    []http.HandlerFunc
 		requests int
 	}{
 		"it is off":                   {times: 0, steps: []http.HandlerFunc{broken}, requests: 1},
-		"the client does not want it": {times: 1, call: func(c *router.Call) { c.Header.Set(router.HeaderResume, "off") }, steps: []http.HandlerFunc{broken}, requests: 1},
+		"the client does not want it": {times: 1, call: func(c *intake.Call) { c.Header.Set(router.HeaderResume, "off") }, steps: []http.HandlerFunc{broken}, requests: 1},
 		"a request that is not exact": {times: 1, body: asking + `,"presence_penalty":1}`, steps: []http.HandlerFunc{broken}, requests: 1},
 		"an engine without ids":       {times: 1, steps: []http.HandlerFunc{streaming([]string{event("chat", "one", "x", "null", "null")}, cut)}, requests: 1},
 		"one replica":                 {times: 1, replicas: 1, steps: []http.HandlerFunc{broken}, requests: 1},
-		"a replica of its own":        {times: 1, call: func(c *router.Call) { c.Options.Pinned, c.Options.PinnedRank = "r0", -1 }, steps: []http.HandlerFunc{broken}, requests: 1},
+		"a replica of its own":        {times: 1, call: func(c *intake.Call) { c.Options.Pinned, c.Options.PinnedRank = "r0", -1 }, steps: []http.HandlerFunc{broken}, requests: 1},
 		"as often as allowed":         {times: 1, steps: []http.HandlerFunc{broken, streaming(world()[:1], cut)}, requests: 2},
 		"nobody takes it":             {times: 1, replicas: 3, steps: []http.HandlerFunc{broken, text(503, "loading")}, requests: 3},
 		"the other refuses it":        {times: 1, steps: []http.HandlerFunc{broken, text(400, `{"error":{"message":"too long"}}`)}, requests: 3}, // once more without asking for ids

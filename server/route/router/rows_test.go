@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 )
@@ -72,7 +73,7 @@ func TestEveryRowShowsWhatBecameOfItsPrompt(t *testing.T) {
 			var err error
 			tree := k.tree(func(ctx context.Context) {
 				if r.cut {
-					_, err = k.router.Choose(ctx, &router.Question{Input: router.Input{Body: []byte(r.body), Route: r.route, Truncated: true, FullSize: 5000}})
+					_, err = k.router.Choose(ctx, &intake.Question{Input: intake.Input{Body: []byte(r.body), Route: r.route, Truncated: true, FullSize: 5000}})
 					to.status = 200
 					return
 				}

@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/splits"
 )
 
@@ -35,7 +36,7 @@ func split(t *testing.T, canary int, change func(*splits.Config)) (*fleet, *spli
 }
 
 // serve sends one turn of a conversation and returns its status.
-func serve(t *testing.T, f *fleet, call *router.Call) int {
+func serve(t *testing.T, f *fleet, call *intake.Call) int {
 	t.Helper()
 	var got client
 	if err := f.router.Serve(t.Context(), call, &got); err != nil {
@@ -45,7 +46,7 @@ func serve(t *testing.T, f *fleet, call *router.Call) int {
 }
 
 // turn is a turn of a conversation without a session.
-func turn(topic, turns int) *router.Call {
+func turn(topic, turns int) *intake.Call {
 	messages := []string{`{"role":"system","content":"Be brief."}`, fmt.Sprintf(`{"role":"user","content":"topic %d"}`, topic)}
 	for i := range turns {
 		messages = append(messages, `{"role":"assistant","content":"ok"}`, fmt.Sprintf(`{"role":"user","content":"more %d"}`, i))

@@ -20,6 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -123,7 +124,7 @@ func firstly(status int) http.HandlerFunc {
 }
 
 // prompt is a streamed completion of n token ids that begin with first.
-func prompt(first, n int, more string) *router.Call {
+func prompt(first, n int, more string) *intake.Call {
 	var ids strings.Builder
 	for i := range n {
 		if i > 0 {
@@ -131,7 +132,7 @@ func prompt(first, n int, more string) *router.Call {
 		}
 		ids.WriteString(strconv.Itoa(first + i))
 	}
-	return &router.Call{
+	return &intake.Call{
 		Route: openai.RouteCompletions, Method: http.MethodPost, Path: "/v1/completions", Header: http.Header{"Content-Type": {"application/json"}},
 		Body: []byte(`{"model":"m","stream":true` + more + `,"prompt":[` + ids.String() + `]}`), RequestID: "req-" + strconv.Itoa(first),
 	}
@@ -143,7 +144,7 @@ func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 	all := sdktrace.AlwaysSample()
 	first := decidedTree + " proxy *first_token\n" + dialed + "  first_byte\n  stream\n release\n"
 	cases := map[string]struct {
-		call  *router.Call
+		call  *intake.Call
 		steps []http.HandlerFunc
 		want  string
 	}{
@@ -151,7 +152,7 @@ func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 		"a stream":               {prompt(1, 100, ""), []http.HandlerFunc{streaming(answered, nil)}, " read\n tokenize\n" + first},
 		"a second attempt": {chat(""), []http.HandlerFunc{firstly(503)}, " read\n tokenize\n" +
 			decidedTree + " proxy !unavailable\n" + dialed + "  first_byte\n release\n" + decidedTree + " proxy\n" + dialed + "  first_byte\n  stream\n release\n"},
-		"a body that is not taken": {&router.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte("{")}, nil, " read !INVALID_BODY\n"},
+		"a body that is not taken": {&intake.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte("{")}, nil, " read !INVALID_BODY\n"},
 	}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
 		c := cases[name]
@@ -187,7 +188,7 @@ func TestTheSpansOfARequestTellItsStory(t *testing.T) {
 	t.Run("a stored answer", func(t *testing.T) {
 		k := startTraced(t, 1, all, nil)
 		got := k.tree(func(ctx context.Context) {
-			call := &router.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/x", Header: http.Header{}}
+			call := &intake.Call{Route: openai.RouteResponses, Method: http.MethodGet, Path: "/v1/responses/x", Header: http.Header{}}
 			if err := k.router.Stored(ctx, call, "x", &client{}); err != nil {
 				t.Error(err)
 			}
@@ -222,12 +223,12 @@ func TestTracesOfClientsMistakesAreNotKept(t *testing.T) {
 	gone, leave := context.WithCancel(context.Background())
 	leave()
 	for name, c := range map[string]struct {
-		call  *router.Call
+		call  *intake.Call
 		steps []http.HandlerFunc
 		gone  bool
 	}{
-		"a body that is not taken":    {call: &router.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte("{")}},
-		"a model that no replica has": {call: &router.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte(`{"model":"other","messages":[]}`)}},
+		"a body that is not taken":    {call: &intake.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte("{")}},
+		"a model that no replica has": {call: &intake.Call{Route: openai.RouteChat, Method: http.MethodPost, Path: "/v1/chat/completions", Header: http.Header{}, Body: []byte(`{"model":"other","messages":[]}`)}},
 		"what an engine refuses":      {call: chat(""), steps: []http.HandlerFunc{text(400, `{"error":{"message":"max_tokens"}}`)}},
 		"a client that left":          {call: chat(""), gone: true},
 	} {

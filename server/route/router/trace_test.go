@@ -12,7 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/observe/span"
-	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // attribute lists the values of an attribute of the spans with a name, in their order, and how many spans there are.
@@ -57,13 +57,13 @@ func TestChunksOfAResumedStreamAreThoseOfEachAttempt(t *testing.T) {
 // Whether the answer streams is not known of a question that has no body, and as the body says of others.
 func TestAQuestionsSpanClaimsNoStream(t *testing.T) {
 	for name, tc := range map[string]struct {
-		question router.Question
+		question intake.Question
 		want     []string
 	}{
-		"text":     {router.Question{Model: "m", Input: router.Input{Text: "a"}}, nil},
-		"ids":      {router.Question{Model: "m", Input: router.Input{IDs: []uint32{1, 2}}}, nil},
-		"a body":   {router.Question{Input: router.Input{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a"}]}`)}}, []string{"false"}},
-		"a stream": {router.Question{Input: router.Input{Body: []byte(asking + "}")}}, []string{"true"}},
+		"text":     {intake.Question{Model: "m", Input: intake.Input{Text: "a"}}, nil},
+		"ids":      {intake.Question{Model: "m", Input: intake.Input{IDs: []uint32{1, 2}}}, nil},
+		"a body":   {intake.Question{Input: intake.Input{Body: []byte(`{"model":"m","messages":[{"role":"user","content":"a"}]}`)}}, []string{"false"}},
+		"a stream": {intake.Question{Input: intake.Input{Body: []byte(asking + "}")}}, []string{"true"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := startTraced(t, 1, sdktrace.AlwaysSample(), nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // counter counts each call by its name.
@@ -78,7 +79,7 @@ func TestRequestsWithoutAReplicaAreCounted(t *testing.T) {
 		p.Limits = newAccount(t, quota.Config{"small": {RequestsPerSecond: 0.01}})
 	})
 	ctx := context.Background()
-	serve := func(c *router.Call) { _ = f.router.Serve(ctx, c, &client{}) }
+	serve := func(c *intake.Call) { _ = f.router.Serve(ctx, c, &client{}) }
 	serve(chat(""))
 	f.script(text(http.StatusInternalServerError, `{}`))
 	serve(chat("")) // a replica was chosen
@@ -95,9 +96,9 @@ func TestRequestsWithoutAReplicaAreCounted(t *testing.T) {
 	}
 	must(t, f.params.Registry.Drain(ctx, "r0", registry.DrainOptions{Force: true}))
 	serve(chat(""))
-	question := &router.Question{Model: "m", Input: router.Input{Text: "a"}}
+	question := &intake.Question{Model: "m", Input: intake.Input{Text: "a"}}
 	_, _ = f.router.Choose(ctx, question)
-	question.Booking = router.DryRun
+	question.Booking = intake.DryRun
 	_, _ = f.router.Choose(ctx, question)
 	if want := (map[string]int{"RATE_LIMIT_EXCEEDED": 2, "NO_REPLICA": 2}); !maps.Equal(got, want) {
 		t.Errorf("counted %v, want %v", got, want)

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router"
+	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 )
 
@@ -48,9 +49,9 @@ func audioForm(t *testing.T, model string, size int, fileFirst bool) (body []byt
 	return b.Bytes(), w.FormDataContentType()
 }
 
-func transcribe(contentType string, from io.Reader, size int64) (*router.Call, *upload) {
+func transcribe(contentType string, from io.Reader, size int64) (*intake.Call, *upload) {
 	u := &upload{Reader: from}
-	return &router.Call{
+	return &intake.Call{
 		Route: openai.RouteTranscriptions, Method: http.MethodPost, Path: "/v1/audio/transcriptions", RequestID: "req-1",
 		Header: http.Header{"Content-Type": {contentType}}, Stream: u, StreamSize: size,
 	}, u

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"fmt"
 	"strconv"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
@@ -335,9 +336,28 @@ func (c *Chunk) ended(dst []byte, versions bool) []byte {
 	return append(dst, '}')
 }
 
+// Stamp is the end of an engine's streams apart from the counts of the answer.
+type Stamp struct {
+	// Fingerprint is the raw system_fingerprint; nil where there is none.
+	Fingerprint []byte
+	// Details is set where the usage has details of the prompt, which have the tokens that were Cached.
+	Details bool
+	Cached  int
+}
+
+// Stamp returns the stamp of the event that ends a stream. Its fingerprint shares memory with the event.
+func (c *Chunk) Stamp() Stamp {
+	n := c.cachedTokens()
+	return Stamp{Fingerprint: c.Fingerprint, Details: n >= 0, Cached: max(0, n)}
+}
+
 // Usage appends the JSON of the event that ends a stream with its usage.
-func (d *Continued) Usage(dst []byte) []byte {
-	return d.Event(dst, &Chunk{Usage: []byte(`{}`)})
+func (d *Continued) Usage(dst []byte, s *Stamp) []byte {
+	usage := []byte(`{}`)
+	if s.Details {
+		usage = fmt.Appendf(nil, `{"prompt_tokens_details":{"cached_tokens":%d}}`, s.Cached)
+	}
+	return d.Event(dst, &Chunk{Usage: usage, Fingerprint: s.Fingerprint})
 }
 
 func (d *Continued) usage(dst []byte, c *Chunk) []byte {

@@ -45,6 +45,43 @@ func DerenderOne(model string) []byte {
 	return append(b, `,"generate_response":{"request_id":"kvpilot","choices":[{"index":0,"token_ids":[0],"finish_reason":"length"}]}}`...)
 }
 
+// DerenderWhole is the body for a chat derender route that makes the choices of an answer in one piece: of the request chat, with the ids of its prompt, a raw list, and of
+// its answer. The finish reason is the stream's.
+func DerenderWhole(model string, chat, prompt []byte, ids []uint32, finish, stop []byte) []byte {
+	b := make([]byte, 0, len(chat)+2*len(prompt)+7*len(ids)+512)
+	b = rawjson.AppendString(append(b, `{"model":`...), model)
+	b = append(b, `,"generate_response":{"request_id":"kvpilot","choices":[{"index":0,"token_ids":`...)
+	b = rawjson.AppendUint32s(b, ids)
+	if string(finish) == `"tool_calls"` { // as chats have it; the engine has stopped
+		finish = []byte(`"stop"`)
+	}
+	b = orNull(append(orNull(append(b, `,"finish_reason":`...), finish), `,"stop_reason":`...), stop)
+	b = append(append(b, `}],"prompt_token_ids":`...), prompt...)
+	b = append(append(b, `},"prompt_token_ids":`...), prompt...)
+	return append(append(append(b, `,"chat_request":`...), chat...), '}')
+}
+
+// ReadDerenderedWhole reads the choices of an answer to DerenderWhole, as raw JSON, and the text of the only one. It returns nil where that has not the finish reason.
+func ReadDerenderedWhole(answer, finish []byte) (choices []byte, text string) {
+	choices = memberOf(answer, "choices")
+	s := rawjson.Scanner{Data: choices}
+	n, same := 0, false
+	if len(choices) == 0 || s.Space() != '[' || !s.Elements(func(int) bool {
+		n++
+		from := s.Pos
+		ok := s.Skip()
+		one := choices[from:s.Pos]
+		same = bytes.Equal(memberOf(one, "finish_reason"), finish)
+		if content := memberOf(memberOf(one, "message"), "content"); len(content) > 0 && content[0] == '"' {
+			text = string(AppendText(nil, content))
+		}
+		return ok
+	}) || n != 1 || !same {
+		return nil, ""
+	}
+	return choices, text
+}
+
 // appendLengths appends the lengths of all portions.
 func (p *Parsed) appendLengths(b []byte) []byte {
 	b = append(b, '[')

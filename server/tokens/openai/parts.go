@@ -53,24 +53,33 @@ type Parts struct {
 	// Ends are the choices that end here; Odd is set for a choice with a member that is not known.
 	Ends []End
 	Odd  bool
-	// Choices counts the choices. Fault is the code of an error object, 0 when there is none.
-	Choices, Fault int
+	// Choices counts the choices, Last is the last one. Fault is the code of an error object, 0 when there is none.
+	Choices, Last, Fault int
+	// Tail is the object from the finish reason on, of an event of one choice whose parts are all before it; nil for any other.
+	Tail []byte
 
 	chunk Chunk
 	s     rawjson.Scanner
 	at    Place
 	end   End
 	begun int // the choice's first part
+	// tail is where the finish reason begins, body where the last part ends.
+	tail, body int
 }
 
 // Read reads the JSON of one event; false for any other text.
 func (p *Parts) Read(data []byte) bool {
-	p.Head, p.List, p.Ends, p.Odd, p.Choices, p.Fault = nil, p.List[:0], p.Ends[:0], false, 0, 0
+	p.Head, p.List, p.Ends, p.Odd, p.Choices, p.Last, p.Fault = nil, p.List[:0], p.Ends[:0], false, 0, 0, 0
+	p.Tail, p.tail, p.body = nil, 0, 0
 	p.s = rawjson.Scanner{Data: data}
 	if p.s.Space() != '{' || p.s.Pos != 0 {
 		return false
 	}
-	return p.s.Members(p.member)
+	ok := p.s.Members(p.member)
+	if p.Choices == 1 && p.tail > p.body {
+		p.Tail = data[p.tail:]
+	}
+	return ok
 }
 
 func (p *Parts) member(name []byte, start int) bool {
@@ -100,6 +109,7 @@ func (p *Parts) choice(int) bool {
 		return p.s.Skip()
 	}
 	ok := p.s.Members(p.ofChoice)
+	p.Last = p.at.Choice
 	if p.end.Finish != nil {
 		p.end.Choice = p.at.Choice
 		p.Ends = append(p.Ends, p.end)
@@ -125,7 +135,13 @@ func (p *Parts) raw() ([]byte, bool) {
 	return nil, true
 }
 
-func (p *Parts) ofChoice(name []byte, _ int) bool {
+func (p *Parts) ofChoice(name []byte, start int) bool {
+	switch string(name) {
+	case "finish_reason":
+		p.tail = start
+	case "index", "delta", "text", "logprobs":
+		defer func() { p.body = p.s.Pos }()
+	}
 	switch string(name) {
 	case "index":
 		v, ok := p.raw()
@@ -246,44 +262,103 @@ func (p *Parts) call(int) bool {
 	return ok
 }
 
-// AppendEnd appends the JSON of an event under head that ends a choice of a chat or, with text, of a completion.
-func AppendEnd(dst, head []byte, of *End, text bool) []byte {
-	dst = append(append(dst, head...), `"choices":[{"index":`...)
-	dst = strconv.AppendInt(dst, int64(of.Choice), 10)
-	if text {
-		dst = append(dst, `,"text":""`...)
-	} else {
-		dst = append(dst, `,"delta":{}`...)
-	}
-	dst = append(append(dst, `,"logprobs":null,"finish_reason":`...), of.Finish...)
-	return append(orNull(append(dst, `,"stop_reason":`...), of.Stop), `}]}`...)
+// Left is the rest of an event for one choice: the parts, and the end.
+type Left struct {
+	Choice int
+	// Parts have the text itself, or of Probabilities the raw list. A tool call that has an ID begins here.
+	Parts []Part
+	// End is nil where the choice does not end.
+	End *End
+	// Completion is set for the form of /v1/completions.
+	Completion bool
+	// Tail is the event's; nil where it has none.
+	Tail []byte
 }
 
-// AppendRest appends the JSON of an event under head that adds the rest of one part. Its Text is the text itself, or of Probabilities the
-// raw list; with an ID the tool call begins.
-func AppendRest(dst, head []byte, of *Part) []byte {
-	left := of.Text
-	dst = append(append(dst, head...), `"choices":[{"index":`...)
-	dst = strconv.AppendInt(dst, int64(of.Choice), 10)
-	switch of.Member {
-	case Probabilities:
-		dst = append(append(append(dst, `,"delta":{},"logprobs":{"content":`...), left...), `},"finish_reason":null}]}`...)
-		return dst
-	case CompletionText:
-		dst = rawjson.AppendString(append(dst, `,"text":`...), string(left))
-	case CallName, CallArguments:
-		dst = strconv.AppendInt(append(dst, `,"delta":{"tool_calls":[{"index":`...), int64(of.Call), 10)
-		if of.ID != nil {
-			dst = append(append(append(dst, `,"id":`...), of.ID...), `,"type":"function"`...)
+// Append appends the JSON of one event under head that has all of it.
+func (l *Left) Append(dst, head []byte) []byte {
+	dst = strconv.AppendInt(append(append(dst, head...), `"choices":[{"index":`...), int64(l.Choice), 10)
+	if l.Completion {
+		text := ""
+		for i := range l.Parts {
+			text += string(l.Parts[i].Text)
 		}
-		name := `,"function":{"arguments":`
-		if of.Member == CallName {
-			name = `,"function":{"name":`
-		}
-		dst = append(rawjson.AppendString(append(dst, name...), string(left)), `}}]}`...)
-	case Content, Reasoning, ReasoningContent, Refusal:
-		dst = append(append(append(dst, `,"delta":{"`...), memberNames[of.Member]...), `":`...)
-		dst = append(rawjson.AppendString(dst, string(left)), '}')
+		dst = rawjson.AppendString(append(dst, `,"text":`...), text)
+	} else {
+		dst = append(l.delta(append(dst, `,"delta":{`...)), '}')
 	}
-	return append(dst, `,"logprobs":null,"finish_reason":null}]}`...)
+	dst = append(l.probabilities(append(dst, `,"logprobs":`...)), ',')
+	if l.Tail != nil {
+		return append(dst, l.Tail...)
+	}
+	if l.End == nil {
+		return append(dst, `"finish_reason":null}]}`...)
+	}
+	dst = append(append(dst, `"finish_reason":`...), l.End.Finish...)
+	return append(orNull(append(dst, `,"stop_reason":`...), l.End.Stop), `}]}`...)
+}
+
+// probabilities appends the log probabilities.
+func (l *Left) probabilities(dst []byte) []byte {
+	for i := range l.Parts {
+		if l.Parts[i].Member == Probabilities {
+			return append(append(append(dst, `{"content":`...), l.Parts[i].Text...), '}')
+		}
+	}
+	return append(dst, "null"...)
+}
+
+// delta appends the members of the delta.
+func (l *Left) delta(dst []byte) []byte {
+	first, quiet := len(dst), true
+	comma := func() {
+		if len(dst) > first {
+			dst = append(dst, ',')
+		}
+	}
+	call, calls := -1, 0
+	for i := range l.Parts {
+		switch p := &l.Parts[i]; p.Member {
+		case Content, Reasoning, ReasoningContent, Refusal:
+			comma()
+			dst = rawjson.AppendString(append(append(append(dst, '"'), memberNames[p.Member]...), `":`...), string(p.Text))
+		case CallName, CallArguments:
+			calls++
+		case Probabilities:
+			quiet = false
+		case CompletionText:
+		}
+	}
+	if calls == 0 {
+		if len(dst) == first && !quiet { // tokens without a text
+			return append(dst, `"content":""`...)
+		}
+		return dst
+	}
+	comma()
+	dst = append(dst, `"tool_calls":[`...)
+	for i := range l.Parts {
+		p := &l.Parts[i]
+		if p.Member != CallName && p.Member != CallArguments {
+			continue
+		}
+		member := `"arguments":`
+		if p.Member == CallName {
+			member = `"name":`
+		}
+		if p.Call == call {
+			dst = rawjson.AppendString(append(append(dst, ','), member...), string(p.Text))
+			continue
+		}
+		if call >= 0 {
+			dst = append(dst, "}},"...)
+		}
+		call = p.Call
+		dst = strconv.AppendInt(append(dst, `{"index":`...), int64(call), 10)
+		if p.ID != nil {
+			dst = append(append(append(dst, `,"id":`...), p.ID...), `,"type":"function"`...)
+		}
+		dst = rawjson.AppendString(append(append(dst, `,"function":{`...), member...), string(p.Text))
+	}
+	return append(dst, "}}]"...)
 }

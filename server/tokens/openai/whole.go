@@ -38,6 +38,7 @@ const (
 	valueTotal
 	valueAnswer
 	valueCount
+	valueChoices
 )
 
 // Whole has the values of an answer in one piece. The slices are raw JSON, but for Text.
@@ -47,6 +48,8 @@ type Whole struct {
 	Finish, Stop       []byte
 	// Usage is the stream's.
 	Usage []byte
+	// Choices is the raw list of the choices, of an answer that a parser takes apart.
+	Choices []byte
 }
 
 // Take adds an event of a stream. It returns false for one that is not part of one plain text, or has a member without a place.
@@ -62,6 +65,11 @@ func (w *Whole) Take(c *Chunk) bool {
 	case c.Index != 0 || !c.Plain || c.Empty || c.Logprobs != nil:
 		return false
 	}
+	return w.add(c)
+}
+
+// add adds the head, the text and the end of an event.
+func (w *Whole) add(c *Chunk) bool {
 	if w.ID == nil {
 		w.ID, w.Created, w.Model = bytes.Clone(memberOf(c.Head, "id")), bytes.Clone(memberOf(c.Head, "created")), bytes.Clone(memberOf(c.Head, "model"))
 	}
@@ -71,6 +79,14 @@ func (w *Whole) Take(c *Chunk) bool {
 		return absent(c.data, "kv_transfer_params")
 	}
 	return true
+}
+
+// TakeParsed is Take for an event of an answer that a parser takes apart.
+func (w *Whole) TakeParsed(c *Chunk) bool {
+	if c.Choices == 1 && c.Index == 0 && c.Logprobs == nil && c.Fault == 0 {
+		return w.add(c)
+	}
+	return c.Choices == 0 && w.Take(c)
 }
 
 // absent reports whether a member of an object is missing or null.
@@ -84,21 +100,10 @@ func absent(object []byte, name string) bool {
 func ReadWholeForm(api prompt.API, answer []byte) *WholeForm {
 	r := wholeReader{s: rawjson.Scanner{Data: answer}, form: &WholeForm{}, seen: map[wholeValue]int{}}
 	known := r.s.Space() == '{' && r.s.Members(func(name []byte, _ int) bool {
-		switch string(name) {
-		case "id":
-			return r.put(valueID, '"')
-		case "created":
-			return r.put(valueCreated, '0')
-		case "model":
-			return r.put(valueModel, '"')
-		case "choices":
+		if string(name) == "choices" {
 			return r.s.Space() == '[' && r.s.Elements(func(i int) bool { return i == 0 && r.choice(api) })
-		case "usage":
-			return r.usage()
-		case "object", "system_fingerprint":
-			return r.fixed()
 		}
-		return r.idle()
+		return r.common(name)
 	})
 	for v := valueID; v <= valueAnswer; v++ {
 		known = known && r.seen[v] == 1
@@ -108,6 +113,55 @@ func ReadWholeForm(api prompt.API, answer []byte) *WholeForm {
 	}
 	r.form.parts = append(r.form.parts, wholePart{before: bytes.Clone(answer[r.at:])})
 	return r.form
+}
+
+// ReadParsedForm reads the form from an answer of any one choice, by an engine without a parser for reasoning, which would count
+// tokens of reasoning in its usage. It returns nil for any other answer.
+func ReadParsedForm(answer []byte) *WholeForm {
+	r := wholeReader{s: rawjson.Scanner{Data: answer}, form: &WholeForm{}, seen: map[wholeValue]int{}}
+	choices := 0
+	known := r.s.Space() == '{' && r.s.Members(func(name []byte, _ int) bool {
+		if string(name) == "choices" {
+			ahead := rawjson.Scanner{Data: answer, Pos: r.s.Pos}
+			return r.s.Space() == '[' && ahead.Space() == '[' && ahead.Elements(func(int) bool { choices++; return ahead.Skip() }) && r.put(valueChoices, 0)
+		}
+		return r.common(name)
+	})
+	for _, v := range []wholeValue{valueID, valueCreated, valueModel, valueChoices, valuePrompt, valueTotal, valueAnswer} {
+		known = known && r.seen[v] == 1
+	}
+	if !known || choices != 1 || len(bytes.TrimSpace(answer[r.s.Pos:])) > 0 {
+		return nil
+	}
+	r.form.parts = append(r.form.parts, wholePart{before: bytes.Clone(answer[r.at:])})
+	return r.form
+}
+
+// Parsed reports whether a parser makes the choices of the form's answers.
+func (f *WholeForm) Parsed() bool {
+	for i := range f.parts {
+		if f.parts[i].value == valueChoices {
+			return true
+		}
+	}
+	return false
+}
+
+// common reads a member that answers of both forms have.
+func (r *wholeReader) common(name []byte) bool {
+	switch string(name) {
+	case "id":
+		return r.put(valueID, '"')
+	case "created":
+		return r.put(valueCreated, '0')
+	case "model":
+		return r.put(valueModel, '"')
+	case "usage":
+		return r.usage()
+	case "object", "system_fingerprint":
+		return r.fixed()
+	}
+	return r.idle()
 }
 
 // wholeReader reads a form. at is the end of the last place.
@@ -243,6 +297,11 @@ func (f *WholeForm) Append(dst []byte, w *Whole, continued bool) ([]byte, bool) 
 			dst = strconv.AppendInt(dst, int64(answer), 10)
 		case valueCount:
 			dst = strconv.AppendInt(dst, int64(counts[p.count]), 10)
+		case valueChoices:
+			if w.Choices == nil {
+				return dst, false
+			}
+			dst = append(dst, w.Choices...)
 		}
 	}
 	return dst, true
@@ -305,12 +364,12 @@ func appendAsPython(dst, text []byte) []byte {
 }
 
 // Streamed returns the request r, for a model, for the same answer as a stream with its usage; nil for one that is streamed already or cannot be read. The
-// engine's answer in one piece can be made of the stream only where the request asks for nothing but one text of the assistant.
+// engine's answer in one piece can be made of the stream only where the request asks for nothing but one answer of the assistant, a text or calls of tools.
 func Streamed(r *Request, model string) *Request {
 	if r.Stream || r.Truncated || r.end == 0 || r.N != 1 || string(r.Raw("add_generation_prompt")) == "false" {
 		return nil
 	}
-	for _, name := range []string{"stream_options", "tools", "logprobs", "continue_final_message", "return_prompt_text"} {
+	for _, name := range []string{"stream_options", "logprobs", "continue_final_message", "return_prompt_text"} {
 		if r.lastMember(name) >= 0 && !idle(r.Raw(name)) || name == "logprobs" && string(r.Raw(name)) == "0" {
 			return nil
 		}

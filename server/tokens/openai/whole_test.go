@@ -111,3 +111,60 @@ func TestAnswersInOnePieceThatAreNotWritten(t *testing.T) {
 		}
 	}
 }
+
+// A parser makes the choices of an answer that it takes apart.
+func TestAParsedAnswerInOnePiece(t *testing.T) {
+	called := strings.NewReplacer(`"content":"hi"`, `"content":null`, `"function_call":null`, `"function_call":null,"tool_calls":[{"id":"a"}]`, `"length"`, `"tool_calls"`).Replace(wholeChat)
+	for name, text := range map[string]string{"a call": called, "a text": wholeChat} {
+		form := openai.ReadParsedForm([]byte(text))
+		if form == nil || !form.Parsed() {
+			t.Fatalf("%s: the form is not read", name)
+		}
+		w := &openai.Whole{
+			ID: []byte(`"chatcmpl-b"`), Created: []byte("18"), Model: []byte(`"m"`), Finish: []byte(`"tool_calls"`),
+			Usage: []byte(`{"prompt_tokens":5,"total_tokens":8,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"created_cache_tokens":0}}`),
+		}
+		if _, ok := form.Append(nil, w, false); ok {
+			t.Errorf("%s: an answer without choices is written", name)
+		}
+		w.Choices = []byte(`[{"index":0,"of":"the parser"}]`)
+		got, ok := form.Append(nil, w, false)
+		_, rest, _ := strings.Cut(wholeChat, `}],"service_tier"`)
+		want := `{"id":"chatcmpl-b","object":"chat.completion","created":18,"model":"m","choices":` + string(w.Choices) + strings.NewReplacer(
+			`"total_tokens":7,"completion_tokens":2`, `"total_tokens":8,"completion_tokens":3`, `"cached_tokens":4,"created_cache_tokens":1`, `"cached_tokens":2,"created_cache_tokens":0`).Replace(`,"service_tier"`+rest)
+		if !ok || string(got) != want {
+			t.Errorf("%s: %t\n%s\nwant\n%s", name, ok, got, want)
+		}
+	}
+	for name, change := range map[string][2]string{
+		"two choices":      {`"weight_versions":null}`, `"weight_versions":null},{"index":1}`},
+		"metrics":          {`"metrics":null`, `"metrics":{"a":1}`},
+		"a parser's count": {`"completion_tokens_details":null`, `"completion_tokens_details":{"reasoning_tokens":0}`},
+		"more behind it":   {`"metrics":null}`, `"metrics":null} x`},
+	} {
+		if openai.ReadParsedForm([]byte(strings.Replace(wholeChat, change[0], change[1], 1))) != nil {
+			t.Errorf("%s: a form is read", name)
+		}
+	}
+}
+
+// An engine's parser is asked with the finish reason of the engine, and its answer must have the stream's.
+func TestTheParsersChoices(t *testing.T) {
+	body := string(openai.DerenderWhole("m", []byte(`{"messages":[]}`), []byte("[1,2]"), []uint32{7, 8}, []byte(`"tool_calls"`), nil))
+	const want = `{"model":"m","generate_response":{"request_id":"kvpilot","choices":[{"index":0,"token_ids":[7,8],"finish_reason":"stop","stop_reason":null}],"prompt_token_ids":[1,2]},"prompt_token_ids":[1,2],"chat_request":{"messages":[]}}`
+	if body != want {
+		t.Errorf("%s\nwant\n%s", body, want)
+	}
+	choices, text := openai.ReadDerenderedWhole([]byte(wholeChat), []byte(`"length"`))
+	if text != "hi" || !strings.HasPrefix(string(choices), `[{"index":0,"message":`) || !strings.HasSuffix(string(choices), `"weight_versions":null}]`) {
+		t.Errorf("%q of %s", text, choices)
+	}
+	for name, answer := range map[string]string{
+		"another end": strings.Replace(wholeChat, `"length"`, `"stop"`, 1), "no choice": `{"choices":[]}`, "an error": `{"error":{"code":400}}`, "nothing": "",
+		"two choices": strings.Replace(wholeChat, `"weight_versions":null}`, `"weight_versions":null},{"finish_reason":"length"}`, 1), "half": wholeChat[:200],
+	} {
+		if choices, _ := openai.ReadDerenderedWhole([]byte(answer), []byte(`"length"`)); choices != nil {
+			t.Errorf("%s: %s", name, choices)
+		}
+	}
+}

@@ -100,6 +100,14 @@ func (g *guard) Routed(pool string, enc *Encoding, slot replica.Slot, adapter st
 	g.models.of(pool).parity.Expect(slot, enc.head(), adapter)
 }
 
+// Withdrawn takes back the prompt that Routed noted, of a request that ended before its answer was complete: its client left, or its engine refused it, so
+// perhaps nothing of its prompt was computed.
+func (g *guard) Withdrawn(pool string, enc *Encoding, slot replica.Slot, adapter string) {
+	if enc != nil && enc.Source != SourceNone && enc.Known() > 0 {
+		g.models.of(pool).parity.Withdraw(slot, enc.head(), adapter)
+	}
+}
+
 // ObserveStored compares a rank's stored root blocks with the prompts expected there. It is
 // cheap when nothing is expected. pool names the model that the rank serves.
 func (g *guard) ObserveStored(pool string, slot replica.Slot, ev *kvblock.Stored) {

@@ -114,6 +114,20 @@ func TestParityByStoredBlocks(t *testing.T) {
 			t.Errorf("%+v, want suspect at 5", s)
 		}
 	})
+	t.Run("prompts that no engine computed", func(t *testing.T) {
+		pool := start(t, tokenizer.DefaultConfig())
+		for i := range 20 {
+			enc := encode(t, pool, `{"prompt":`+quoted(strings.Repeat("The quick brown fox. ", 30+i))+`}`, rep)
+			pool.Routed(model, enc, 3, "", 0)
+			pool.Withdrawn(model, enc, 3, "")
+			pool.ObserveStored(model, 3, stored(slices.Repeat([]uint32{uint32(i)}, 16)))
+			pool.Expire(model)
+			pool.ObserveStored(model, 3, stored(slices.Repeat([]uint32{uint32(i)}, 16)))
+		}
+		if s := parityOf(t, pool); s.State != "unproven" || s.BlocksMissed != 0 {
+			t.Errorf("%+v, want no suspicion", s)
+		}
+	})
 	t.Run("others' prompts", func(t *testing.T) {
 		pool := start(t, tokenizer.DefaultConfig())
 		enc := encode(t, pool, `{"prompt":`+quoted(strings.Repeat("The quick brown fox. ", 30))+`}`, rep)

@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/sleep"
 )
 
 // maxPeers bounds the connections of one listener; more are closed at once.
@@ -33,7 +35,7 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 				return nil
 			}
 			if temporary(err) {
-				wait(ctx, 50*time.Millisecond) // out of descriptors: others may be released
+				sleep.For(ctx, 50*time.Millisecond) // out of descriptors: others may be released
 				continue
 			}
 			return err
@@ -62,13 +64,4 @@ func Serve(ctx context.Context, ln net.Listener, p Params, handle func(context.C
 func temporary(err error) bool {
 	var ne interface{ Temporary() bool }
 	return !errors.Is(err, net.ErrClosed) && errors.As(err, &ne) && ne.Temporary()
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

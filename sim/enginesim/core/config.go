@@ -20,11 +20,13 @@ type Config struct {
 	Seed uint64
 	// EarlyEvents publishes a step's events before it is computed (vLLM before 0.11.1), not after.
 	EarlyEvents bool
+	// Lower is the KV cache below the GPU.
+	Lower Lower
 }
 
 // DefaultConfig is a 70B model on four GPUs, as docs/simulator.md describes it.
 func DefaultConfig() Config {
-	return Config{MaxModelLen: 131_072, PrefixCaching: true, Config: enginemodel.Config{
+	return Config{MaxModelLen: 131_072, PrefixCaching: true, Lower: defaultLower(), Config: enginemodel.Config{
 		BlockSize: 16, Blocks: 40_000, MaxBatchedTokens: 2048, MaxSeqs: 256, WholePrompts: true,
 		Timing: enginemodel.Timing{
 			PrefillRate: 8000, HalfContext: 50_000, Base: 10 * time.Millisecond,
@@ -35,7 +37,7 @@ func DefaultConfig() Config {
 
 // Validate reports every bad field.
 func (c Config) Validate() error {
-	errs := []error{c.model().Validate()}
+	errs := []error{c.model().Validate(), c.Lower.validate()}
 	if c.MaxModelLen <= 0 {
 		errs = append(errs, errors.New("maximum model length must be above zero"))
 	}

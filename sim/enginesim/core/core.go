@@ -28,6 +28,7 @@ type Core struct {
 	pins     map[string]*pinned      // guarded by mu
 	expired  int                     // guarded by mu: pins whose lease ended
 	pinnings int                     // guarded by mu: pins that there have been
+	loads    loads                   // guarded by mu
 }
 
 // Stats are a rank's present load and its counts.
@@ -48,6 +49,7 @@ type Stats struct {
 func New(cfg Config, emit func([]Event)) *Core {
 	c := &Core{cfg: cfg, emit: emit, wake: make(chan struct{}, 1)}
 	c.machine = enginemodel.New(cfg.model(), nil, (*recorder)(c))
+	c.addTiers()
 	return c
 }
 
@@ -77,6 +79,7 @@ func (c *Core) Submit(s *Sequence) {
 func (c *Core) Abort(s *Sequence, why Finish) {
 	c.mu.Lock()
 	ok := c.machine.Abort(&s.m)
+	c.loads.drop(&s.m)
 	if ok {
 		c.finished[why]++
 	}
@@ -101,7 +104,7 @@ func (c *Core) Pause(on bool) {
 // AbortAll ends all requests of an engine.
 func AbortAll(c *Core) {
 	c.mu.Lock()
-	left := slices.Concat(c.machine.Running(), c.machine.Waiting())
+	left := slices.Concat(c.machine.Running(), c.machine.Waiting(), c.dropLoads())
 	c.mu.Unlock()
 	for _, m := range left {
 		c.Abort(owner(m), FinishAbort)
@@ -163,7 +166,7 @@ func (c *Core) stats() Stats {
 	p := c.machine.Pool()
 	return Stats{
 		RunningAdapters: enginemodel.AdaptersOf(c.machine.Running()), WaitingAdapters: enginemodel.AdaptersOf(c.machine.Waiting()),
-		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()), Usage: 1 - float64(p.Free())/float64(p.Size()),
+		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()) + len(c.loads.running), Usage: 1 - float64(p.Free())/float64(p.Size()),
 		Counts: c.machine.Counts(), Clock: c.clock, Finished: c.finished,
 	}
 }
@@ -230,6 +233,7 @@ func (c *Core) plan() (took time.Duration, busy bool) {
 		return 0, false
 	}
 	step := c.machine.Plan(1)
+	c.load(step.Loads)
 	if step.Steps == 0 {
 		return 0, false
 	}
@@ -316,6 +320,7 @@ func (c *Core) publish() {
 func (c *Core) abortAll() {
 	c.mu.Lock()
 	c.stopped = true
+	enginemodel.LeaveTiers(c.machine)
 	c.mu.Unlock()
 	AbortAll(c)
 	c.dropPins()
@@ -328,6 +333,11 @@ type recorder Core
 
 // Stored implements enginemodel.Sink.
 func (r *recorder) Stored(m *enginemodel.Sequence, from, to int) {
+	r.events = append(r.events, r.describe(m, from, to))
+}
+
+// describe is the event of stored blocks with all that it says.
+func (r *recorder) describe(m *enginemodel.Sequence, from, to int) Event {
 	s, size := owner(m), r.cfg.BlockSize
 	ev := Event{Kind: Stored, BlockSize: size, Space: s.p.Space, First: from * size, Tokens: s.tokens[from*size : to*size : to*size]}
 	if from > 0 {
@@ -336,7 +346,7 @@ func (r *recorder) Stored(m *enginemodel.Sequence, from, to int) {
 	for _, k := range m.Keys[from:to] {
 		ev.Hashes = append(ev.Hashes, digestOf(k))
 	}
-	r.events = append(r.events, ev)
+	return ev
 }
 
 // Removed implements enginemodel.Sink.

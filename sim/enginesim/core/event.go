@@ -1,5 +1,7 @@
 package core
 
+import "github.com/kvpilot/kvpilot/server/domain/kvblock"
+
 // Kind says what an Event reports.
 type Kind uint8
 
@@ -13,11 +15,12 @@ const (
 // Event is one change of a rank's cache.
 type Event struct {
 	Kind   Kind
+	Tier   kvblock.Tier
 	Hashes []Digest
 	// Parent is the block that the first one continues; HasParent is false at a prompt's start.
 	Parent    Digest
 	HasParent bool
-	// Tokens are the tokens of all blocks. The slice must not be changed.
+	// Tokens are the tokens of all blocks. The slice must not be changed. They and BlockSize are missing where a tier's events name blocks only.
 	Tokens    []uint32
 	BlockSize int
 	Space     Space

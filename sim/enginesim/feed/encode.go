@@ -6,6 +6,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/sim/enginesim/core"
 )
 
@@ -26,6 +27,8 @@ const (
 	ItemOffsets
 	Group
 	SpecKind
+	// Locality says whether a tier is the engine's own.
+	Locality
 	// Lie shifts every token id: an engine whose events do not say what it holds.
 	Lie
 )
@@ -35,11 +38,11 @@ func (l Layout) has(part Layout) bool { return l&part != 0 }
 // count is how many fields of a set the layout has.
 func (l Layout) count(fields Layout) int { return bits.OnesCount16(uint16(l & fields)) }
 
-// medium is where the simulated blocks are; kind is their attention kind.
-const (
-	medium = "GPU"
-	kind   = "full_attention"
-)
+// kind is the attention kind of the simulated blocks.
+const kind = "full_attention"
+
+// mediums are the names of the tiers.
+var mediums = [...]string{kvblock.TierGPU: "GPU", kvblock.TierCPU: "CPU", kvblock.TierDisk: "STORAGE"}
 
 // Encode appends the batch of one step.
 func Encode(dst []byte, l Layout, at time.Time, rank int, events []core.Event) []byte {
@@ -94,6 +97,7 @@ func (w *writer) stored(ev core.Event) {
 	if !l.has(Maps) {
 		n += l.count(SpecKind) // arrays have a place for the sliding window too
 	}
+	n += w.located(ev)
 	w.open("BlockStored", n)
 	w.name("block_hashes")
 	w.hashes(ev.Hashes)
@@ -111,7 +115,7 @@ func (w *writer) stored(ev core.Event) {
 	w.optional(ev.Space.Adapter != "", func(b []byte) []byte { return msgp.AppendInt(b, ev.Space.AdapterID) })
 	if l.has(Medium) {
 		w.name("medium")
-		w.dst = msgp.AppendString(w.dst, medium)
+		w.dst = msgp.AppendString(w.dst, mediums[ev.Tier])
 	}
 	if l.has(LoRAName) {
 		w.name("lora_name")
@@ -122,6 +126,7 @@ func (w *writer) stored(ev core.Event) {
 		w.extras(ev)
 	}
 	w.group()
+	w.locality(ev)
 	if l.has(SpecKind) {
 		w.name("kv_cache_spec_kind")
 		w.dst = msgp.AppendString(w.dst, kind)
@@ -132,14 +137,31 @@ func (w *writer) stored(ev core.Event) {
 }
 
 func (w *writer) removed(ev core.Event) {
-	w.open("BlockRemoved", 1+w.layout.count(Medium|Group))
+	w.open("BlockRemoved", 1+w.layout.count(Medium|Group)+w.located(ev))
 	w.name("block_hashes")
 	w.hashes(ev.Hashes)
 	if w.layout.has(Medium) {
 		w.name("medium")
-		w.dst = msgp.AppendString(w.dst, medium)
+		w.dst = msgp.AppendString(w.dst, mediums[ev.Tier])
 	}
 	w.group()
+	w.locality(ev)
+}
+
+// located is the number of fields that say whether the tier is the engine's own: they are left out where it does not say.
+func (w *writer) located(ev core.Event) int {
+	if ev.Tier == kvblock.TierDisk && w.layout.has(Maps) {
+		return w.layout.count(Locality)
+	}
+	return 0
+}
+
+// locality writes that the store is not the engine's own.
+func (w *writer) locality(ev core.Event) {
+	if w.located(ev) > 0 {
+		w.name("locality")
+		w.dst = msgp.AppendString(w.dst, "REMOTE")
+	}
 }
 
 func (w *writer) group() {

@@ -126,9 +126,10 @@ func (b *Booker) finish(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 			choice.observers.add(follow.Decoding{Lesson: &choice.lesson})
 		} else {
 			whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-			rk.Route(cand.Prefill, whole-cand.Prefill, b.Clock.Since(now))
+			rk.Route(cand.Prefill, max(0, whole-cand.Prefill-cand.Load), b.Clock.Since(now))
 			choice.lesson.Open(&b.Learning, rk)
 			choice.observers.add(&choice.lesson)
+			choice.loads(rk, cand)
 		}
 		choice.stream.Enter(req, rk.Conduct, now)
 		choice.observers.add(&choice.stream)

@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/leases"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
@@ -221,6 +222,14 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 	defer c.found.Mu.Unlock()
 	c.found.Whole = &follow.Whole{Held: held, Prompt: promptTokens}
 	return held, true
+}
+
+// loads has the tiers of the chosen rank learn from the request, where they hold a part of its prompt.
+func (c *Choice) loads(rk *rank.Rank, cand *decision.Candidate) {
+	if cand.CPU|cand.Disk != 0 {
+		rk.Tiers.Book(cand.OwnLoad(), c.clock.Since(c.Decision.At))
+		c.observers.add(&follow.Loaded{Reporting: c.reporting, Decision: c.Decision, Found: &c.found, Tiers: &rk.Tiers})
+	}
 }
 
 // legs are the extra state of a split request's Choice: the Choice of the rank that prefills, and the move of the cache.

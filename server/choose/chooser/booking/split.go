@@ -71,11 +71,12 @@ func (b *Booker) prefillChoice(owner *replica.Replica, cand *decision.Candidate,
 		c.flight.Rank, c.flight.Pool = rk, req.Replicas
 		if learns {
 			whole := decision.PrefillTime(cand.TokenTime, cand.Bend, 0, float64(req.PromptTokens))
-			rk.Route(cand.Prefill, whole-cand.Prefill, b.Clock.Since(d.At))
+			rk.Route(cand.Prefill, max(0, whole-cand.Prefill-cand.Load), b.Clock.Since(d.At))
 			c.lesson.Open(&b.Learning, rk)
 			c.stream.Rank = rk.Conduct // the rank's claims are compared; one token has no pace
 			c.observers.add(&c.lesson)
 			c.observers.add(&c.stream)
+			c.loads(rk, cand)
 		}
 		c.observers.add(follow.Computing{Flight: &c.flight})
 	}

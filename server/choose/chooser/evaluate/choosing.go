@@ -19,7 +19,7 @@ func (s *Evaluation) AvoidFull() {
 	}
 	for i := range s.Decision.Candidates {
 		if cand := &s.Decision.Candidates[i]; others && cand.Veto == decision.VetoNone && slices.Contains(s.Program.Full, cand.Slot) {
-			cand.Veto = decision.VetoMemory
+			cand.Veto, s.copying.Moves = decision.VetoMemory, true
 		}
 	}
 }

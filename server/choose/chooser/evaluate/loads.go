@@ -68,6 +68,9 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
+		if cand.CPU|cand.Disk != 0 {
+			cand.Loading = rk.Tiers.Loading(&cand.Overlap, g.now)
+		}
 		conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		e.reported(&s.Readings.report, cand, rk, l.Assumed, now)
 		if s.Whole {

@@ -222,6 +222,7 @@ func plainLoads(e *evaluate.Evaluator, d *decision.Decision, owners []*replica.R
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = e.CrowdingOf(cand, d)
+		cand.Loading = rk.Tiers.Loading(&cand.Overlap, e.Clock.Since(now))
 		evaluate.Conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		if cand.Veto != decision.VetoNone {
 			continue
@@ -367,6 +368,11 @@ func (z *zoo) disturb() {
 	r := z.r
 	at := r.IntN(len(z.replicas))
 	slot := one(r, z.replicas[at].Slots...)
+	if rk := z.Ranks.At(slot); rk != nil && r.IntN(4) == 0 {
+		of := one(r, rk.Tiers.Host, rk.Tiers.Store)
+		of.Found(r.IntN(100), 100)
+		of.Learn(1+r.IntN(5000), r.Float64())
+	}
 	switch r.IntN(9) {
 	case 0: // the registry publishes a replica anew, in a list of its own
 		changed := *z.replicas[at]
@@ -382,7 +388,7 @@ func (z *zoo) disturb() {
 		for i := range names {
 			names[i] = kvblock.EngineHash(uint64(ids[0])<<20 + uint64(i+1)<<8 + uint64(size))
 		}
-		z.index.Store(slot, &kvblock.Stored{Hashes: names, Tokens: ids, BlockSize: size})
+		z.index.Store(slot, &kvblock.Stored{Hashes: names, Tokens: ids, BlockSize: size, Tier: one(r, kvblock.TierGPU, kvblock.TierGPU, kvblock.TierCPU, kvblock.TierDisk)})
 	case 2:
 		z.reports[slot] = reports.Report{Waiting: r.IntN(5), KVUsage: r.Float64(), Blocks: r.IntN(2) * 700, Foreign: r.Float64() * 2, At: z.now, Queued: r.IntN(3)}
 	case 3:

@@ -13,7 +13,7 @@ import (
 // copies prepares the evaluation for copies of the prompt's beginning between ranks.
 func (s *Evaluation) copies(req *ask.Request, all *transfer.Copies, now int64) {
 	c := &s.copying
-	c.Traffic, c.Sharers = c.Traffic[:0], 1
+	c.Traffic, c.Sharers, c.Moves = c.Traffic[:0], 1, false
 	if c.Able = s.Held && s.pairs(req); !c.Able {
 		return
 	}
@@ -69,6 +69,9 @@ func (s *Evaluation) Prefix(req *ask.Request) (key blockhash.Hash, ok bool) {
 
 // SetSharers notes how many requests that wait begin with the prefix.
 func (s *Evaluation) SetSharers(n int) { s.copying.Sharers = n }
+
+// Moves reports whether the request's program moves and its context is copied.
+func (s *Evaluation) Moves() bool { return s.Pulls && s.copying.Moves }
 
 // Asked reports whether the rank that computes the prompt is to pass on a cache first: a request that is sent there now would lengthen the
 // step for which the copy waits.

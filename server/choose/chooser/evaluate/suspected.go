@@ -21,7 +21,7 @@ func discount(cand *decision.Candidate, rk *rank.Rank) {
 	if about == nil || about.Trust >= 1 {
 		return
 	}
-	cand.Claimed = cand.Overlap.Tokens()
+	cand.Claimed = cand.GPU
 	size := max(cand.BlockSize, 1)
 	for _, held := range [...]*uint32{&cand.GPU, &cand.CPU, &cand.Disk} {
 		*held = uint32(float64(*held)*about.Trust) / size * size

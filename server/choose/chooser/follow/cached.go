@@ -87,10 +87,15 @@ func (f *Found) predictedCached() int {
 	return d.PromptTokens - int(cand.Uncached)
 }
 
-// claimed is how much of the prompt the rank claimed to hold, in tokens, as far as that is known exactly.
+// claimed is how much of the prompt the rank claimed to hold on its GPU, in tokens, as far as that is known exactly. Claims about other tiers have
+// a share of their own: see Loaded.
 func (f *Found) claimed() int {
 	if f.Later() == nil && f.Decision.Estimated || f.Decision.Keyless || f.Unread {
 		return 0
 	}
-	return max(f.predictedCached(), int(f.Decision.Pick().Claimed))
+	cand, claim := f.Decision.Pick(), f.predictedCached()
+	if cand.CPU|cand.Disk != 0 {
+		claim = min(claim, int(cand.GPU))
+	}
+	return max(claim, int(cand.Claimed))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/liveness"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
@@ -35,10 +36,12 @@ type Rank struct {
 	// Labels name the rank in metrics.
 	Labels   metric.MeasurementOption
 	Accuracy accuracy
+	// Tiers are the tiers below its GPU.
+	Tiers transfer.Tiers
 
 	mu sync.Mutex // serialises route and unroute
 
-	_ [32]byte // allocated at the beginning of a cache line
+	_ [16]byte // allocated at the beginning of a cache line
 }
 
 // newRank makes the memory of rank index of r, whose speed it knows; its conduct is set by the table.

@@ -8,6 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/conduct"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
@@ -18,6 +19,8 @@ type Table struct {
 	list  atomic.Pointer[[]*Rank]
 	// Conduct compares the ranks' answers with their equals' answers.
 	Conduct conduct.Fleet
+
+	loads transfer.Loads
 
 	mu    sync.Mutex  // serialises changes
 	kinds speed.Kinds // guarded by mu
@@ -65,7 +68,7 @@ func (t *Table) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	copy(list, old)
 	rk := newRank(slot, r, index, t.kinds.Add(r))
 	kind, model := rk.Speed.Kind()
-	rk.Conduct = t.Conduct.Add(kind, model)
+	rk.Conduct, rk.Tiers = t.Conduct.Add(kind, model), transfer.NewTiers(&t.loads, kind)
 	rk.Conduct.Mirror(&rk.Avoided)
 	list[slot] = rk
 	t.list.Store(&list)
@@ -109,6 +112,7 @@ func (t *Table) Update(rk *Rank, r *replica.Replica) {
 		t.kinds.Update(rk.Speed, r)
 		kind, model := rk.Speed.Kind()
 		t.Conduct.Move(rk.Conduct, kind, model)
+		rk.Tiers.Move(&t.loads, kind)
 	}
 }
 

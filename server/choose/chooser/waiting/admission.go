@@ -35,6 +35,7 @@ func (a *admission) waitForMemory(s *evaluate.Evaluation, w *Waiter, deadline, n
 	ln, req := w.line, w.req
 	before := ln.memory.hold.Len()
 	w.memory, w.call = newMemoryWait(&s.Program, before, ln.memory.pace.expected(before)), s.Program.Call
+	w.memory.begun = ln.Claims.Ledger.Begun(w.call.Name)
 	w.arrived = now.Add(-req.Age)
 	wait := w.memory.first // from Push on, the wait may move
 	if target := req.Options.Targets.TTFT; target > 0 && float64(req.Age+wait.Expected) > (1+evaluate.LeastLate)*float64(target) {
@@ -43,7 +44,7 @@ func (a *admission) waitForMemory(s *evaluate.Evaluation, w *Waiter, deadline, n
 	}
 	w.ticket = &holdqueue.Ticket{
 		Tenant: req.Tenant, Priority: req.Priority, Age: req.Age, Bytes: req.Bytes, Deadline: deadline, Cost: cost(&s.Decision), Owner: w,
-		First: ln.Claims.Ledger.Awaited(w.call.Name),
+		First: ln.Claims.Ledger.Awaited(w.call.Name), Seniority: w.memory.seniority(),
 	}
 	if again, err := ln.memory.hold.Push(w.ticket, now, len(s.Program.Ranks), max(memoryEach, wait.Expected)); err != nil {
 		return &ask.Refused{Cause: holdqueue.Cause(err), RetryAfter: max(again, time.Second), Memory: &wait}
@@ -51,7 +52,11 @@ func (a *admission) waitForMemory(s *evaluate.Evaluation, w *Waiter, deadline, n
 	ln.memory.pace.begin(a.clock.Since(now))
 	a.counts.Memory.Add(1)
 	a.log.Debug("a program waits for memory", "wait", wait, "id", req.ID, "tenant", req.Tenant, "model", req.Model)
-	a.wakeForMemory(ln, a.clock.Since(now)+int64(memoryEach))
+	soon := memoryEach
+	if w.memory.begun > 0 {
+		soon = memorySoon // it may fit where the new programs before it do not begin
+	}
+	a.wakeForMemory(ln, a.clock.Since(now)+int64(soon))
 	return nil
 }
 
@@ -82,8 +87,8 @@ func (a *admission) freed(ln *line) {
 	a.visitMemory(ln)
 }
 
-// visitMemory admits the calls at the gate that fit, in their order: children first. One that does not fit is passed by later calls for a while;
-// then it ends the visit, so that no large program starves.
+// visitMemory admits the calls at the gate that fit, in their order. One that does not fit is passed by later calls for a while;
+// then it ends the visit, so that no large program starves. New programs pass one of their tenant that has begun only where much is free.
 func (a *admission) visitMemory(ln *line) {
 	g := ln.memory
 	if !g.visiting.TryLock() {
@@ -104,12 +109,15 @@ func (a *admission) visitMemory(ln *line) {
 		}
 	}
 	var admitted []*Waiter
+	var passed passing
 	s := a.booker.Borrow(time.Time{})
 	g.hold.Visit(now, mostLooked, func(t *holdqueue.Ticket) holdqueue.Verdict {
 		w := t.Owner.(*Waiter)
+		w.call.Passes = passed.over(t, w.memory)
 		s.Since, s.Program.Call = t.Arrived(), w.call
 		w.renew(a.holding.pools)
 		if err := a.booker.Evaluate(s, w.req, ln.Model, now, nil); err == nil && !a.admit(s, ln, now, true) {
+			passed.note(t, w.memory)
 			if now.Sub(t.Arrived()) < passable {
 				return holdqueue.Keep
 			}

@@ -52,7 +52,7 @@ func (h *holding) wait(s *evaluate.Evaluation, w *Waiter, deadline time.Time, ag
 func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, now time.Time, w *Waiter) (*booking.Choice, error) {
 	switch {
 	case s.Decision.Chosen < 0, !s.Held:
-	case s.Asked():
+	case s.Asked(), s.Moves():
 		return nil, booking.ErrNoRoom
 	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
 		return nil, booking.ErrNoRoom

@@ -9,7 +9,7 @@ import (
 
 // memoryGate holds the calls of programs without a place while no rank has memory for them. It stands before the hold queue.
 type memoryGate struct {
-	hold *holdqueue.Line // first come, first served within a tenant
+	hold *holdqueue.Line // within a tenant children first, then programs that have begun, then first come, first served
 	pace memoryPace
 
 	visiting sync.Mutex

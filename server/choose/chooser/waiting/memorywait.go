@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/claims"
+	"github.com/kvpilot/kvpilot/server/choose/holdqueue"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -13,6 +14,8 @@ type memoryWait struct {
 	mu sync.Mutex
 	// first is the wait as it was expected when it began. Its Waited is set when it has moved.
 	first decision.MemoryWait
+	// begun is the context in tokens of a program that has begun, 0 for a new one.
+	begun int
 	// moved is set when it has left the gate for the hold queue or its outcome, gone when its caller left before; guarded by mu.
 	moved, gone bool
 }
@@ -45,4 +48,38 @@ func newMemoryWait(p *claims.Call, before int, expected time.Duration) *memoryWa
 		free = max(free, p.Ranks[i].Free)
 	}
 	return &memoryWait{first: decision.MemoryWait{Program: uint64(p.Call.Name), Tokens: p.Call.Tokens, Free: int(free), Before: before, Expected: expected}}
+}
+
+const (
+	// A program that has begun goes before the new programs of its tenant that came up to begunFirst after it, and before another one that has begun
+	// by its context: begunRate tokens make up for a second.
+	begunFirst = 5 * time.Minute
+	begunRate  = 500
+)
+
+// seniority is the wait that the program's progress counts as: what has begun is finished first.
+func (m *memoryWait) seniority() time.Duration {
+	if m.begun == 0 {
+		return 0
+	}
+	return begunFirst + time.Duration(m.begun)*time.Second/begunRate
+}
+
+// passing is the tenants of which a program that has begun was visited and did not fit. The zero value has none.
+type passing map[string]bool
+
+// over reports whether a call would pass such a program.
+func (p passing) over(t *holdqueue.Ticket, m *memoryWait) bool {
+	return m.begun == 0 && !t.First && p[t.Tenant]
+}
+
+// note notes a call that does not fit.
+func (p *passing) note(t *holdqueue.Ticket, m *memoryWait) {
+	if m.begun == 0 {
+		return
+	}
+	if *p == nil {
+		*p = passing{}
+	}
+	(*p)[t.Tenant] = true
 }

@@ -96,11 +96,12 @@ func (h *Hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 		on.Draw(t, span.Part{Name: span.Score, From: looked, To: chosen.From},
 			span.PromptTokens.Int(h.prompt), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
 	}
-	var list [12]span.KeyValue
+	var list [15]span.KeyValue
 	attrs := append(list[:0], span.DecisionID.String(h.decision), span.Policy.String(string(h.policy)), span.Reason.String(string(h.reason)),
 		span.Candidates.Int(h.candidates), span.Margin.Float64(h.margin))
 	if h.replica != "" {
 		attrs = append(attrs, span.Replica.String(h.replica), span.Rank.Int(h.rank), span.OverlapTokens.Int(h.overlap), span.PredictedTTFT.Float64(h.ttft))
+		attrs = h.below(attrs)
 	}
 	if h.decidedBy != "" {
 		attrs = append(attrs, span.DecidedBy.String(h.decidedBy))

@@ -93,13 +93,29 @@ type choosing struct {
 	policy                      decision.Policy
 	reason                      decision.Reason
 	attempt, candidates, prompt int
-	best, overlap, rank         int
+	rank                        int
 	margin, ttft                float64
 	replica                     string
 	// memory is the wait of a program's call for memory; nil for none.
 	memory *decision.MemoryWait
 	// copied is the copy of the prompt's beginning for which it waited; nil for none.
 	copied *decision.Way
+	found
+}
+
+// found is the part of the prompt that the ranks hold, in tokens: the longest, the chosen one's, and what that has in host memory and in a store, to
+// be loaded in so many seconds.
+type found struct {
+	best, overlap, host, store int
+	load                       float64
+}
+
+// below are the attributes of the part that is loaded.
+func (f *found) below(attrs []span.KeyValue) []span.KeyValue {
+	if f.host+f.store == 0 {
+		return attrs
+	}
+	return append(attrs, span.HostTokens.Int(f.host), span.StoreTokens.Int(f.store), span.PredictedLoad.Float64(f.load))
 }
 
 // sending is the attempt; proxy, its span's id, is not valid when there was none.
@@ -201,6 +217,9 @@ func (st *Story) Choice(id trace.SpanID, began, ended time.Time, made *chooser.C
 	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
 		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), d.Expected(), d.PredictedTTFT()
+		if d.Split() == nil {
+			h.host, h.store, h.load = int(pick.CPU), int(pick.Disk), pick.Load
+		}
 	}
 }
 

@@ -160,6 +160,16 @@ func (g *Guard) Expect(slot replica.Slot, ids []uint32, adapter string) {
 	g.expects[slot] = append(list, &expectation{head: head, ns: adapter, until: time.Now().Add(expectFor), closer: -1})
 }
 
+// Withdraw takes back a prompt that Expect noted. It does nothing if the prompt is not expected.
+func (g *Guard) Withdraw(slot replica.Slot, ids []uint32, adapter string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	list, head := g.expects[slot], ids[:min(len(ids), headTokens)]
+	if i := slices.IndexFunc(list, func(e *expectation) bool { return e.ns == adapter && slices.Equal(e.head, head) }); i >= 0 {
+		g.expects[slot] = slices.Delete(list, i, i+1)
+	}
+}
+
 // Expire ends the time in which first blocks are expected.
 func (g *Guard) Expire() {
 	g.mu.Lock()

@@ -8,13 +8,14 @@ const MOST = 16; // candidates that are drawn unasked
 
 // tokens is how much of a prompt a candidate holds.
 export const tokens = ({ overlap: o }) => o.gpu_tokens + o.cpu_tokens + o.disk_tokens;
-const tiers = ({ overlap: o }) => [o.cpu_tokens ? `${count(o.cpu_tokens)} in CPU memory` : '', o.disk_tokens ? `${count(o.disk_tokens)} on disk` : ''].filter(Boolean).join(', ');
+// tiers is the part of it below GPU memory.
+const tiers = ({ overlap: o }) => [o.cpu_tokens ? `${count(o.cpu_tokens)} host` : '', o.disk_tokens ? `${count(o.disk_tokens)} store` : ''].filter(Boolean).join(', ');
 
 function candidateRow(d, c, pick, slowest) {
   const prefill = milliseconds(c.prefill), ttft = milliseconds(c.ttft);
   return el('tr', { class: c === pick ? 'pick' : vetoed(c) ? 'veto' : '' },
     el('td', {}, c === pick ? '▸ ' : '', el('span', { class: 'name', title: c.replica_id }, c.replica_id), c.rank ? ` rank ${c.rank}` : '', c.session ? el('span', { class: 'small' }, ' session') : '', (c.conduct?.suspicions ?? []).map((s) => mark(word(s), 'warn'))),
-    el('td', { title: tiers(c) }, meter(d.prompt_tokens ? tokens(c) / d.prompt_tokens : 0), el('span', { class: 'toks' }, count(tokens(c)))),
+    el('td', { title: tiers(c) ? `${tiers(c)}, loaded in ${ms(milliseconds(c.load))}` : '' }, d.prompt_tokens ? meter([c.overlap.gpu_tokens / d.prompt_tokens, ''], [(tokens(c) - c.overlap.gpu_tokens) / d.prompt_tokens, 'ahead']) : meter(0), el('span', { class: 'toks' }, count(tokens(c))), tiers(c) ? el('span', { class: 'small' }, ` ${tiers(c)}`) : ''),
     el('td', { class: 'n' }, count(c.uncached_tokens)),
     el('td', { class: 'n' }, units(ms(milliseconds(c.backlog)))),
     el('td', { class: 'n' }, units(ms(milliseconds(c.prefill)))),
@@ -52,6 +53,8 @@ function facts(d, toTrace) {
     if (o.counted_output_tokens !== undefined) list.push(['tokens', `about ${count(o.counted_output_tokens)}, counted by kvpilot: the engine gave no usage`]);
     else if (o.cached_tokens !== undefined) list.push(['tokens cached', `${count(o.cached_tokens)}, predicted ${count(o.predicted_cached_tokens)}`]);
   }
+  const pick = d.candidates.find((c) => c.replica_id === d.replica_id && c.rank === d.rank);
+  if (pick && tiers(pick)) list.push(['tiers', `${tiers(pick)}: ${count(pick.loadable_tokens)} loaded in ${ms(milliseconds(pick.load))} expected`]);
   (d.ways ?? []).forEach((w, i) => {
     if (w.kind === 'copy') {
       list.push(['copy', `of the prompt's first ${count(w.held_tokens)} tokens from ${w.prefill_replica_id} to ${w.decode_replica_id}, expected after ${ms(milliseconds(w.transfer))}`]);

@@ -18,6 +18,11 @@ function drained(d) {
   return `drained by ${d.by || 'an operator'}${d.reason ? ` (${d.reason})` : ''}${left}`;
 }
 
+// leaving are the ranks of a replica that drain while the others take requests.
+function leaving(r) {
+  return r.drain?.ranks ?? [];
+}
+
 // suspicion says why a rank is avoided.
 function suspicion(s, c) {
   if (s === 'slow') return `its output tokens take ${c.slowness.toFixed(1)} times as long as those of its equals`;
@@ -31,6 +36,7 @@ function trouble(r, at) {
   const list = [];
   const state = word(r.state);
   if (state !== 'ready') list.push(`${state} for ${duration((at - Date.parse(r.since)) / 1000)}${r.drained ? `, ${drained(r.drain)}` : ''}${r.last_error ? `: ${r.last_error}` : ''}`);
+  if (leaving(r).length) list.push(`${leaving(r).length > 1 ? 'ranks' : 'rank'} ${leaving(r).join(', ')} ${drained(r.drain)}`);
   if (word(r.breaker) === 'open') list.push('requests failed there, so it gets none for now');
   if (word(r.breaker) === 'trial') list.push('requests failed there; it is being tried again');
   for (const k of r.ranks) {
@@ -74,7 +80,7 @@ function replicaRows(r, at) {
     const reported = state !== 'unhealthy' && l.kv_usage !== undefined && milliseconds(l.engine_age) < STALE;
     return el('tr', { class: state === 'unhealthy' ? 'dead' : '', 'data-key': `${id}/${k.rank}` },
       el('th', { scope: 'row', title: `${id} · ${r.url}` }, el('span', { class: 'name' }, id), many ? ` rank ${k.rank}` : '', r.version && !i ? el('span', { class: 'small' }, ' ' + r.version) : '', r.labels?.role && !i ? el('span', { class: 'small' }, ' ' + r.labels.role) : ''),
-      i ? el('td') : el('td', {}, mark(state, stateKind[state]), broken === 'closed' ? '' : mark('breaker ' + broken, 'warn'), (l.conduct?.suspicions ?? []).map((s) => mark(word(s), 'warn'))),
+      el('td', {}, i ? '' : mark(state, stateKind[state]), leaving(r).includes(k.rank) ? mark('draining', 'warn') : '', i ? '' : [broken === 'closed' ? '' : mark('breaker ' + broken, 'warn'), (l.conduct?.suspicions ?? []).map((s) => mark(word(s), 'warn'))]),
       el('td', { title: k.feed_error || `${gaps} gaps, ${k.resets} resets, lag ${ms(milliseconds(k.feed_lag))}` }, mark(feed, feedKind[feed]), gaps ? el('span', { class: 'small' }, ` ${count(gaps)} gaps`) : ''),
       el('td', { class: 'n' }, count(l.requests || 0), l.waiting ? el('span', { class: 'small' }, `, ${l.waiting} in prefill`) : ''),
       el('td', { class: 'n' }, milliseconds(l.backlog) ? units(ms(milliseconds(l.backlog))) : '–'),
