@@ -102,7 +102,7 @@ func startFleet(t *testing.T, o fleetOptions) *fleet {
 			}
 		})
 		f.engines = append(f.engines, engine)
-		url := or(o.scheme, "http") + "://" + p.HTTP.Addr().String()
+		url := cmp.Or(o.scheme, "http") + "://" + p.HTTP.Addr().String()
 		f.urls = append(f.urls, url)
 		fmt.Fprintf(&list, "  - id: r%d\n    url: %s\n    ranks: %d\n", i, url, c.Ranks)
 		if o.labels != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -97,7 +98,7 @@ func (h *healthCheck) request(ctx context.Context) (*http.Request, *http.Transpo
 	if err != nil {
 		return nil, nil, fmt.Errorf("--address must be host:port, not %q", h.address)
 	}
-	key := or(h.key, lookup(h.env, "KVPILOT_KEY", ""))
+	key := cmp.Or(h.key, lookup(h.env, "KVPILOT_KEY", ""))
 	if h.keyFile != "" {
 		text, err := os.ReadFile(h.keyFile)
 		if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -136,7 +137,7 @@ func printReload(out io.Writer, dry bool, answer reloaded) error {
 		}
 		fmt.Fprintln(&text, head)
 		for _, c := range changes {
-			fmt.Fprintf(&text, "  %s: %s -> %s\n", plain(c.GetPath()), or(plain(c.GetOld()), "(none)"), or(plain(c.GetNew()), "(none)"))
+			fmt.Fprintf(&text, "  %s: %s -> %s\n", plain(c.GetPath()), cmp.Or(plain(c.GetOld()), "(none)"), cmp.Or(plain(c.GetNew()), "(none)"))
 		}
 	}
 	if dry {
@@ -165,7 +166,7 @@ func printVersions(out io.Writer, list []*kvpilotv1.ConfigVersion) error {
 		for _, c := range v.GetChanges() {
 			paths = append(paths, plain(c.GetPath()))
 		}
-		g.add(number, v.GetTime().AsTime().Local().Format(time.DateTime), by, or(plain(v.GetWho()), "–"), v.GetHash(), or(strings.Join(paths, ","), "–"))
+		g.add(number, v.GetTime().AsTime().Local().Format(time.DateTime), by, cmp.Or(plain(v.GetWho()), "–"), v.GetHash(), cmp.Or(strings.Join(paths, ","), "–"))
 	}
 	return g.print(out)
 }

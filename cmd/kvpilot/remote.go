@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -83,7 +84,7 @@ func (r *remote) ask(ctx context.Context, do func(context.Context, *client.Clien
 		return err
 	}
 	var options []client.Option
-	if key := or(r.key, lookup(r.env, "KVPILOT_KEY", "")); key != "" {
+	if key := cmp.Or(r.key, lookup(r.env, "KVPILOT_KEY", "")); key != "" {
 		options = append(options, client.WithAPIKey(key))
 	}
 	if r.tls || r.ca != "" || r.cert != "" || r.certKey != "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -55,8 +56,8 @@ func replicaGrid(list []*kvpilotv1.Replica) *grid {
 		for _, m := range r.GetModels() {
 			models = append(models, m.GetId())
 		}
-		g.add(r.GetReplicaId(), word(r.GetState(), "REPLICA_STATE_"), age(r.GetSince().AsTime()), strings.Join(feeds, ","), or(r.GetVersion(), "–"),
-			fmt.Sprintf("%d×%d", r.GetBlocks(), r.GetBlockSize()), or(strings.Join(models, ","), "–"), r.GetUrl())
+		g.add(r.GetReplicaId(), word(r.GetState(), "REPLICA_STATE_"), age(r.GetSince().AsTime()), strings.Join(feeds, ","), cmp.Or(r.GetVersion(), "–"),
+			fmt.Sprintf("%d×%d", r.GetBlocks(), r.GetBlockSize()), cmp.Or(strings.Join(models, ","), "–"), r.GetUrl())
 	}
 	return g
 }
@@ -87,11 +88,4 @@ func age(t time.Time) string {
 		return fmt.Sprintf("%dh", int(d.Hours()))
 	}
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
-}
-
-func or(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }

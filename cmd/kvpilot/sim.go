@@ -181,7 +181,7 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	return runSims(ctx, list)
 }
 
-// labels are those that the router is to have of the replicas.
+// labels are the labels of the replica at base for the router.
 func (f *simFlags) labels(base string) (list []string) {
 	if c := f.cfg.Transfer.Connector; c != "" {
 		list = append(list, replica.LabelConnector+": "+c, replica.LabelRole+": "+cmp.Or(f.role, replica.AnyRole.String()))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -258,7 +259,7 @@ func routerGrid(list []*kvpilotv1.Router) *grid {
 		if at := r.GetStarted(); at != nil && report != nil {
 			up = max(0, time.Since(at.AsTime())).Round(time.Second).String()
 		}
-		g.add(or(r.GetName(), r.GetRouterId()), r.GetRouterId(), routerState(r), flight, held, up, or(strings.Join(r.GetDecides(), ", "), "–"), or(report.GetVersion(), "–"))
+		g.add(cmp.Or(r.GetName(), r.GetRouterId()), r.GetRouterId(), routerState(r), flight, held, up, cmp.Or(strings.Join(r.GetDecides(), ", "), "–"), cmp.Or(report.GetVersion(), "–"))
 	}
 	return g
 }
@@ -384,7 +385,7 @@ func recentGrid(list []*kvpilotv1.Decision) *grid {
 				first = latency(t)
 			}
 		}
-		g.add(d.GetTime().AsTime().Local().Format(time.TimeOnly), d.GetModel(), or(d.GetReplicaId(), "–"), fmt.Sprint(d.GetPromptTokens()), fmt.Sprint(overlap), latency(predicted), first, end, d.GetDecisionId())
+		g.add(d.GetTime().AsTime().Local().Format(time.TimeOnly), d.GetModel(), cmp.Or(d.GetReplicaId(), "–"), fmt.Sprint(d.GetPromptTokens()), fmt.Sprint(overlap), latency(predicted), first, end, d.GetDecisionId())
 	}
 	return g
 }

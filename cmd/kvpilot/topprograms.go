@@ -84,7 +84,7 @@ func programGrid(list []*kvpilotv1.Program) *grid {
 		if p.GetIdle() != nil {
 			idle = latency(p.GetIdle().AsDuration())
 		}
-		g.add(p.GetProgramId(), p.GetModel(), or(p.GetTenant(), "–"), word(p.GetState(), "PROGRAM_STATE_"), home, fmt.Sprint(p.GetResidentTokens()), fmt.Sprint(p.GetNeededTokens()),
+		g.add(p.GetProgramId(), p.GetModel(), cmp.Or(p.GetTenant(), "–"), word(p.GetState(), "PROGRAM_STATE_"), home, fmt.Sprint(p.GetResidentTokens()), fmt.Sprint(p.GetNeededTokens()),
 			fmt.Sprint(p.GetCalls()), cached, wait, idle)
 	}
 	return g

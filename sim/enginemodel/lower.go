@@ -9,8 +9,8 @@ import (
 )
 
 // Lower is KV memory below the GPU, as vLLM's OffloadingConnector has it: host memory of one machine, or a store that several share. Each block that
-// a machine computes is copied there at once, the least recently used one makes room, and what a prompt finds there is loaded before the rest is
-// computed. It is safe for concurrent use.
+// a machine computes is copied there at once, the least recently used one makes room, and blocks that continue a prompt are loaded before the
+// rest is computed. It is safe for concurrent use.
 type Lower struct {
 	// Tier says which tier it is.
 	Tier kvblock.Tier
@@ -131,7 +131,7 @@ func (l *Lower) unlink(i int32) {
 	}
 }
 
-// LowerSink receives the changes of the tiers below the GPU, in order with those of the Sink.
+// LowerSink receives the changes of the tiers below the GPU, in order with the changes that the Sink receives.
 type LowerSink interface {
 	// Kept says that blocks from up to, not including, to of s are in the tier.
 	Kept(tier kvblock.Tier, s *Sequence, from, to int)
@@ -215,7 +215,7 @@ func (b *below) find(keys []blockhash.Hash) (n int, seconds float64) {
 	return n, seconds
 }
 
-// load begins the load of what the tiers hold of the first waiting sequence beyond the GPU's part, into memory for the whole sequence. It reports whether
+// load begins the load of the blocks by which the tiers continue the part of the first waiting sequence on the GPU, into memory for the whole sequence. It reports whether
 // the sequence left the line, and whether it fits.
 func load(m *Machine, s *Sequence) (left, fits bool) {
 	if len(m.below.tiers) == 0 || s.Remote || s.remote == arrived || m.cfg.NoCaching || s.NoHits {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// The agents of steps are those of lab/agents, in whole chunks.
+// The agents of steps are the agents of lab/agents, in whole chunks.
 const (
 	stepsCalls, stepsGrowth, stepsAnswer = 20, 4 * chunkTokens, 100
 	stepsGap                             = 0.25

@@ -262,7 +262,7 @@ func (s *sim) plan(e *engine) {
 		splits{s}.reads(e)
 	}
 	if e.step != nil && len(e.step.Loads) > 0 {
-		s.load(e)
+		beginLoads(s, e)
 	}
 	if e.steps > 0 {
 		s.schedule(event{at: e.until, kind: eventEngine, n: e.slot, gen: e.gen})

@@ -75,8 +75,8 @@ func (b *below) addTo(e *engine) {
 	}
 }
 
-// load begins the loads that an engine's plan has begun. They follow each other on the engine's bus.
-func (s *sim) load(e *engine) {
+// beginLoads begins the loads that an engine's plan has begun. They follow each other on the engine's bus.
+func beginLoads(s *sim, e *engine) {
 	for _, l := range e.step.Loads {
 		e.loaded = max(s.now, e.loaded) + l.Seconds
 		s.after(e.loaded-s.now, func() {

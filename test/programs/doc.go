@@ -1,3 +1,3 @@
-// Package programs has what tests of programs need that run as processes of their own. It imports nothing of the server, so that these tests
+// Package programs helps tests of programs that run as processes. It imports nothing of the server, so that these tests
 // are soon linked.
 package programs

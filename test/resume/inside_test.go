@@ -1,6 +1,7 @@
 package resume
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -119,24 +120,54 @@ func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string
 	events := min(50, compare.Events(stream)-2)
 	const cuts = 5
 	met := 0
-	for i := range cuts {
-		at := 3 + i*(events-3)/cuts // behind the first token
+	for i := 0; met < cuts && i < 4*cuts; i++ { // a cut may take the events with it that the router has not read: then the answer is retried
+		at := 3 + i%cuts*(events-3)/cuts // behind the first token
 		faultAt(t, streams.Replicas, `{}`)
 		faultAt(t, streams.Replicas[at%len(streams.Replicas):][:1], fmt.Sprintf(`{"poison":"\"stream\":true","die_after":%d,"times":1}`, at))
 		before := resumed(t, streams)
-		for range 2 * len(streams.Replicas) {
-			if status, _, got := whole(t, "http://"+streams.HTTP, path, body, "x"); status != http.StatusOK || untimed(got) != untimed(want) {
+		for n := range 2 * len(streams.Replicas) {
+			id := fmt.Sprintf("%s-%d-%d", strings.ReplaceAll(t.Name(), "/", "."), i, n)
+			if status, _, got := whole(t, "http://"+streams.HTTP, path, body, id); status != http.StatusOK || untimed(got) != untimed(want) {
 				t.Fatalf("cut after %d events: %d\n%s\nwant\n%s", at, status, got, want)
 			}
 			if resumed(t, streams) > before {
+				if times, most := asked(t, streams, path, id), 1+boolInt(path == "/v1/completions"); times > most {
+					t.Fatalf("cut after %d events, the answer was requested %d times from its beginning", at, times-most+1)
+				}
 				met++
 				break
 			}
 		}
 	}
-	if met < cuts { // a replica's answers are not requested as streams any more once one of them could not be made whole
+	if met < cuts {
 		t.Errorf("%d of %d answers were continued", met, cuts)
 	}
+}
+
+// asked is how often replicas got a request at a path.
+func asked(t *testing.T, s *stack.Stack, path, id string) (times int) {
+	t.Helper()
+	for _, url := range s.Replicas {
+		resp, err := http.Get(url + "/sim/requests")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []enginesim.Record
+		err = json.NewDecoder(resp.Body).Decode(&list)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list {
+			if list[i].Path == path && strings.HasSuffix(list[i].RequestID, id) {
+				times++
+			}
+		}
+	}
+	if times == 0 {
+		t.Fatalf("no replica knows the request %s", id)
+	}
+	return times
 }
 
 // An answer in one piece is requested as it is where the engine's own cannot be made of a stream, and where it is short.

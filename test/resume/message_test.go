@@ -1,7 +1,6 @@
 package resume
 
 import (
-	"bufio"
 	"fmt"
 	"net/http"
 	"strings"
@@ -26,28 +25,14 @@ var sampled = map[string]string{
 // message asks for a message, with a header or without, and reads it.
 func message(t *testing.T, url, body, resume string) *named {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/messages", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	if resume != "" {
-		req.Header.Set("X-Kvpilot-Resume", resume)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	n := &named{ids: map[string]int{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
-	lines := bufio.NewScanner(resp.Body)
-	for lines.Scan() {
-		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+	n := &named{ids: map[string]int{}}
+	readLines(t, url+"/v1/messages", body, resume, func(h http.Header) { n.replica = h.Get("X-Kvpilot-Replica") }, func(line string) {
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
 			n.event(t, data)
-		} else if text := lines.Text(); text != "" && !strings.HasPrefix(text, "event: ") && !strings.HasPrefix(text, ":") {
-			n.steps = append(n.steps, text)
+		} else if line != "" && !strings.HasPrefix(line, "event: ") && !strings.HasPrefix(line, ":") {
+			n.steps = append(n.steps, line)
 		}
-	}
+	})
 	return n
 }
 

@@ -1,7 +1,6 @@
 package resume
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -54,20 +53,13 @@ func listen(t *testing.T, url, path, body string) *named {
 // listenTo is listen with a look at each event: its number, and the replica that the stream began on.
 func listenTo(t *testing.T, url, path, body string, seen func(events int, replica string)) *named {
 	t.Helper()
-	resp, err := http.Post(url+path, "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	n := &named{ids: map[string]int{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "[DONE]" {
+	n := &named{ids: map[string]int{}}
+	readLines(t, url+path, body, "", func(h http.Header) { n.replica = h.Get("X-Kvpilot-Replica") }, func(line string) {
+		if data, ok := strings.CutPrefix(line, "data: "); ok && data != "[DONE]" {
 			n.event(t, data)
 			seen(n.events, n.replica)
 		}
-	}
+	})
 	return n
 }
 

@@ -76,25 +76,19 @@ func watch(t *testing.T, url, body string, seen func(events int, replica string)
 // watchHead is watch with all headers of the answer.
 func watchHead(t *testing.T, url, body string, seen func(events int, head http.Header)) *answer {
 	t.Helper()
-	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	a := &answer{callIDs: map[string]bool{}, ids: map[string]bool{}, replica: resp.Header.Get("X-Kvpilot-Replica")}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+	a := &answer{callIDs: map[string]bool{}, ids: map[string]bool{}}
+	var head http.Header
+	readLines(t, url+"/v1/chat/completions", body, "", func(h http.Header) { head, a.replica = h, h.Get("X-Kvpilot-Replica") }, func(line string) {
+		data, ok := strings.CutPrefix(line, "data: ")
 		switch {
 		case !ok:
 		case data == "[DONE]":
 			a.done = true
 		default:
 			a.event(t, data)
-			seen(a.events, resp.Header)
+			seen(a.events, head)
 		}
-	}
+	})
 	return a
 }
 

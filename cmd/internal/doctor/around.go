@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -216,7 +217,7 @@ func checkIssuer(ctx context.Context, in scope) []Finding {
 	if j.Issuer == "" {
 		return []Finding{ok("", "no tokens of an issuer are accepted (api.jwt.issuer is empty)")}
 	}
-	from := or(j.JWKSURL, j.JWKSFile)
+	from := cmp.Or(j.JWKSURL, j.JWKSFile)
 	bounded, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	usable, err := j.Examine(bounded)

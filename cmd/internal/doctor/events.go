@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -103,7 +104,7 @@ func (in scope) eventsOf(ctx context.Context, r *replica.Replica, rank int, slot
 	case !connected && isRouter(ctx, at.Endpoint):
 		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, "a ROUTER socket, which answers replays", "events.endpoint and events.replay are exchanged: endpoint is the engine's endpoint, replay its replay_endpoint")
 	case !connected:
-		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, or(s.LastError, "no handshake"), "another program listens there: set events.endpoint to the endpoint of --kv-events-config")
+		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, cmp.Or(s.LastError, "no handshake"), "another program listens there: set events.endpoint to the endpoint of --kv-events-config")
 	}
 	if list := in.eventsElsewhere(ctx, r, rank); list != nil {
 		return list
@@ -137,14 +138,7 @@ func isRouter(ctx context.Context, endpoint string) bool {
 	return conn.Peer() == zmtp.ROUTER
 }
 
-func boundSeen(s kvevents.Status) string { return or(s.LastError, "nothing has dialled it yet") }
-
-func or(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
-}
+func boundSeen(s kvevents.Status) string { return cmp.Or(s.LastError, "nothing has dialled it yet") }
 
 func topic(t string) string {
 	if t == "" {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -108,7 +109,7 @@ func (v *view) states() (list []Finding) {
 		case r.GetState() == kvpilotv1.ReplicaState_REPLICA_STATE_DRAINING:
 			list = append(list, fault(Warn, id, "a replica that takes requests", fmt.Sprintf("draining for %s", since), "kvpilot replicas undrain "+id+" when it is well")...)
 		case r.GetState() != kvpilotv1.ReplicaState_REPLICA_STATE_READY:
-			list = append(list, fault(Fail, id, "a replica that takes requests", fmt.Sprintf("%s for %s: %s", state, since, or(r.GetLastError(), "no answer yet")), "run kvpilot doctor with the router's settings on its machine: it finds the step that fails")...)
+			list = append(list, fault(Fail, id, "a replica that takes requests", fmt.Sprintf("%s for %s: %s", state, since, cmp.Or(r.GetLastError(), "no answer yet")), "run kvpilot doctor with the router's settings on its machine: it finds the step that fails")...)
 		case r.GetBreaker() == kvpilotv1.BreakerState_BREAKER_STATE_OPEN:
 			list = append(list, fault(Fail, id, "requests that succeed", "it answers probes and fails requests: its breaker is open", "look at the replica's log; kvpilot replicas drain "+id+" takes it out")...)
 		default:
@@ -185,7 +186,7 @@ func (v *view) caches() (list []Finding) {
 func (v *view) parity() (list []Finding) {
 	for _, p := range v.status.GetParity() {
 		if p.GetState() == kvpilotv1.ParityState_PARITY_STATE_SUSPECT {
-			list = append(list, fault(Fail, p.GetModel(), "the engine's own token ids", or(p.GetDetail(), "suspect"), "run kvpilot doctor with the router's settings: its checks parity and blocks find the replica; docs/tokenization.md has the causes")...)
+			list = append(list, fault(Fail, p.GetModel(), "the engine's own token ids", cmp.Or(p.GetDetail(), "suspect"), "run kvpilot doctor with the router's settings: its checks parity and blocks find the replica; docs/tokenization.md has the causes")...)
 			continue
 		}
 		list = append(list, ok(p.GetModel(), "%s", p.GetState()))
@@ -236,7 +237,7 @@ func (v *view) peers() (list []Finding) {
 		return []Finding{ok("", "the router is alone")}
 	}
 	for _, r := range v.routers {
-		name := or(r.GetName(), r.GetRouterId())
+		name := cmp.Or(r.GetName(), r.GetRouterId())
 		switch {
 		case r.GetState() == kvpilotv1.RouterState_ROUTER_STATE_STRANGER:
 			list = append(list, fault(Fail, name, "the same wire version", fmt.Sprintf("wire version %d.%d", r.GetWireMajor(), r.GetWireMinor()), "finish the update, or roll it back: until then there are two fleets")...)
@@ -249,7 +250,7 @@ func (v *view) peers() (list []Finding) {
 		case r.GetReport() != nil && r.GetReport().GetNotReady() != "":
 			list = append(list, fault(Fail, name, "a router that takes requests", r.GetReport().GetNotReady(), "run kvpilot doctor --server with this router's address")...)
 		default:
-			list = append(list, ok(name, "%s at %s", or(r.GetReport().GetVersion(), "connected"), r.GetAddress()))
+			list = append(list, ok(name, "%s at %s", cmp.Or(r.GetReport().GetVersion(), "connected"), r.GetAddress()))
 		}
 	}
 	return list

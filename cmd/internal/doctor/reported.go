@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -33,8 +34,8 @@ func (in scope) ownerOf(ctx context.Context, address string) string {
 
 // elsewhere compares an address of a rank with its replica's report, where they differ. setting names the address.
 func (in scope) elsewhere(ctx context.Context, subject, setting, set, reported string) []Finding {
-	expected := "the address that the replica reports, " + or(reported, "which is none")
-	change := fmt.Sprintf("set %s to %s, or leave events.endpoint empty: from vLLM 0.32 on the router reads the addresses itself", setting, or(reported, "none"))
+	expected := "the address that the replica reports, " + cmp.Or(reported, "which is none")
+	change := fmt.Sprintf("set %s to %s, or leave events.endpoint empty: from vLLM 0.32 on the router reads the addresses itself", setting, cmp.Or(reported, "none"))
 	if owner := in.ownerOf(ctx, set); owner != "" {
 		return fault(Fail, subject, expected, fmt.Sprintf("%s, which %s reports as its own", set, owner), change)
 	}

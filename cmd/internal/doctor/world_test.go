@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -162,7 +163,7 @@ func (w *world) serve(ctx context.Context, engines *sync.WaitGroup, i int) runni
 		w.engine(i, &c)
 	}
 	http := listener(w.t)
-	r := running{url: or(w.scheme, "http") + "://" + http.Addr().String()}
+	r := running{url: cmp.Or(w.scheme, "http") + "://" + http.Addr().String()}
 	p := enginesim.Params{HTTP: http, Events: consecutive(w.t, c.Ranks), Replays: consecutive(w.t, c.Ranks)}
 	if w.listen != nil {
 		p.HTTP = w.listen(http)

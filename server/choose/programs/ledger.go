@@ -189,7 +189,10 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	case p.late:
 		upTo = admitLateUpTo
 	}
-	from := p.account // nil unless it moves
+	from, most := p.account, 0.0 // nil unless it moves
+	if from != nil {
+		most = from.mostAt(p.tokens, now)
+	}
 	var best *account
 	var least, held float64
 	for i := range ranks {
@@ -206,7 +209,7 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)
 		r.Free = max(0, upTo*a.capacity-used)
 		if ok && from != nil {
-			ok = a != from && from.movesTo(used, p.tokens, now)
+			ok = a != from && used < most
 		}
 		if r.Full = !ok; ok && (best == nil || used < least) {
 			best, least, held = a, used, shared

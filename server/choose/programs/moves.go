@@ -9,21 +9,23 @@ const moveFrom, moveGap = 0.85, 0.3
 // shouldMove reports whether the program, whose only call has arrived, had better be on another rank.
 func (p *program) shouldMove(now time.Duration) bool {
 	a := p.account
-	return a != nil && a.capacity > 0 && p.known && p.running == 0 && p.waiting == 1 && p.likelihood() >= likely && p.own() >= p.tokens/2 &&
-		a.isCheapest(p) && a.used(now) >= moveFrom*a.capacity
+	if a == nil || a.capacity == 0 || a.whole+a.booked < moveFrom*a.capacity { // used is not more
+		return false
+	}
+	return p.known && p.running == 0 && p.waiting == 1 && p.likelihood() >= likely && p.own() >= p.tokens/2 && a.isCheapest(p) && a.used(now) >= moveFrom*a.capacity
 }
 
-// isCheapest reports whether no other program on the rank has a smaller context.
+// isCheapest reports whether no other program on the rank has a smaller context, and no one before it in the account an equal one.
 func (a *account) isCheapest(p *program) bool {
 	for _, o := range a.programs {
-		if o != p && o.tokens < p.tokens && o.likelihood() >= likely {
+		if (o.tokens < p.tokens || o.tokens == p.tokens && o.index < p.index) && o.likelihood() >= likely {
 			return false
 		}
 	}
 	return true
 }
 
-// movesTo reports whether a program with a context of tokens moves from the rank to one of which so much is used.
-func (a *account) movesTo(used, tokens float64, now time.Duration) bool {
-	return used+tokens+moveGap*a.capacity < a.used(now)
+// mostAt is the use of another rank up to which a program with a context of tokens moves there from this one.
+func (a *account) mostAt(tokens float64, now time.Duration) float64 {
+	return a.used(now) - tokens - moveGap*a.capacity
 }

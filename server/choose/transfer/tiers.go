@@ -33,8 +33,8 @@ type Loads struct {
 	shared map[kvblock.Tier]*Lane // of all kinds beyond mostLanes; guarded by mu
 }
 
-// Of returns the lane from a tier of engines of one kind, which is made when it is new. kind must be comparable.
-func (l *Loads) Of(kind any, tier kvblock.Tier) *Lane {
+// of returns the lane from a tier of engines of one kind, which is made when it is new. kind must be comparable.
+func (l *Loads) of(kind any, tier kvblock.Tier) *Lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := loadKey{kind, tier}
@@ -66,7 +66,7 @@ const (
 	leastShare = 0.05
 )
 
-// Tier is one tier below the GPU of one rank. Make it with NewTier. It is safe for concurrent use.
+// Tier is one tier below the GPU of one rank. It is safe for concurrent use.
 type Tier struct {
 	lane atomic.Pointer[Lane]
 
@@ -75,16 +75,16 @@ type Tier struct {
 	seen  atomic.Int64
 }
 
-// NewTier returns a tier whose loads take as long as lane says, and of which every block is found.
-func NewTier(lane *Lane) *Tier {
+// newTier returns a tier whose loads take as long as lane says, and of which every block is found.
+func newTier(lane *Lane) *Tier {
 	t := &Tier{}
 	t.lane.Store(lane)
 	t.share.Store(math.Float64bits(1))
 	return t
 }
 
-// Move gives the tier the lane of another kind.
-func (t *Tier) Move(lane *Lane) { t.lane.Store(lane) }
+// move gives the tier the lane of another kind.
+func (t *Tier) move(lane *Lane) { t.lane.Store(lane) }
 
 // Share is the share of the tokens held in the tier that the engine has found, of late, from 0 to 1.
 func (t *Tier) Share() float64 { return math.Float64frombits(t.share.Load()) }
@@ -111,8 +111,8 @@ func (t *Tier) Found(found, held int) {
 // Learn adds a load of so many tokens in so many seconds.
 func (t *Tier) Learn(tokens int, seconds float64) { t.lane.Load().Learn(tokens, seconds) }
 
-// AddTo adds to l the load of so many tokens that the rank holds in the tier.
-func (t *Tier) AddTo(l *decision.Loading, held uint32) {
+// addTo adds to l the load of so many tokens that the rank holds in the tier.
+func (t *Tier) addTo(l *decision.Loading, held uint32) {
 	share := t.Share()
 	if held == 0 || share < leastShare {
 		return
@@ -130,19 +130,19 @@ type Tiers struct {
 
 // NewTiers returns the tiers of a rank of a kind.
 func NewTiers(loads *Loads, kind any) Tiers {
-	return Tiers{Host: NewTier(loads.Of(kind, kvblock.TierCPU)), Store: NewTier(loads.Of(kind, kvblock.TierDisk)), until: new(atomic.Int64)}
+	return Tiers{Host: newTier(loads.of(kind, kvblock.TierCPU)), Store: newTier(loads.of(kind, kvblock.TierDisk)), until: new(atomic.Int64)}
 }
 
 // Move gives the tiers the lanes of another kind.
 func (t *Tiers) Move(loads *Loads, kind any) {
-	t.Host.Move(loads.Of(kind, kvblock.TierCPU))
-	t.Store.Move(loads.Of(kind, kvblock.TierDisk))
+	t.Host.move(loads.of(kind, kvblock.TierCPU))
+	t.Store.move(loads.of(kind, kvblock.TierDisk))
 }
 
 // Loading predicts the load of the part of a prompt that the rank holds below its GPU, at now in nanoseconds.
 func (t *Tiers) Loading(o *decision.Overlap, now int64) (l decision.Loading) {
-	t.Host.AddTo(&l, o.CPU)
-	t.Store.AddTo(&l, o.Disk)
+	t.Host.addTo(&l, o.CPU)
+	t.Store.addTo(&l, o.Disk)
 	if wait := t.until.Load() - now; wait > 0 && l.Load > 0 {
 		l.LoadWait = float32(time.Duration(wait).Seconds())
 		l.Load += float64(l.LoadWait)

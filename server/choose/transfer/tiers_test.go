@@ -1,11 +1,10 @@
-package transfer_test
+package transfer
 
 import (
 	"math"
 	"math/rand/v2"
 	"testing"
 
-	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 )
@@ -20,8 +19,8 @@ func TestATierLearnsItsLoads(t *testing.T) {
 		{"faster", 0.001, 5e-7},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var loads transfer.Loads
-			of, other := transfer.NewTiers(&loads, "kind"), transfer.NewTiers(&loads, "kind")
+			var loads Loads
+			of, other := NewTiers(&loads, "kind"), NewTiers(&loads, "kind")
 			dice := rand.New(rand.NewPCG(1, 2))
 			for range 40 {
 				n := 500 + dice.IntN(30_000)
@@ -34,7 +33,7 @@ func TestATierLearnsItsLoads(t *testing.T) {
 					t.Errorf("%d tokens: %.4f s for %d tokens, want %.4f s: ranks of one kind share what they have learned", n, l.Load, l.Loadable, want)
 				}
 			}
-			guess := transfer.NewTiers(&loads, "another kind")
+			guess := NewTiers(&loads, "another kind")
 			if l := guess.Loading(&decision.Overlap{CPU: 10_000}, 0); l.Load != 0.045 {
 				t.Errorf("another kind: %v s, want the first guess of 0.045", l.Load)
 			}
@@ -48,8 +47,8 @@ func TestATierLearnsItsLoads(t *testing.T) {
 
 // What the engine does not find does not count: neither as cached, nor as time to load.
 func TestAnEmptyTierIsNotCountedOn(t *testing.T) {
-	var loads transfer.Loads
-	tiers := transfer.NewTiers(&loads, 1)
+	var loads Loads
+	tiers := NewTiers(&loads, 1)
 	held := &decision.Overlap{GPU: 100, CPU: 4000, Disk: 1000}
 	before := tiers.Loading(held, 0)
 	if before.Loadable != 5000 || before.Load <= 0 {
@@ -82,22 +81,22 @@ func TestAnEmptyTierIsNotCountedOn(t *testing.T) {
 }
 
 func TestKindsOfEnginesAreBounded(t *testing.T) {
-	var loads transfer.Loads
+	var loads Loads
 	for kind := range 3000 {
-		loads.Of(kind, kvblock.TierCPU)
+		loads.of(kind, kvblock.TierCPU)
 	}
-	if loads.Of(2998, kvblock.TierCPU) != loads.Of(2999, kvblock.TierCPU) || loads.Of(1, kvblock.TierCPU) == loads.Of(2, kvblock.TierCPU) {
+	if loads.of(2998, kvblock.TierCPU) != loads.of(2999, kvblock.TierCPU) || loads.of(1, kvblock.TierCPU) == loads.of(2, kvblock.TierCPU) {
 		t.Error("the kinds beyond the bound do not share a lane, or the first ones do")
 	}
-	if loads.Of(2999, kvblock.TierCPU) == loads.Of(2999, kvblock.TierDisk) {
+	if loads.of(2999, kvblock.TierCPU) == loads.of(2999, kvblock.TierDisk) {
 		t.Error("two tiers share a lane")
 	}
 }
 
 // Loads of one rank follow each other.
 func TestALoadWaitsForThoseBookedBefore(t *testing.T) {
-	var loads transfer.Loads
-	tiers, other := transfer.NewTiers(&loads, 1), transfer.NewTiers(&loads, 1)
+	var loads Loads
+	tiers, other := NewTiers(&loads, 1), NewTiers(&loads, 1)
 	held := &decision.Overlap{CPU: 10_000}
 	alone := tiers.Loading(held, 0)
 	tiers.Book(2, 1e9)

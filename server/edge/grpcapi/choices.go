@@ -198,7 +198,7 @@ func (s *choices) choose(ctx context.Context, q *intake.Question, deadline time.
 	if pick == nil || pick.TTFT <= limit {
 		return a, nil // policies that predict nothing leave zero
 	}
-	a.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+	a.Release(chooser.ResultOf(decision.EndHandedOver))
 	fastest := fastest(s.others.explainChosen(ctx, a.Decision))
 	if fastest == nil || fastest.GetTtft().AsDuration().Seconds() > limit {
 		wait := time.Duration((pick.TTFT - limit) * float64(time.Second))

@@ -293,7 +293,7 @@ func (s *reservations) releaseAll(ctx context.Context, bound map[string]uint32) 
 			})
 			continue
 		}
-		result := chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+		result := chooser.ResultOf(decision.EndCanceled)
 		if s.lifecycle.Finish(load.Key{Tenant: s.senders.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
 			s.metrics.released.Add(ctx, 1)
 		}

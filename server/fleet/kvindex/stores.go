@@ -58,7 +58,7 @@ func (s *stores) set(slot replica.Slot, name string, words int) {
 }
 
 // share has each rank of a store hold the blocks of hashes that the store continues its own with, and appends the ranks that hold the beginning there
-// only. The engines of a store name blocks alike, so what one has announced all of them load.
+// only. The engines of a store name blocks alike, so all of them load the blocks that one has announced.
 func (l *lookup) share(dst []Overlap, base int, hashes []blockhash.Hash, s *store) []Overlap {
 	p, k := l.tiers[kvblock.TierDisk], l.strideOf(s)
 	held := uint32(k * lead(0, len(hashes)/k, func(chunk int) bool { return l.sets.meet(p.get(spread(hashes[(chunk+1)*k-1])), s.ranks) }))

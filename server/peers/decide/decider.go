@@ -398,15 +398,18 @@ func (d *Decider) tickEvery() time.Duration {
 }
 
 // Run calls Tick until ctx ends.
-func (d *Decider) Run(ctx context.Context) error {
-	ticker := time.NewTicker(d.tickEvery())
+func (d *Decider) Run(ctx context.Context) error { return runTicks(ctx, d.tickEvery(), d.Tick) }
+
+// runTicks calls tick at each interval until ctx ends.
+func runTicks(ctx context.Context, every time.Duration, tick func()) error {
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			d.Tick()
+			tick()
 		}
 	}
 }

@@ -68,15 +68,4 @@ func (f *Frontend) ping(p *peer, now time.Time, busy bool) (fell bool) {
 }
 
 // Run calls Tick until ctx ends.
-func (f *Frontend) Run(ctx context.Context) error {
-	ticker := time.NewTicker(f.tickEvery())
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			f.Tick()
-		}
-	}
-}
+func (f *Frontend) Run(ctx context.Context) error { return runTicks(ctx, f.tickEvery(), f.Tick) }

@@ -90,11 +90,11 @@ func (qs *advisor) decide(ctx context.Context, rq *intake.Request) (*Answer, err
 	}
 	choice := chosen.Choice
 	if choice.Decision.TooLong {
-		choice.Release(chooser.Result{End: decision.EndRejected, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		choice.Release(chooser.ResultOf(decision.EndRejected))
 		return nil, tooLong(rq, choice, ask.Longest)
 	}
 	if q.Booking == intake.Reserve && ctx.Err() != nil { // its caller has left; a question with a name may be asked again
-		choice.Release(chooser.Result{End: decision.EndCanceled, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		choice.Release(chooser.ResultOf(decision.EndCanceled))
 		return nil, apierror.From(intake.Cause(ctx, ctx.Err()))
 	}
 	if q.Booking != intake.DryRun {
@@ -166,7 +166,7 @@ func (qs *advisor) chooseOnce(ctx context.Context, q *intake.Question) (*Answer,
 			return &again, nil
 		}
 		// It has ended, or its replica is gone.
-		c.answer.Release(chooser.Result{End: decision.EndRemoved, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		c.answer.Release(chooser.ResultOf(decision.EndRemoved))
 		qs.claims.drop(name, c)
 	}
 }

@@ -299,7 +299,7 @@ func (h *Handoff) End(ctx context.Context, err error) {
 			blamed = retry.Canceled
 		}
 		h.parts.attempts.Blame.Settle(h.rq, h.d, a, blamed)
-		result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+		result := chooser.ResultOf(end)
 		if h.begun {
 			h.parts.attempts.LearnUsage(ctx, h.rq, h.d, &result)
 		}

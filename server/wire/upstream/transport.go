@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,9 +106,9 @@ func parseHost(base string) (*host, error) {
 	port := u.Port()
 	switch u.Scheme {
 	case "http":
-		port = orDefault(port, "80")
+		port = cmp.Or(port, "80")
 	case "https":
-		port = orDefault(port, "443")
+		port = cmp.Or(port, "443")
 		h.secure = true
 	default:
 		return nil, fmt.Errorf("replica URL: scheme must be http or https, not %q", u.Scheme)
@@ -117,13 +118,6 @@ func parseHost(base string) (*host, error) {
 	}
 	h.address = net.JoinHostPort(u.Hostname(), port)
 	return h, nil
-}
-
-func orDefault(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 // do sends a request and reads the head of the response.

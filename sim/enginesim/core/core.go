@@ -49,7 +49,7 @@ type Stats struct {
 func New(cfg Config, emit func([]Event)) *Core {
 	c := &Core{cfg: cfg, emit: emit, wake: make(chan struct{}, 1)}
 	c.machine = enginemodel.New(cfg.model(), nil, (*recorder)(c))
-	c.addTiers()
+	addTiers(c)
 	return c
 }
 
@@ -104,7 +104,7 @@ func (c *Core) Pause(on bool) {
 // AbortAll ends all requests of an engine.
 func AbortAll(c *Core) {
 	c.mu.Lock()
-	left := slices.Concat(c.machine.Running(), c.machine.Waiting(), c.dropLoads())
+	left := slices.Concat(c.machine.Running(), c.machine.Waiting(), c.loads.dropAll())
 	c.mu.Unlock()
 	for _, m := range left {
 		c.Abort(owner(m), FinishAbort)
@@ -233,7 +233,7 @@ func (c *Core) plan() (took time.Duration, busy bool) {
 		return 0, false
 	}
 	step := c.machine.Plan(1)
-	c.load(step.Loads)
+	beginLoads(c, step.Loads)
 	if step.Steps == 0 {
 		return 0, false
 	}

@@ -54,7 +54,7 @@ func (t *LowerTier) of(tier kvblock.Tier, block int) *enginemodel.Lower {
 func NewStore(c *Config) *enginemodel.Lower { return c.Lower.Store.of(kvblock.TierDisk, c.BlockSize) }
 
 // addTiers gives the machine its tiers.
-func (c *Core) addTiers() {
+func addTiers(c *Core) {
 	if !c.cfg.PrefixCaching {
 		return
 	}
@@ -71,8 +71,8 @@ type loads struct {
 	until   time.Time // when the last one ends: they share one bus
 }
 
-// load begins the loads of a plan; c.mu is held.
-func (c *Core) load(list []enginemodel.Load) {
+// beginLoads begins the loads of a plan; c.mu is held.
+func beginLoads(c *Core, list []enginemodel.Load) {
 	for _, l := range list {
 		now := time.Now()
 		if c.loads.until.Before(now) {
@@ -100,13 +100,13 @@ func (l *loads) drop(s *enginemodel.Sequence) {
 	}
 }
 
-// dropLoads ends the loads of an engine that stops, and returns the sequences that waited for them; c.mu is held.
-func (c *Core) dropLoads() (left []*enginemodel.Sequence) {
-	for s, timer := range c.loads.running {
+// dropAll ends the loads of an engine that stops, and returns the sequences that waited for them.
+func (l *loads) dropAll() (left []*enginemodel.Sequence) {
+	for s, timer := range l.running {
 		timer.Stop()
 		left = append(left, s)
 	}
-	clear(c.loads.running)
+	clear(l.running)
 	return left
 }
 

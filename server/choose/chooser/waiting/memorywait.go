@@ -57,7 +57,7 @@ const (
 	begunRate  = 500
 )
 
-// seniority is the wait that the program's progress counts as: what has begun is finished first.
+// seniority is the wait that the program's progress counts as: programs that have begun are finished first.
 func (m *memoryWait) seniority() time.Duration {
 	if m.begun == 0 {
 		return 0

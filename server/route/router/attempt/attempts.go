@@ -159,7 +159,7 @@ func (at *Dispatcher) End(ctx context.Context, rq *intake.Request, d *Delivery, 
 		return
 	}
 	a.Ended = true
-	result := chooser.Result{End: end, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1}
+	result := chooser.ResultOf(end)
 	if a.Response != nil {
 		a.Response.Close()
 		at.LearnUsage(ctx, rq, d, &result)

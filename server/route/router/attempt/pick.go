@@ -46,7 +46,7 @@ func (p *picker) pick(ctx context.Context, rq *intake.Request, t *Tries, a *Atte
 		if p.admitted(rq, t, a) {
 			return nil
 		}
-		a.Choice.Release(chooser.Result{End: decision.EndHandedOver, PromptTokens: -1, OutputTokens: -1, CachedTokens: -1})
+		a.Choice.Release(chooser.ResultOf(decision.EndHandedOver))
 		t.passOver(a.Choice.Replica.ID)
 	}
 }

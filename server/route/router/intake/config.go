@@ -35,8 +35,8 @@ type Config struct {
 	// ResumeMessages makes sampled streams of /v1/messages resumable on vLLM 0.33: the router requests them as the chats that the
 	// engine itself makes of them, and writes their events. Off, only streams at temperature 0 can be resumed.
 	ResumeMessages bool `yaml:"resume_messages"`
-	// ResumeUnstreamed makes answers in one piece resumable: of chat and completions that are one plain text the router requests a
-	// stream, which another replica can continue, and makes one piece of it, byte for byte as the engine would, where it has seen how.
+	// ResumeUnstreamed makes answers in one piece resumable: of chat and completions that are one text, or calls of tools, the router requests
+	// a stream, which another replica can continue, and makes one piece of it, byte for byte as the engine would, where it has seen how.
 	// Off, such a request is sent again from the start. On, each token costs engine and router an event.
 	ResumeUnstreamed bool `yaml:"resume_unstreamed"`
 	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is

@@ -89,6 +89,7 @@ func (in *Intake) Update(c Config, attempts int) { in.set.Store(newSettings(c, a
 // ShowsOverlap reports whether the caller may see what replicas hold of its prompt, by the settings in force.
 func (in *Intake) ShowsOverlap(c Caller) bool { return in.set.Load().ShowsOverlap(c) }
 
+// NewRequest begins a request of a call, under settings that it keeps to its end.
 func (in *Intake) NewRequest(ctx context.Context, call *Call) *Request {
 	rq := &Request{Call: call, Settings: in.set.Load(), Span: trace.SpanFromContext(ctx), ID: NewID(in.prefix), Received: call.Received, Policies: in.policies.Settings()}
 	if rq.Received.IsZero() {

@@ -6,6 +6,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
+// MetricNS begins the names of the router's metrics.
 const MetricNS = "kvpilot.router."
 
 // ByResult labels a result.

@@ -103,7 +103,7 @@ type choosing struct {
 	found
 }
 
-// found is the part of the prompt that the ranks hold, in tokens: the longest, the chosen one's, and what that has in host memory and in a store, to
+// found is the part of the prompt that the ranks hold, in tokens: the longest, the chosen one's, and its parts in host memory and in a store, to
 // be loaded in so many seconds.
 type found struct {
 	best, overlap, host, store int
