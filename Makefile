@@ -174,7 +174,7 @@ VLLM ?= 0.32.0
 e2e-vllm: ## run against real vLLM on the CPU: VLLM=version (gigabytes, minutes)
 	$(GO) run ./lab/e2e -vllm $(VLLM)
 
-PD ?= nixl nixl-push
+PD ?= nixl nixl-push mooncake
 e2e-vllm-pd: ## the same for requests that two engines share, with the KV connectors PD (three engines, a quarter of an hour each)
 	@for connector in $(PD); do echo "$$connector:"; $(GO) run ./lab/e2e -vllm 0.33.0 -connector $$connector -replicas 3 || exit 1; done
 

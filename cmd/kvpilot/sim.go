@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +25,7 @@ type simFlags struct {
 	ports  simPorts
 	count  int
 	faults string
-	// role is the label that the router is to see; an engine with NIXL plays the role that each request names.
+	// role is the label that the router is to see; an engine with NIXL plays the role that each request names, one with Mooncake this one alone.
 	role string
 	// seed makes block hashes; zero draws one for each replica.
 	seed uint64
@@ -94,7 +95,7 @@ the simulator; docs/simulator.md describes them.`,
 	flags.IntVar(&c.ReplayBuffer, "replay-buffer", c.ReplayBuffer, "number of event batches kept for replays")
 	flags.DurationVar(&c.KeepAlive, "keep-alive", c.KeepAlive, "how long idle connections stay open; 0 closes each after its answer")
 	flags.StringVar(&c.APIKey, "api-key", "", "key that /v1 requires")
-	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl or nixl-push passes the cache of prompts on to other simulated replicas")
+	flags.StringVar(&c.Transfer.Connector, "connector", "", "KV connector: nixl, nixl-push or mooncake passes the cache of prompts on to other simulated replicas")
 	flags.StringVar(&f.role, "role", "", "role in the labels that are printed for the router: prefill, decode or both; needs --connector")
 	flags.DurationVar(&c.Transfer.Start, "transfer-start", c.Transfer.Start, "time of a transfer of no tokens from another replica")
 	flags.DurationVar(&c.Transfer.PerToken, "transfer-token-time", c.Transfer.PerToken, "time that each token adds to a transfer")
@@ -140,6 +141,9 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	if _, known := replica.ReadRole(f.role); !known || f.role != "" && f.cfg.Transfer.Connector == "" {
 		return fmt.Errorf("--role must be prefill, decode or both, with --connector, not %q", f.role)
 	}
+	if f.cfg.Transfer.Connector == replica.Mooncake.String() {
+		f.cfg.Transfer.KVRole = map[string]string{"prefill": "kv_producer", "decode": "kv_consumer"}[f.role]
+	}
 	if f.noEvents {
 		f.ports.events = -1
 	}
@@ -169,7 +173,7 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 		if len(r.replays) > 0 {
 			fmt.Fprintf(out, ", replays %s", strings.Join(r.replays, " "))
 		}
-		if labels := f.labels(); len(labels) > 0 {
+		if labels := f.labels(r.url); len(labels) > 0 {
 			fmt.Fprintf(out, ", labels {%s}", strings.Join(labels, ", "))
 		}
 		fmt.Fprintln(out)
@@ -177,10 +181,13 @@ func runSim(ctx context.Context, f simFlags, out io.Writer) error {
 	return runSims(ctx, list)
 }
 
-// labels are the replicas' labels for the router.
-func (f *simFlags) labels() (list []string) {
+// labels are the labels of the replica at base for the router.
+func (f *simFlags) labels(base string) (list []string) {
 	if c := f.cfg.Transfer.Connector; c != "" {
 		list = append(list, replica.LabelConnector+": "+c, replica.LabelRole+": "+cmp.Or(f.role, replica.AnyRole.String()))
+		if c == replica.Mooncake.String() { // the bootstrap server is at the same address
+			list = append(list, replica.LabelBootstrap+": "+strconv.Quote(base))
+		}
 	}
 	if f.cfg.Core.Lower.Shared != nil {
 		list = append(list, replica.LabelStore+": sim")

@@ -12,10 +12,15 @@ import (
 var connectors = map[string]struct {
 	class    string
 	packages []string
+	imports  string // a module that shows whether they work
 }{
-	"nixl":      {"NixlConnector", nixlPackages()},
-	"nixl-push": {"NixlPushConnector", nixlPackages()},
+	"nixl":      {"NixlConnector", nixlPackages(), "nixl._api"},
+	"nixl-push": {"NixlPushConnector", nixlPackages(), "nixl._api"},
+	mooncake:    {"MooncakeConnector", []string{"mooncake-transfer-engine-non-cuda==0.3.13.post1"}, "mooncake.engine"},
 }
+
+// mooncake is the connector whose transfer engine needs libraries of the system, and a patch of torch on a CPU.
+const mooncake = "mooncake"
 
 // nixlPackages are NIXL's; the CUDA build works over TCP without a GPU.
 func nixlPackages() []string { return []string{"nixl==1.5.1", "nixl-cu13==1.5.1"} }
@@ -68,14 +73,19 @@ func (r *run) installConnector(ctx context.Context) error {
 	if !known {
 		return fmt.Errorf("no connector %q", r.connector)
 	}
-	if r.logged(ctx, "install.log", r.python, "-c", "import nixl._api") == nil {
+	if r.connector == mooncake {
+		if err := r.installMooncake(ctx); err != nil {
+			return fmt.Errorf("what Mooncake needs of the system cannot be had here (%w): %w", err, errSkip)
+		}
+	}
+	if r.imported(ctx, with.imports) == nil {
 		return nil
 	}
 	args := append([]string{r.python, "-m", "uv", "pip", "install", "--python", r.python, "--no-progress", "--no-deps"}, with.packages...)
 	if err := r.logged(ctx, "install.log", args...); err != nil {
 		return fmt.Errorf("%v cannot be installed here (%w): %w", with.packages, err, errSkip)
 	}
-	if err := r.logged(ctx, "install.log", r.python, "-c", "import nixl._api"); err != nil {
+	if err := r.imported(ctx, with.imports); err != nil {
 		return fmt.Errorf("%v does not run here (%w): %w", with.packages, err, errSkip)
 	}
 	return nil
@@ -87,6 +97,10 @@ func (e *engine) connecting() (args, environment []string) {
 		return nil, nil
 	}
 	args = []string{"--kv-transfer-config", fmt.Sprintf(`{"kv_connector":%q,"kv_role":"kv_both"}`, connectors[e.connector].class)}
+	if e.connector == mooncake {
+		args[1] = fmt.Sprintf(`{"kv_connector":%q,"kv_role":%q,"kv_connector_extra_config":{"mooncake_protocol":"tcp"}}`, connectors[e.connector].class, kvRole(e.role))
+		return args, append(e.vllm.mooncakeEnvironment(), "VLLM_HOST_IP=127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT="+strconv.Itoa(e.side))
+	}
 	return args, []string{"VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT=" + strconv.Itoa(e.side), "UCX_TLS=tcp"}
 }
 
@@ -94,6 +108,13 @@ func (e *engine) connecting() (args, environment []string) {
 func (e *engine) labels() string {
 	if e.connector == "" {
 		return ""
+	}
+	if e.connector == mooncake {
+		at := e.side
+		if e.vllm.sim {
+			at = e.http
+		}
+		return fmt.Sprintf(", labels: {kv_connector: %s, role: %s, kv_bootstrap: \"%d\"}", e.connector, e.role, at)
 	}
 	return fmt.Sprintf(", labels: {kv_connector: %s, role: %s}", e.connector, e.role)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -119,24 +120,35 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 	if len(now) > 1 || hits < waited {
 		return "", false, fmt.Errorf("%s", detail)
 	}
-	later := list[copyBranches]
-	a, err := s.ask(ctx, s.router.url(), later, true, nil, "X-Request-Id", id+"-later")
+	found, err := s.foundLater(ctx, list[copyBranches], id+"-later")
 	if err != nil {
-		return "", false, err
+		return "", false, fmt.Errorf("%s; %w", detail, err)
 	}
-	predicted, err := s.router.predicted(ctx, id+"-later")
+	return detail + "; " + found, true, nil
+}
+
+// foundLater sends a later request with the prefix, which finds it.
+func (s *splits) foundLater(ctx context.Context, later *shared, id string) (string, error) {
+	a, err := s.ask(ctx, s.router.url(), later, true, nil, "X-Request-Id", id)
 	if err != nil {
-		return "", false, err
+		return "", err
+	}
+	predicted, err := s.router.predicted(ctx, id)
+	if err != nil {
+		return "", err
 	}
 	if a.text != later.want || a.cached != predicted || a.cached < copiedWords/2 {
-		return "", false, fmt.Errorf("%s; a later request at %s has %d cached tokens, predicted %d, and the text %q, want %q", detail, a.replica, a.cached, predicted, a.text, later.want)
+		return "", fmt.Errorf("a later request at %s has %d cached tokens, predicted %d, and the text %q, want %q: %w", a.replica, a.cached, predicted, a.text, later.want, errNotFound)
 	}
 	took, err := s.unpinned(ctx)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
-	return fmt.Sprintf("%s; a later request found %d tokens, as predicted; every text as of one engine; nothing pinned after %.1f s", detail, a.cached, took.Seconds()), true, nil
+	return fmt.Sprintf("a later request found %d tokens, as predicted; every text as of one engine; nothing pinned after %.1f s", a.cached, took.Seconds()), nil
 }
+
+// errNotFound is why a later request shows no copy.
+var errNotFound = errors.New("the copy was not found")
 
 // inOrder sends requests one shortly after the other, each under an id of its own, and waits for all answers.
 func (s *splits) inOrder(ctx context.Context, list []*shared, id string) *outcomes {

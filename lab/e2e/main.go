@@ -65,7 +65,7 @@ func main() {
 	flag.StringVar(&r.comments, "sse-keep-alive", "", "seconds after which a replica sends a comment into a silent stream (vLLM 0.32 and later)")
 	flag.StringVar(&r.tests, "tests", "", "instead of the checks, run vLLM's own entry-point tests from this folder (tests of its sdist), direct and routed, before one replica without adapters")
 	flag.BoolVar(&r.plain, "plain", false, "start the replicas without a tool parser, for checks of answers that no parser takes apart")
-	flag.StringVar(&r.connector, "connector", "", "instead of the checks, run those of requests that two replicas share, with this KV connector: nixl or nixl-push")
+	flag.StringVar(&r.connector, "connector", "", "instead of the checks, run those of requests that two replicas share, with this KV connector: nixl, nixl-push or mooncake")
 	flag.Parse()
 	switch {
 	case r.tests != "":

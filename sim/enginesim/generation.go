@@ -199,6 +199,9 @@ func (g *generation) book(ok bool) {
 
 // cached is the hit of the last answer, which vLLM reports: of several samples it finds the blocks that the first one has stored.
 func (g *generation) cached() int {
+	if (exchange{g}).isMooncake() && (exchange{g}).reads() { // vLLM counts all that came from the other engine
+		return g.promptTokens
+	}
 	if kv := g.s.KVTransfer; (exchange{g}).reads() && kv.CachedTokens != nil { // as vLLM reports it: the other engine's
 		return *kv.CachedTokens
 	}

@@ -114,6 +114,10 @@ func (l *life) serve(w http.ResponseWriter, r *http.Request) {
 		answerPeer(l, &call{w: w, r: r, record: &Record{}, book: &l.records}, what)
 		return
 	}
+	if r.URL.Path == "/query" && r.Method == http.MethodGet && l.cfg.Transfer.Connector == mooncake && l.cfg.Transfer.KVRole != consumer {
+		answerBootstrap(l, &call{w: w, r: r, record: &Record{}, book: &l.records})
+		return
+	}
 	if strings.HasPrefix(r.URL.Path, "/sim/") {
 		l.admin(w, r, l.state)
 		return

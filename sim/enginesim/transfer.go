@@ -19,10 +19,12 @@ import (
 	"github.com/kvpilot/kvpilot/sim/enginesim/vocab"
 )
 
-// Transfer is how a replica passes KV cache on, as vLLM's NixlConnector and NixlPushConnector do.
+// Transfer is how a replica passes KV cache on, as vLLM's NixlConnector, NixlPushConnector and MooncakeConnector do.
 type Transfer struct {
-	// Connector is nixl or nixl-push, or empty for none.
+	// Connector is nixl, nixl-push or mooncake, or empty for none.
 	Connector string
+	// KVRole is kv_producer, kv_consumer, or empty for kv_both. Mooncake's engines play no other.
+	KVRole string
 	// Start and PerToken are the time of a transfer to this replica.
 	Start, PerToken time.Duration
 	// Lease is how long blocks that no engine has read are kept (kv_lease_duration).
@@ -37,9 +39,14 @@ func defaultTransfer() Transfer {
 // validate reports bad fields.
 func (t *Transfer) validate() error {
 	switch t.Connector {
-	case "", "nixl", push:
+	case "", "nixl", push, mooncake:
 	default:
-		return fmt.Errorf("the connector must be nixl, nixl-push or empty, not %q", t.Connector)
+		return fmt.Errorf("the connector must be nixl, nixl-push, mooncake or empty, not %q", t.Connector)
+	}
+	switch t.KVRole {
+	case "", producer, consumer:
+	default:
+		return fmt.Errorf("the KV role must be %s, %s or empty, not %q", producer, consumer, t.KVRole)
 	}
 	if t.Start < 0 || t.PerToken < 0 || t.Lease < 0 {
 		return errors.New("the times of transfers must not be negative")
@@ -71,6 +78,8 @@ type remotePrompt struct {
 	TPSize          *int    `json:"tp_size"`
 	NumTokens       *int    `json:"remote_num_tokens"`
 	CachedTokens    *int    `json:"remote_prefill_cached_tokens"`
+	TransferID      *string `json:"transfer_id"`
+	Bootstrap       *string `json:"remote_bootstrap_addr"`
 }
 
 // complete reports whether vLLM would read the prompt's cache: without one of these members it logs a warning and computes the prompt.
@@ -84,27 +93,45 @@ type exchange struct{ *generation }
 // prefills reports whether the request's prompt is computed for another engine.
 func (g exchange) prefills() bool {
 	kv := g.s.KVTransfer
+	if g.isMooncake() && (kv == nil || kv.TransferID == nil || *kv.TransferID == "") {
+		return false // vLLM logs a warning, and keeps nothing
+	}
 	return g.l.cfg.Transfer.Connector != "" && kv != nil && kv.DoRemoteDecode
 }
 
 // reads reports whether the request's prompt comes from another engine.
 func (g exchange) reads() bool {
 	kv := g.s.KVTransfer
-	return g.l.cfg.Transfer.Connector != "" && kv != nil && kv.DoRemotePrefill && kv.complete()
+	if kv == nil || !kv.DoRemotePrefill {
+		return false
+	}
+	if g.isMooncake() {
+		return kv.names()
+	}
+	return g.l.cfg.Transfer.Connector != "" && kv.complete()
 }
 
 // pushed reports whether caches are written by the engine that computes them.
 func (g exchange) pushed() bool { return g.l.cfg.Transfer.Connector == push }
 
 // pinName is the name of the request at the engine: unlike the client's id it is used once.
-func (g exchange) pinName() string { return g.id + "-" + g.l.newID()[:suffix-1] }
+func (g exchange) pinName() string {
+	if g.isMooncake() {
+		return *g.s.KVTransfer.TransferID
+	}
+	return g.id + "-" + g.l.newID()[:suffix-1]
+}
 
 // suffix is the length of what a request's name at the engine has behind its id.
 const suffix = len("-01234567")
 
 // pin keeps the blocks of a prompt for another engine.
 func (g exchange) pinOf(prompt []uint32) core.Pin {
-	return core.Pin{Name: g.pin, Lease: time.Duration(float64(g.l.cfg.Transfer.Lease) / g.l.cfg.Core.Timing.Speed), Print: printOf(prompt)}
+	lease := g.l.cfg.Transfer.Lease
+	if g.isMooncake() {
+		lease *= mooncakeLeases
+	}
+	return core.Pin{Name: g.pin, Lease: time.Duration(float64(lease) / g.l.cfg.Core.Timing.Speed), Print: printOf(prompt)}
 }
 
 // printOf distinguishes a prompt from others.
@@ -156,7 +183,9 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 		return
 	}
 	if from == nil {
-		core.Strand(ch.core, ch.seq)
+		if g.pushed() { // for good; with Mooncake for some minutes
+			core.Strand(ch.core, ch.seq)
+		}
 		return
 	}
 	ch.foreign.Store(from.Print != printOf(ch.prompt.ids))
@@ -165,7 +194,7 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 	if !sleep.For(ctx, took) {
 		return
 	}
-	if _, err := g.askPeer(ctx, kv, "done", from.Request); err != nil {
+	if _, err := g.askPeer(ctx, g.peer(kv), "done", from.Request); err != nil {
 		g.lost.Store(true)
 		return
 	}
@@ -195,6 +224,9 @@ const pushPoll = 5 * time.Millisecond
 // meet finds the prompt at the engine that computed it. Where caches are pushed it waits until there is one of this name: for good, when the
 // other engine has met this one and died. It returns nil when the client left.
 func (g exchange) meet(ctx context.Context, kv *kvTransfer, ch *choice) (*peerPrompt, error) {
+	if g.isMooncake() {
+		return g.meetByBootstrap(ctx, kv)
+	}
 	if !g.pushed() {
 		return g.askPeer(ctx, kv, "read", *kv.RequestID)
 	}
@@ -270,7 +302,7 @@ func answerPeer(l *life, c *call, what string) {
 
 // passed are the kv_transfer_params of the answer: null unless the prompt was computed for another engine and the answer ended for its length.
 func (g exchange) passed(b text) text {
-	if !g.prefills() || len(g.choices) == 0 || g.choices[0].finish != "length" || g.pin == "" {
+	if g.isMooncake() || !g.prefills() || len(g.choices) == 0 || g.choices[0].finish != "length" || g.pin == "" {
 		return b.raw("null")
 	}
 	host, port := g.l.where()
@@ -316,6 +348,9 @@ func (e *Engine) where() (host string, port int) {
 // pushed, it takes these members to be there.
 func (g exchange) kills() bool {
 	kv := g.s.KVTransfer
+	if g.isMooncake() {
+		return g.playsForeignRole()
+	}
 	if g.pushed() && kv != nil && kv.DoRemotePrefill {
 		return !kv.complete() || kv.TPSize == nil
 	}

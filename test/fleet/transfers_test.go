@@ -19,15 +19,15 @@ import (
 )
 
 // passing starts n routers in front of simulated replicas that pass their caches on, so many times as fast as a 70B model.
-func passing(t *testing.T, n, replicas int, speed float64, configure func(*config.Config)) []*stack.Stack {
+func passing(t *testing.T, connector string, n, replicas int, speed float64, configure func(*config.Config)) []*stack.Stack {
 	t.Helper()
 	var specs []registry.Spec
 	var urls []string
 	for i := range replicas {
 		r := stack.Publisher(t, string(rune('a'+i)), func(c *enginesim.Config) {
-			c.Version, c.Transfer.Connector, c.Core.Timing.Speed = "0.33.0", "nixl", speed
+			c.Version, c.Transfer.Connector, c.Core.Timing.Speed = "0.33.0", connector, speed
 		})
-		r.Labels = map[string]string{replica.LabelConnector: "nixl"}
+		r.Labels = map[string]string{replica.LabelConnector: connector, replica.LabelBootstrap: r.URL}
 		specs, urls = append(specs, r), append(urls, r.URL)
 	}
 	var routers []*stack.Stack
@@ -109,7 +109,13 @@ func sumOf(t *testing.T, routers []*stack.Stack, series string) (sum float64) {
 }
 
 func TestRequestsAtAnyRouterAreSplit(t *testing.T) {
-	routers := passing(t, 3, 3, 50, func(c *config.Config) { c.Chooser.Weights = map[string]float64{"split_bonus": 1000} })
+	for _, connector := range []string{"nixl", "nixl-push", "mooncake"} {
+		t.Run(connector, func(t *testing.T) { splitAtAnyRouter(t, connector) })
+	}
+}
+
+func splitAtAnyRouter(t *testing.T, connector string) {
+	routers := passing(t, connector, 3, 3, 50, func(c *config.Config) { c.Chooser.Weights = map[string]float64{"split_bonus": 1000} })
 	dice := rand.New(rand.NewPCG(1, 32))
 	for i := range 12 {
 		r, ids := routers[i%3], someIDs(dice, 3000)
@@ -132,7 +138,7 @@ func TestRequestsAtAnyRouterAreSplit(t *testing.T) {
 }
 
 func TestPrefixesAreCopiedForRequestsAtAllRouters(t *testing.T) {
-	routers := passing(t, 3, 3, 2, func(*config.Config) {})
+	routers := passing(t, "nixl", 3, 3, 2, func(*config.Config) {})
 	dice := rand.New(rand.NewPCG(2, 32))
 	for range 4 { // the speed of each replica
 		for _, r := range routers {

@@ -28,16 +28,19 @@ import (
 func TestAHealthySetUp(t *testing.T) {
 	t.Parallel()
 	for name, w := range map[string]*world{
-		"two replicas":           {},
-		"sockets as reported":    {replica: func(int, running) string { return "labels: {zone: a}" }},
-		"data-parallel ranks":    {engine: func(_ int, c *enginesim.Config) { c.Ranks = 3 }, replica: func(_ int, r running) string { return "ranks: 3\n" + r.sockets() }},
-		"ranks as reported":      {engine: func(_ int, c *enginesim.Config) { c.Ranks = 2 }, replica: func(int, running) string { return "labels: {}" }},
-		"an older version":       {engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }},
-		"the Rust front end":     {engine: func(_ int, c *enginesim.Config) { c.Rust, c.Version = true, "0.28.0" }, replica: func(_ int, r running) string { return "block_size: 16\nblocks: 40000\n" + r.sockets() }},
-		"large blocks":           {engine: func(_ int, c *enginesim.Config) { c.Core.BlockSize, c.Core.Blocks = 528, 2000 }},
-		"a key":                  {engine: func(_ int, c *enginesim.Config) { c.APIKey = "sesame-open" }, registry: "  access: {api_key: sesame-open}\n"},
-		"adapters and an alias":  {engine: func(_ int, c *enginesim.Config) { c.Adapters = []string{"tuned"} }, registry: "  aliases: {gpt: sim}\n"},
-		"caches are pushed":      {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl-push" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl-push}\n" + r.sockets() }},
+		"two replicas":          {},
+		"sockets as reported":   {replica: func(int, running) string { return "labels: {zone: a}" }},
+		"data-parallel ranks":   {engine: func(_ int, c *enginesim.Config) { c.Ranks = 3 }, replica: func(_ int, r running) string { return "ranks: 3\n" + r.sockets() }},
+		"ranks as reported":     {engine: func(_ int, c *enginesim.Config) { c.Ranks = 2 }, replica: func(int, running) string { return "labels: {}" }},
+		"an older version":      {engine: func(_ int, c *enginesim.Config) { c.Version = "0.12.0" }},
+		"the Rust front end":    {engine: func(_ int, c *enginesim.Config) { c.Rust, c.Version = true, "0.28.0" }, replica: func(_ int, r running) string { return "block_size: 16\nblocks: 40000\n" + r.sockets() }},
+		"large blocks":          {engine: func(_ int, c *enginesim.Config) { c.Core.BlockSize, c.Core.Blocks = 528, 2000 }},
+		"a key":                 {engine: func(_ int, c *enginesim.Config) { c.APIKey = "sesame-open" }, registry: "  access: {api_key: sesame-open}\n"},
+		"adapters and an alias": {engine: func(_ int, c *enginesim.Config) { c.Adapters = []string{"tuned"} }, registry: "  aliases: {gpt: sim}\n"},
+		"caches are pushed":     {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl-push" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl-push}\n" + r.sockets() }},
+		"caches are kept": {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "mooncake" }, replica: func(_ int, r running) string {
+			return "labels: {kv_connector: mooncake, kv_bootstrap: \"" + r.url + "\"}\n" + r.sockets()
+		}},
 		"caches are passed on":   {engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }},
 		"hashes as byte strings": {engine: func(_ int, c *enginesim.Config) { c.BytesHashes = true }},
 	} {
@@ -128,6 +131,9 @@ func TestBrokenReplicas(t *testing.T) {
 		{"another chat template", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTemplate{} })}, "parity", want{Fail, "sim", "they part at token", "--chat-template"}},
 		{"another rendering of tools", world{engine: only(func(c *enginesim.Config) { c.Vocabulary = otherTools{} })}, "parity", want{Fail, "sim", "they part at token", "render tools differently"}},
 		{"no connector", world{replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }}, "transfer", want{Fail, "r1", "there are none", "--kv-transfer-config"}},
+		{"no bootstrap server", world{engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl" }, replica: func(_ int, r running) string {
+			return "labels: {kv_connector: mooncake, kv_bootstrap: \"" + r.url + "\"}\n" + r.sockets()
+		}}, "transfer", want{Fail, "r1", "/query", "VLLM_MOONCAKE_BOOTSTRAP_PORT"}},
 		{"another connector", world{engine: func(_ int, c *enginesim.Config) { c.Transfer.Connector = "nixl-push" }, replica: func(_ int, r running) string { return "labels: {kv_connector: nixl}\n" + r.sockets() }}, "transfer", want{Fail, "r1", "NixlPushConnector", "nixl-push"}},
 		{"one group each", world{replica: func(i int, r running) string {
 			return fmt.Sprintf("labels: {kv_connector: nixl, kv_group: g%d}\n%s", i, r.sockets())

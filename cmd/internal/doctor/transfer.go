@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
@@ -109,11 +111,20 @@ func (in passing) pass(ctx context.Context, r, d *replica.Replica) []Finding {
 		one := ids("")
 		ids = func(string) string { return one }
 	}
+	if r.Transport() == replica.Mooncake {
+		legs.Transfer = "xfer-" + ids("")
+	}
 	status, answer, err := in.completion(ctx, r, legs.Prefill(), ids("-p"))
 	if err != nil || status != http.StatusOK {
 		return fault(Fail, subject, "an answer of one token with kv_transfer_params", said(status, answer, err), "look at the replica's log")
 	}
 	got := openai.ReadPrefilled(answer)
+	if legs.Transfer != "" {
+		if got.Params, err = in.bootstrap(ctx, r, legs.Transfer); err != nil {
+			return fault(Fail, subject, "the bootstrap server of its Mooncake connector at "+r.Bootstrap(), oneLine(err),
+				`start vLLM with --kv-transfer-config '{"kv_connector":"MooncakeConnector","kv_role":"kv_both"}' and VLLM_MOONCAKE_BOOTSTRAP_PORT, and set the label kv_bootstrap to that port or address`)
+		}
+	}
 	if got.Params == nil {
 		return fault(Fail, subject, "kv_transfer_params in the answer", "there are none: the engine has no NIXL connector, or another one",
 			fmt.Sprintf(`start vLLM with --kv-transfer-config '{"kv_connector":%q,"kv_role":"kv_both"}', or remove the label kv_connector`, connectorOf(r.Transport() == replica.NIXLPush)))
@@ -122,7 +133,7 @@ func (in passing) pass(ctx context.Context, r, d *replica.Replica) []Finding {
 		return fault(Fail, subject, "the connector of its label, "+r.Transport().String(), "the engine has "+connectorOf(pushes)+": requests are served whole",
 			"set the label kv_connector to "+labelOf(pushes)+", or start vLLM with "+connectorOf(!pushes))
 	}
-	if found := sideChannel(subject, r, got.Params); found != nil {
+	if found := sideChannel(subject, r, got.Params); legs.Transfer == "" && found != nil {
 		return found
 	}
 	status, answer, err = in.completion(ctx, d, legs.Decode(got.Params), ids("-d"))
@@ -131,6 +142,29 @@ func (in passing) pass(ctx context.Context, r, d *replica.Replica) []Finding {
 			"look at both engines' logs: vLLM compares version, tensor parallelism, block size and data type (kv_group separates those that differ), and reads from VLLM_NIXL_SIDE_CHANNEL_HOST and VLLM_NIXL_SIDE_CHANNEL_PORT")
 	}
 	return []Finding{ok(subject, "%s answers from its cache", d.ID)}
+}
+
+// errNoEngine is why a bootstrap server's answer is of no use.
+var errNoEngine = errors.New("its answer to /query has no engine_id of rank 0")
+
+// bootstrap asks a replica's bootstrap server for the parameters with which others read its transfer.
+func (in passing) bootstrap(ctx context.Context, r *replica.Replica, transfer string) ([]byte, error) {
+	at := *r
+	at.APIKey = secret.String{}
+	resp, err := in.send(ctx, &at, http.MethodGet, r.Bootstrap()+"/query", nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, mostAnswer))
+	if err != nil {
+		return nil, err
+	}
+	engine := openai.MooncakeEngine(answer, 0)
+	if resp.StatusCode != http.StatusOK || engine == "" {
+		return nil, fmt.Errorf("status %d: %w", resp.StatusCode, errNoEngine)
+	}
+	return openai.MooncakeParams(transfer, r.Bootstrap(), engine), nil
 }
 
 // connectorOf is vLLM's name of the connector that pushes caches, or of the one that reads them.

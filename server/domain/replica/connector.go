@@ -2,13 +2,15 @@ package replica
 
 import (
 	"cmp"
+	"net"
+	"net/url"
 	"strconv"
 	"strings"
 )
 
 // The labels that describe how an engine passes KV cache to others. They come from settings, pods or registrations.
 const (
-	// LabelConnector names the engine's KV connector: nixl or nixl-push.
+	// LabelConnector names the engine's KV connector: nixl, nixl-push or mooncake.
 	LabelConnector = "kv_connector"
 	// LabelRole is the part that the replica may take in a split request: prefill, decode or both.
 	LabelRole = "role"
@@ -19,6 +21,8 @@ const (
 	// LabelStore names the store of KV cache below host memory that the replica shares with others of the same name.
 	LabelStore = "kv_store"
 	LabelZone  = "zone"
+	// LabelBootstrap is where a Mooncake engine that prefills answers for its transfers: an address, or a port of the replica's host.
+	LabelBootstrap = "kv_bootstrap"
 )
 
 // Transport is the way in which engines pass KV cache on.
@@ -32,6 +36,9 @@ const (
 	// NIXLPush is vLLM's NixlPushConnector: the engine that prefilled writes the blocks of the decoding one. They pair legs by the request
 	// id that both were sent; a leg without its pair waits for good.
 	NIXLPush
+	// Mooncake is vLLM's MooncakeConnector: the engine that decodes asks the other engine's bootstrap server, by the name of the
+	// transfer and the id of that engine's process. It waits for good when either is gone.
+	Mooncake
 )
 
 // String gives the transport in the form that settings and metrics use; empty for none.
@@ -41,6 +48,8 @@ func (t Transport) String() string {
 		return "nixl"
 	case NIXLPush:
 		return "nixl-push"
+	case Mooncake:
+		return "mooncake"
 	case NoTransport:
 	}
 	return ""
@@ -55,6 +64,8 @@ func ReadTransport(name string) (Transport, bool) {
 		return NIXL, true
 	case "nixl-push":
 		return NIXLPush, true
+	case "mooncake":
+		return Mooncake, true
 	}
 	return NoTransport, false
 }
@@ -110,6 +121,25 @@ type Connector struct {
 func (r *Replica) Transport() Transport {
 	t, _ := ReadTransport(r.Labels[LabelConnector])
 	return t
+}
+
+// bootstrapPort is the port of Mooncake's bootstrap server without a label (VLLM_MOONCAKE_BOOTSTRAP_PORT).
+const bootstrapPort = "8998"
+
+// Bootstrap is the base URL of the replica's bootstrap server; empty when its own URL has no host.
+func (r *Replica) Bootstrap() string {
+	at := r.Labels[LabelBootstrap]
+	switch {
+	case strings.Contains(at, "://"):
+		return strings.TrimSuffix(at, "/")
+	case strings.Contains(at, ":"):
+		return "http://" + at
+	}
+	base, err := url.Parse(r.URL)
+	if err != nil || base.Hostname() == "" {
+		return ""
+	}
+	return "http://" + net.JoinHostPort(base.Hostname(), cmp.Or(at, bootstrapPort))
 }
 
 // Connector returns the replica's connector, the zero value for none. vLLM compares a hash of its version, block size, data type and

@@ -15,7 +15,11 @@ func TestConnectorIsReadFromLabels(t *testing.T) {
 	}{
 		{name: "no label", labels: nil},
 		{name: "a role alone", labels: map[string]string{"role": "prefill"}},
-		{name: "another connector", labels: map[string]string{"kv_connector": "mooncake"}},
+		{name: "another connector", labels: map[string]string{"kv_connector": "moriio"}},
+		{
+			name: "mooncake", labels: map[string]string{"kv_connector": "mooncake", "role": "decode"},
+			want: replica.Connector{Transport: replica.Mooncake, Role: replica.DecodeOnly, Group: "mooncake/0.33.0/32/"}, decodes: true,
+		},
 		{
 			name: "no role", labels: map[string]string{"kv_connector": "nixl"},
 			want: replica.Connector{Transport: replica.NIXL, Group: "nixl/0.33.0/32/"}, prefill: true, decodes: true,
@@ -44,6 +48,22 @@ func TestConnectorIsReadFromLabels(t *testing.T) {
 				t.Errorf("%+v, prefills %v, decodes %v, want %+v", got, got.Prefills(), got.Decodes(), tt.want)
 			}
 		})
+	}
+}
+
+func TestBootstrapServerIsAtTheReplicasHostUnlessLabelled(t *testing.T) {
+	for _, tt := range []struct{ url, label, want string }{
+		{"http://10.0.0.7:8000", "", "http://10.0.0.7:8998"},
+		{"https://[fd00::7]:8000/v1", "9000", "http://[fd00::7]:9000"},
+		{"http://10.0.0.7:8000", "10.0.0.8:9000", "http://10.0.0.8:9000"},
+		{"http://10.0.0.7:8000", "http://10.0.0.8:9000/", "http://10.0.0.8:9000"},
+		{"", "9000", ""},
+		{"::", "", ""},
+	} {
+		r := replica.Replica{URL: tt.url, Labels: map[string]string{replica.LabelBootstrap: tt.label}}
+		if got := r.Bootstrap(); got != tt.want {
+			t.Errorf("%s with the label %q: %q, want %q", tt.url, tt.label, got, tt.want)
+		}
 	}
 }
 

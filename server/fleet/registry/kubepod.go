@@ -70,14 +70,15 @@ type adapterRule struct{ names []string }
 // The names by which a pod says something, the first first: as a label, then as an annotation. Then come the
 // environment variables of its containers.
 var podNames = struct {
-	model, engine, role, connector, group, domain, store, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
-	modelEnv, engineEnv                                                                                                                  []string
+	model, engine, role, connector, group, domain, store, bootstrap, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
+	modelEnv, engineEnv                                                                                                                             []string
 }{
 	model:       []string{"kvpilot.model", "model.aibrix.ai/name", "llm-d.ai/model", "aibrix.ai/model", "aibrix.ai/name"},
 	engine:      []string{"kvpilot.engine", "model.aibrix.ai/engine", "llm-d.ai/engine-type", "aibrix.ai/engine"},
 	role:        []string{"kvpilot.role", "llm-d.ai/role", "role-name"},
 	connector:   []string{"kvpilot.kv-connector"},
 	group:       []string{"kvpilot.kv-group"},
+	bootstrap:   []string{"kvpilot.kv-bootstrap"},
 	domain:      []string{"kvpilot.kv-domain"},
 	store:       []string{"kvpilot.kv-store"},
 	port:        []string{"kvpilot.port", "model.aibrix.ai/port", "aibrix.ai/port"},
@@ -264,27 +265,34 @@ func readEngine(text string) (string, error) {
 }
 
 // podTransfer is a pod's statement about how its engine passes on KV cache; a field is empty when the pod does not state it.
-type podTransfer struct{ connector, group, domain, store string }
+type podTransfer struct{ connector, group, domain, store, bootstrap string }
 
 func readTransfer(r podReader) podTransfer {
 	n := &podNames
 	return podTransfer{
 		connector: first(r, n.connector, nil, readConnector), group: first(r, n.group, nil, readName), domain: first(r, n.domain, nil, readName),
-		store: first(r, n.store, nil, readName),
+		store:     first(r, n.store, nil, readName),
+		bootstrap: first(r, n.bootstrap, nil, readPortText),
 	}
+}
+
+// readPortText reads a port, of the pod alone: a pod does not say where else to connect.
+func readPortText(text string) (string, error) {
+	port, err := readPort(text)
+	return strconv.Itoa(port), err
 }
 
 func readConnector(text string) (string, error) {
 	t, known := replica.ReadTransport(text)
 	if !known {
-		return "", errors.New("must be nixl or nixl-push")
+		return "", errors.New("must be nixl, nixl-push or mooncake")
 	}
 	return t.String(), nil
 }
 
 // apply sets the labels that the pod says something about.
 func (t *podTransfer) apply(labels map[string]string) {
-	for name, value := range map[string]string{replica.LabelConnector: t.connector, replica.LabelGroup: t.group, replica.LabelDomain: t.domain, replica.LabelStore: t.store} {
+	for name, value := range map[string]string{replica.LabelConnector: t.connector, replica.LabelGroup: t.group, replica.LabelDomain: t.domain, replica.LabelStore: t.store, replica.LabelBootstrap: t.bootstrap} {
 		if value != "" {
 			labels[name] = value
 		}

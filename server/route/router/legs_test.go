@@ -38,6 +38,10 @@ type leg struct {
 		Prefill bool   `json:"do_remote_prefill"`
 		First   int    `json:"first"`
 		Request string `json:"remote_request_id"`
+
+		Transfer  string `json:"transfer_id"`
+		Bootstrap string `json:"remote_bootstrap_addr"`
+		Engine    string `json:"remote_engine_id"`
 	} `json:"kv_transfer_params"`
 }
 
@@ -72,11 +76,20 @@ func newPair(t *testing.T, prefill, decode http.HandlerFunc) *pair {
 
 func newPairOf(t *testing.T, connector string, prefill, decode http.HandlerFunc) *pair {
 	t.Helper()
+	return newPairAt(t, connector, "", prefill, decode)
+}
+
+// newPairAt is newPairOf with the address of r0's bootstrap server; empty for none.
+func newPairAt(t *testing.T, connector, bootstrap string, prefill, decode http.HandlerFunc) *pair {
+	t.Helper()
 	p := &pair{reader: metric.NewManualReader(), legs: map[int][]leg{}}
 	p.fleet = start(t, 3, func(params *router.Params, _ *chooser.Config, rc *registry.Config) {
 		params.Meter = metric.NewMeterProvider(metric.WithReader(p.reader))
 		for i, role := range []string{"prefill", "decode"} {
 			rc.Replicas[i].Labels = map[string]string{replica.LabelConnector: connector, replica.LabelRole: role}
+			if bootstrap != "" {
+				rc.Replicas[i].Labels[replica.LabelBootstrap] = bootstrap
+			}
 		}
 	})
 	p.router.SetLegs(20*time.Second, 50*time.Millisecond)
@@ -135,7 +148,7 @@ func works(t testing.TB, w http.ResponseWriter, l *leg) {
 		}
 		text(200, prefilled(l, len(l.Prompt)))(w, nil)
 	default:
-		if l.Params != nil && l.Params.First != l.Prompt[0] {
+		if l.Params != nil && l.Params.Bootstrap == "" && l.Params.First != l.Prompt[0] {
 			t.Errorf("prompt %d gets the cache of %d", l.Prompt[0], l.Params.First)
 		}
 		if !l.Stream {

@@ -1,6 +1,8 @@
 package openai
 
 import (
+	"strconv"
+
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 )
@@ -50,7 +52,46 @@ type Legs struct {
 	Model string
 	// IDs are handed over instead of the text; nil sends the text.
 	IDs []uint32
+	// Transfer is the name of the transfer where engines find it by one that no other has (Mooncake); empty for none.
+	Transfer string
 }
+
+// asSource are the parameters of a request whose prompt is computed for another engine. transfer names the move; empty for none.
+func asSource(transfer string) []byte {
+	b := []byte(`{"do_remote_decode":true,"do_remote_prefill":false`)
+	if transfer != "" {
+		b = rawjson.AppendString(append(b, `,"transfer_id":`...), transfer)
+	}
+	return append(b, '}')
+}
+
+// MooncakeParams are the parameters of a request whose prompt another engine has computed, for Mooncake: the name of the transfer, the other engine's
+// bootstrap server, and the id of its process.
+func MooncakeParams(transfer, bootstrap, engine string) []byte {
+	b := append([]byte(`{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":`), rawjson.AppendString(nil, transfer)...)
+	b = rawjson.AppendString(append(b, `,"remote_bootstrap_addr":`...), bootstrap)
+	b = rawjson.AppendString(append(b, `,"remote_engine_id":`...), engine)
+	return append(b, '}')
+}
+
+// MooncakeEngine reads the id of a rank's process from a bootstrap server's answer; empty where it has none.
+func MooncakeEngine(answer []byte, rank int) string {
+	if !isJSON(answer) {
+		return ""
+	}
+	entry := rawjson.Member(answer, strconv.Itoa(rank))
+	if len(entry) == 0 || entry[0] != '{' {
+		return ""
+	}
+	id, err := rawjson.Unquote(rawjson.Member(entry, "engine_id"))
+	if err != nil || len(id) > mostEngineID {
+		return ""
+	}
+	return id
+}
+
+// mostEngineID bounds the id of an engine's process, in bytes.
+const mostEngineID = 512
 
 // common are the edits of both legs, but for the transfer.
 func (l *Legs) common() []Edit {
@@ -82,7 +123,7 @@ func (l *Legs) transfer(object []byte) Edit {
 func (l *Legs) Prefill() []byte {
 	one := []byte("1")
 	edits := append(l.common(),
-		l.transfer([]byte(`{"do_remote_decode":true,"do_remote_prefill":false}`)),
+		l.transfer(asSource(l.Transfer)),
 		Edit{Name: "max_tokens", Value: one}, Edit{Name: "stream", Value: []byte("false")}, Edit{Name: "ignore_eos", Value: []byte("true")},
 		Edit{Name: "stream_options"}, Edit{Name: "stop"}, Edit{Name: "stop_token_ids"}, Edit{Name: "min_tokens"},
 		Edit{Name: "return_token_ids"}, Edit{Name: "request_id"})

@@ -8,11 +8,13 @@ type PrefixLegs struct {
 	// Model is its name at the engines, Salt the prompt's cache_salt; empty for none.
 	Model, Salt string
 	IDs         []uint32
+	// Transfer is as in Legs.
+	Transfer string
 }
 
 // Source is the body for the engine that has the prefix.
 func (l *PrefixLegs) Source() []byte {
-	return l.body([]byte(`{"do_remote_decode":true,"do_remote_prefill":false}`))
+	return l.body(asSource(l.Transfer))
 }
 
 // Target is the body for the engine that gets it, with the parameters that the source returned.

@@ -318,6 +318,17 @@ type cache struct {
 // pushes reports whether the cache is written by the engine that computes it.
 func (c *cache) pushes() bool { return c.lead.Replica.Transport() == replica.NIXLPush }
 
+// isMooncake reports whether engines find the cache by a bootstrap server.
+func (c *cache) isMooncake() bool { return c.lead.Replica.Transport() == replica.Mooncake }
+
+// lingers reports whether an engine loses blocks whose client leaves while it waits for the cache, or keeps them for many minutes.
+func (c *cache) lingers() bool { return c.pushes() || c.isMooncake() }
+
+// isKept reports whether the engine that computed the prompt keeps its blocks for another one.
+func (c *cache) isKept() bool {
+	return c.usage.PromptTokens >= 0 && (c.params != nil || c.isMooncake())
+}
+
 // fits reports whether the engine passes caches on in the way that its label says.
 func (c *cache) fits() bool {
 	return c.usage.Mode == "" || (c.usage.Mode == "push") == c.pushes()

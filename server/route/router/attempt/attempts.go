@@ -71,7 +71,7 @@ func New(p Params) *Dispatcher {
 	return &Dispatcher{
 		Picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: p.Intake.Standby}, Engines: sender,
 		Legs: &splitter{
-			watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, engines: sender, blame: blame,
+			watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, bootstraps: bootstraps{p.Upstream}, engines: sender, blame: blame,
 			prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log,
 		},
 		Refusals: refusals{breaker: p.Breaker}, Blame: blame, Tokens: p.Tokens, responses: p.Intake.Responses, aborted: m.aborted, Stopper: stopper{p.Upstream, p.Resumes, p.Log},
@@ -184,6 +184,9 @@ func (at *Dispatcher) LearnUsage(ctx context.Context, rq *intake.Request, d *Del
 		if a.Point != nil { // the client's counts are those of the whole request
 			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.Point.Answer, u.CompletionTokens-a.Point.Answer
 		}
+	}
+	if a.cache != nil && a.cache.isMooncake() && to.CachedTokens >= 0 { // the engine counts all that it read from the other one
+		to.CachedTokens = a.cache.usage.CachedTokens
 	}
 	if a.Point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)

@@ -88,7 +88,9 @@ func (c *promptCopier) copy(p *chooser.Prefix, id string) {
 	// One token more than the blocks: an engine computes the last token anyway, and of whole blocks it would compute the last block.
 	if p.Tokens > 0 && p.Tokens < len(c.legs.IDs) {
 		one := &copyLegs{copier: c.copier, prefix: p, id: id, legs: c.legs}
-		one.legs.IDs = c.legs.IDs[:p.Tokens+1]
+		if one.legs.IDs = c.legs.IDs[:p.Tokens+1]; p.From.Replica.Transport() == replica.Mooncake {
+			one.legs.Transfer = transferName(id)
+		}
 		result, end = one.run()
 	}
 	c.results.Add(result)
@@ -129,6 +131,12 @@ func (l *copyLegs) run() (string, chooser.CopyEnd) {
 		return copySource, chooser.SourceFailed
 	}
 	usage := openai.ReadPrefilled(body)
+	if l.legs.Transfer != "" {
+		var err error
+		if usage.Params, err = (bootstraps{l.upstream}).paramsAt(ctx, p.From.Replica, p.From.Rank, l.legs.Transfer); err != nil {
+			l.log.Warn("an engine with Mooncake cannot be found", "replica", string(p.From.Replica.ID), "error", err)
+		}
+	}
 	pushes := p.From.Replica.Transport() == replica.NIXLPush
 	switch {
 	case usage.Params == nil, usage.Mode != "" && (usage.Mode == "push") != pushes:

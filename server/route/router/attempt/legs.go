@@ -47,6 +47,7 @@ func transferResults() []string { return []string{transferRead, transferLost, tr
 // attempt on the other.
 type splitter struct {
 	watcher
+	bootstraps
 	engines   *sender
 	blame     *blame
 	prefills  *instruments.Keyed[string]
@@ -77,8 +78,11 @@ func newLegMetrics(s *instruments.Set) legMetrics {
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
 func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *Delivery, a *Attempt) bool {
 	lead := a.Choice.Prefill()
-	c := &cache{lead: lead, vigil: newVigil(), legs: openai.Legs{Request: rq.Parsed, Model: rq.Pool.Served, IDs: l.ids(ctx, rq, a)}}
+	c := &cache{lead: lead, vigil: newVigil(), usage: openai.Prefilled{PromptTokens: -1, CachedTokens: -1}, legs: openai.Legs{Request: rq.Parsed, Model: rq.Pool.Served, IDs: l.ids(ctx, rq, a)}}
 	a.cache = c
+	if c.isMooncake() {
+		c.legs.Transfer = transferName(legID(rq, a, "p"))
+	}
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
 	note := rq.Story.Lead(a.Chosen, a.Choice.Decision)
@@ -92,7 +96,7 @@ func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *Del
 	if result != prefillCanceled {
 		l.log.Info("a replica did not prefill for another one: the request is served whole", "request", rq.Call.RequestID, "replica", string(lead.Replica.ID), "result", result)
 	}
-	if c.usage.PromptTokens >= 0 && c.params != nil { // its blocks are pinned
+	if c.isKept() { // its blocks are pinned
 		lead.FirstToken()
 		l.pin(c)
 		return false
@@ -145,7 +149,13 @@ func (l *splitter) ask(ctx, lctx context.Context, rq *intake.Request, d *Deliver
 		return result
 	}
 	c.usage = openai.ReadPrefilled(body)
-	switch c.params = c.usage.Params; {
+	if c.params = c.usage.Params; c.isMooncake() {
+		var err error
+		if c.params, err = l.bootstraps.params(lctx, c.lead, c.legs.Transfer); err != nil {
+			l.log.Warn("an engine with Mooncake cannot be found", "replica", string(to.ID), "error", err)
+		}
+	}
+	switch {
 	case c.params == nil, !c.fits():
 		return prefillNoCache
 	case rq.Enc != nil && rq.Enc.Exact && c.usage.PromptTokens >= 0 && c.usage.PromptTokens != rq.Enc.Tokens:
@@ -199,7 +209,7 @@ func (l *splitter) send(ctx, actx context.Context, rq *intake.Request, a *Attemp
 	c.sent = time.Now()
 	a.Choice.Sent()
 	go l.watch(rq, a)
-	if c.pushes() {
+	if c.lingers() {
 		return c.linger(ctx, actx)
 	}
 	return actx
@@ -251,7 +261,11 @@ func (l *splitter) pin(c *cache) bool {
 		return false
 	}
 	l.pinned.Add(context.Background(), 1)
-	time.AfterFunc(l.Lease, func() {
+	lease := l.Lease
+	if c.isMooncake() {
+		lease *= mooncakeLeases
+	}
+	time.AfterFunc(lease, func() {
 		l.pinned.Add(context.Background(), -1)
 		c.lead.Release(c.booked(decision.EndCompleted))
 	})

@@ -120,6 +120,8 @@ const (
 	maxPrefilled = 64 << 20
 	// blockLease is how long vLLM keeps blocks that nothing reads (kv_lease_duration).
 	blockLease = 30 * time.Second
+	// mooncakeLeases is how many times as long Mooncake keeps them (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
+	mooncakeLeases = 16
 	// legPatience and legTimes bound a leg: a fixed time, and a multiple of the predicted one, which may be a guess.
 	legPatience = 30 * time.Second
 	legTimes    = 4
