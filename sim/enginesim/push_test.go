@@ -128,7 +128,7 @@ func TestCacheOfAnotherPromptGivesAWrongText(t *testing.T) {
 }
 
 func TestUnknownConnectorIsRefused(t *testing.T) {
-	if err := connectedBy("mooncake").Validate(); err == nil {
+	if err := connectedBy("moriio").Validate(); err == nil {
 		t.Error("accepted")
 	}
 	if err := connectedBy("nixl-push").Validate(); err != nil {
