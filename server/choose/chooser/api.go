@@ -25,7 +25,6 @@ type (
 	Place       = ask.Place
 	CopyEnd     = ask.CopyEnd
 	CopyReports = ask.CopyReports
-	MoveReports = ask.MoveReports
 	Origin      = ask.Origin
 	Withdrawal  = ask.Withdrawal
 	Result      = ask.Result

@@ -115,7 +115,7 @@ func (b *booking) lead(w *Waiting) *booking {
 	return made
 }
 
-// Sent implements chooser.MoveReports.
+// Sent implements ask.MoveReports.
 func (b *booking) Sent() {
 	f := b.frontend
 	f.mu.Lock()
