@@ -69,7 +69,7 @@ func (g exchange) peer(kv *kvTransfer) *kvTransfer {
 }
 
 // meetByBootstrap finds the prompt at the engine that computes it. An engine whose id the bootstrap server does not know is an error; once it was known, it is
-// not asked for again, and a prompt that does not come, or an engine that is gone, is waited for as long as the client does: then the result is nil.
+// not asked for again, and a prompt that does not come, or an engine that is gone, is waited for as long as the client does: then the error is errLeft.
 func (g exchange) meetByBootstrap(ctx context.Context, kv *kvTransfer) (*peerPrompt, error) {
 	if _, met := g.l.met.Load(*kv.EngineID); !met {
 		if !g.isKnown(ctx, kv) {
@@ -85,7 +85,7 @@ func (g exchange) meetByBootstrap(ctx context.Context, kv *kvTransfer) (*peerPro
 		case err == nil && found.Request != "":
 			return found, nil
 		case ctx.Err() != nil:
-			return nil, nil //nolint:nilnil // documented
+			return nil, errLeft
 		}
 		sleep.For(ctx, pushPoll)
 	}

@@ -167,6 +167,9 @@ func (c *choice) written(write func(i int) uint32) func(i int) uint32 {
 // errLoad is why a prompt's cache could not be read.
 var errLoad = errors.New("KV load failed")
 
+// errLeft is why a prompt's cache is not read any more.
+var errLeft = errors.New("the client left")
+
 // fetch reads the cache of a choice's prompt from the engine that computed it, and then queues the choice. It ends with the request.
 func (g exchange) fetch(ctx context.Context, ch *choice) {
 	kv := g.s.KVTransfer
@@ -178,14 +181,14 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 	}()
 	t := &g.l.cfg.Transfer
 	from, err := g.meet(ctx, kv, ch)
-	if err != nil {
-		g.lost.Store(true)
-		return
-	}
-	if from == nil {
+	switch {
+	case errors.Is(err, errLeft):
 		if g.pushed() { // for good; with Mooncake for some minutes
 			core.Strand(ch.core, ch.seq)
 		}
+		return
+	case err != nil:
+		g.lost.Store(true)
 		return
 	}
 	ch.foreign.Store(from.Print != printOf(ch.prompt.ids))
@@ -222,7 +225,7 @@ type peerPrompt struct {
 const pushPoll = 5 * time.Millisecond
 
 // meet finds the prompt at the engine that computed it. Where caches are pushed it waits until there is one of this name: for good, when the
-// other engine has met this one and died. It returns nil when the client left.
+// other engine has met this one and died. It returns errLeft when the client left.
 func (g exchange) meet(ctx context.Context, kv *kvTransfer, ch *choice) (*peerPrompt, error) {
 	if g.isMooncake() {
 		return g.meetByBootstrap(ctx, kv)
@@ -237,7 +240,7 @@ func (g exchange) meet(ctx context.Context, kv *kvTransfer, ch *choice) (*peerPr
 		case err == nil && at.Request != "":
 			return at, nil
 		case ctx.Err() != nil:
-			return nil, nil //nolint:nilnil // documented
+			return nil, errLeft
 		case err != nil && !met:
 			sleep.For(ctx, time.Duration(float64(handshakeTimeout)/g.l.cfg.Core.Timing.Speed))
 			return nil, err

@@ -159,6 +159,26 @@ func TestPrefixOfABurstIsCopiedOnceToEachRank(t *testing.T) {
 	})
 }
 
+// The events of a rank that has got a prefix may come after the answer; until then it counts as holding it.
+func TestPrefixIsNotCopiedAgainWhileItsEventsAreLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, stop := newFork(t, 4, nil)
+		defer stop()
+		f.start(40, f.noted(func(p *chooser.Prefix) {
+			time.Sleep(20 * time.Millisecond)
+			p.Sent()
+			time.Sleep(180 * time.Millisecond)
+			p.Ended(chooser.Copied)
+			time.Sleep(500 * time.Millisecond)
+			f.holds(p.To.Slot, f.prefix, p.Tokens)
+		}))
+		if len(f.copies) != 3 {
+			t.Errorf("%d copies to three ranks", len(f.copies))
+		}
+		f.eventuallyEmpty()
+	})
+}
+
 // Where the latest prefixes were forked, the copies of the next one begin with its first branch, before the holder computes anything of that; otherwise
 // no request waits for others that may come.
 func TestCopyBeginsWithTheFirstBranchWhereForksAreUsual(t *testing.T) {

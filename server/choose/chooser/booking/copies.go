@@ -21,6 +21,7 @@ type copying struct {
 	booker       *Booker
 	lane         *transfer.Lane
 	source, goal *load.Reservation // nil: not booked
+	prefix       []blockhash.Hash  // nil: not known here
 	moved        int
 	// rest is the predicted time in seconds from the end of the transfer until it is known. counts is set when the time of the read shows the
 	// transfer's.
@@ -56,12 +57,13 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 			From: from.Slot, To: to.Slot, Last: hashes[blocks-1], Blocks: blocks, BlockSize: size, Begun: begun, Due: begun + int64(clock.Duration(p.Arrives)),
 		},
 		booker: b, lane: s.Pool.Pairs.Lane(p.From, p.To), moved: int(p.Moved), rest: to.StepTime + to.Overhead, counts: to.Backlog+to.Planned < p.Transfer/4,
+		prefix: hashes[:blocks],
 	}
 	if !b.Copies.Begin(c.one) {
 		return nil, false
 	}
 	c.reserve(load.Request{
-		ID: req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10), Tenant: req.Tenant, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime), Hashes: hashes[:blocks],
+		ID: req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10), Tenant: req.Tenant, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime), Hashes: c.prefix,
 	})
 	req.Copier.Copy(&ask.Prefix{
 		From: ask.Place{Replica: s.Owner(p.From), Rank: int(from.Rank), Slot: from.Slot}, To: ask.Place{Replica: s.Owner(p.To), Rank: int(to.Rank), Slot: to.Slot},
@@ -126,6 +128,7 @@ func (c *copying) Ended(how ask.CopyEnd) {
 		now := b.Clock.Since(b.Clock.Now())
 		switch sent := c.sent.Load(); how {
 		case ask.Copied:
+			b.Index.Predict(c.one.To, c.prefix, b.Clock.Time(now).Add(beliefSlack)) // its events may come later
 			if sent != 0 && c.counts {
 				took := time.Duration(now - sent).Seconds()
 				c.lane.Learn(c.moved, max(took-c.rest, took/4))
