@@ -99,7 +99,8 @@ func (e *engine) connecting() (args, environment []string) {
 	args = []string{"--kv-transfer-config", fmt.Sprintf(`{"kv_connector":%q,"kv_role":"kv_both"}`, connectors[e.connector].class)}
 	if e.connector == mooncake {
 		args[1] = fmt.Sprintf(`{"kv_connector":%q,"kv_role":%q,"kv_connector_extra_config":{"mooncake_protocol":"tcp"}}`, connectors[e.connector].class, kvRole(e.role))
-		return args, append(e.vllm.mooncakeEnvironment(), "VLLM_HOST_IP=127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT="+strconv.Itoa(e.side))
+		return args, append(e.vllm.mooncakeEnvironment(), "VLLM_HOST_IP=127.0.0.1", "VLLM_MOONCAKE_BOOTSTRAP_PORT="+strconv.Itoa(e.side),
+			"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT=30") // 480 otherwise
 	}
 	return args, []string{"VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT=" + strconv.Itoa(e.side), "UCX_TLS=tcp"}
 }
@@ -110,11 +111,15 @@ func (e *engine) labels() string {
 		return ""
 	}
 	if e.connector == mooncake {
-		at := e.side
-		if e.vllm.sim {
-			at = e.http
-		}
-		return fmt.Sprintf(", labels: {kv_connector: %s, role: %s, kv_bootstrap: \"%d\"}", e.connector, e.role, at)
+		return fmt.Sprintf(", labels: {kv_connector: %s, role: %s, kv_bootstrap: \"%d\"}", e.connector, e.role, e.bootstrap())
 	}
 	return fmt.Sprintf(", labels: {kv_connector: %s, role: %s}", e.connector, e.role)
+}
+
+// bootstrap is the port of Mooncake's bootstrap server.
+func (e *engine) bootstrap() int {
+	if e.vllm.sim {
+		return e.http
+	}
+	return e.side
 }

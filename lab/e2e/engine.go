@@ -124,6 +124,9 @@ func (e *engine) start(ctx context.Context) error {
 		if e.connector != "" {
 			args = append(args, "--connector", e.connector, "--role", e.role)
 		}
+		if e.connector == mooncake {
+			args = append(args, "--transfer-lease", "2s") // of which Mooncake has sixteen
+		}
 		return e.launch(proc.Command(ctx, append([]string{e.vllm.binary}, args...)...))
 	}
 	model := filepath.Join(e.vllm.cache, modelFolder)

@@ -100,15 +100,36 @@ func (s *splits) lead(ctx context.Context, e *engine, n int, id string) (object,
 		"model": "tiny", "prompt": s.prompt(n, 300), "max_tokens": 1, "ignore_eos": true, "temperature": 0,
 		"kv_transfer_params": object{"do_remote_decode": true, "do_remote_prefill": false},
 	}
+	if s.connector == mooncake {
+		body["kv_transfer_params"].(object)["transfer_id"] = id
+	}
 	a, err := post(ctx, e.url()+"/v1/completions", body, "X-Request-Id", id)
 	if err != nil {
 		return nil, err
 	}
-	if body["kv_transfer_params"] = a.at("kv_transfer_params"); body["kv_transfer_params"] == nil {
-		return nil, fmt.Errorf("%s passes nothing on: %s", e.id, a.raw)
+	if s.connector == mooncake {
+		body["kv_transfer_params"], err = e.meeting(ctx, id)
+	} else if body["kv_transfer_params"] = a.at("kv_transfer_params"); body["kv_transfer_params"] == nil {
+		err = fmt.Errorf("%s passes nothing on: %s", e.id, a.raw)
 	}
 	body["max_tokens"] = 8
-	return body, nil
+	return body, err
+}
+
+// meeting are the parameters by which another engine reads the cache of a transfer of this one, with Mooncake.
+func (e *engine) meeting(ctx context.Context, transfer string) (object, error) {
+	at := fmt.Sprintf("http://127.0.0.1:%d", e.bootstrap())
+	code, text, err := call(ctx, http.MethodGet, at+"/query", nil)
+	if err != nil {
+		return nil, err
+	}
+	var ranks map[string]struct {
+		EngineID string `json:"engine_id"`
+	}
+	if err := json.Unmarshal(text, &ranks); code != http.StatusOK || err != nil || ranks["0"].EngineID == "" {
+		return nil, fmt.Errorf("%s/query: %d %.200s", at, code, text)
+	}
+	return object{"do_remote_prefill": true, "do_remote_decode": false, "transfer_id": transfer, "remote_bootstrap_addr": at, "remote_engine_id": ranks["0"].EngineID}, nil
 }
 
 // between asks the engine that decodes, without the router, for an answer from the cache of an engine that has died: what the router has
