@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 	"github.com/kvpilot/kvpilot/test/stack"
@@ -145,7 +146,8 @@ func comparePart(t *testing.T, scaleOut bool, part int) {
 			continue
 		}
 		var direct, through answer
-		for range 8 { // pieces of a stream may be joined when the machine is busy
+		for attempt := range 12 { // pieces of a stream may be joined when the machine is busy
+			time.Sleep(time.Duration(attempt) * 20 * time.Millisecond)
 			direct, through = ask(t, s.Replicas[0], s.Replicas[0], x), ask(t, s.Replicas[0], "http://"+s.HTTP, x)
 			if same(direct, through) {
 				break
