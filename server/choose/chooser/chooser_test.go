@@ -602,22 +602,24 @@ func TestAReportedFirstTokenIsInTheRecord(t *testing.T) {
 }
 
 func TestShadowDecidesAndDoesNotServe(t *testing.T) {
-	f := newFleet(t, 3, func(c *chooser.Config, _ *chooser.Params) { c.Shadow = decision.LeastRequests })
-	f.holds(1, 1, 8192)
-	idle := f.choose(f.request(50, 100))
-	busy := f.choose(f.request(1, 8192)) // warm, and then not the least busy
-	c := f.choose(f.request(1, 8192))
-	s := c.Decision.Shadow
-	if c.Replica.ID != "r1" || s == nil || s.Policy != decision.LeastRequests {
-		t.Fatalf("served by %s, shadow %+v", c.Replica.ID, s)
-	}
-	if s.Agrees || s.Regret <= 0.5 {
-		t.Errorf("shadow %+v: the least busy would have prefilled for about a second", s)
-	}
-	for _, c := range []*chooser.Choice{idle, busy, c} {
-		c.Release(done(decision.EndCompleted))
-	}
-	f.empty()
+	synctest.Test(t, func(t *testing.T) { // no time passes between the choices
+		f := newFleet(t, 3, func(c *chooser.Config, _ *chooser.Params) { c.Shadow = decision.LeastRequests })
+		f.holds(1, 1, 8192)
+		idle := f.choose(f.request(50, 100))
+		busy := f.choose(f.request(1, 8192)) // warm, and then not the least busy
+		c := f.choose(f.request(1, 8192))
+		s := c.Decision.Shadow
+		if c.Replica.ID != "r1" || s == nil || s.Policy != decision.LeastRequests {
+			t.Fatalf("served by %s, shadow %+v", c.Replica.ID, s)
+		}
+		if s.Agrees || s.Regret <= 0.5 {
+			t.Errorf("shadow %+v: the least busy would have prefilled for about a second", s)
+		}
+		for _, c := range []*chooser.Choice{idle, busy, c} {
+			c.Release(done(decision.EndCompleted))
+		}
+		f.empty()
+	})
 }
 
 func TestPolicyPerModel(t *testing.T) {
