@@ -147,7 +147,7 @@ func TestAStreamMovesBeforeItsConnectionEnds(t *testing.T) {
 			t.Error("the first replica was left before the next one sent anything")
 		}
 		has, _ := w.asked(t, body)
-		w.rest(out, has, 5)
+		w.rest(out, has, 500) // more than the first replica writes until it is left
 	})
 	f.eventually("the replica is left", w.left.Load)
 	if n := calls.Load(); n != 1 {
@@ -170,7 +170,7 @@ func TestALongContextIsComputedBeforeTheStreamMoves(t *testing.T) {
 		mu.Unlock()
 		has, wants := w.asked(t, body)
 		if !first {
-			w.rest(out, has, 5)
+			w.rest(out, has, 500) // more than the first replica writes until it is left
 			return
 		}
 		wrote := w.wrote.Load()
