@@ -98,7 +98,7 @@ func (s *splits) copyRound(ctx context.Context, n int) (detail string, copied bo
 		}
 		if a := &out.got[i]; a.cached > 0 {
 			hits++
-			// Where two branches share a block more, the one that was chosen later may be computed first.
+			// Where two branches share a block more, the later choice may be computed first.
 			if predicted, found := int(d.GetOutcome().GetPredictedCachedTokens()), s.found(a, d); waited > 0 && found != predicted && found != predicted+blockSize {
 				return "", false, fmt.Errorf("branch %d of %d tokens at %s, prefilled at %q, has %d cached tokens, predicted were %d", i-copyFillers, a.prompt, a.replica, a.prefill, a.cached, predicted)
 			}
