@@ -81,14 +81,14 @@ func (s *splits) checkHang(ctx context.Context, victim int) (string, error) {
 	return detail + returned, err
 }
 
-// returned describes the end of all pins after a failure. With nixl-push, vLLM keeps the blocks of legs that were aborted while they waited for
-// a cache, until it restarts: those are no failure.
+// returned describes the end of all pins after a failure. Of legs that were aborted while they waited for a cache vLLM keeps the blocks, with nixl-push
+// until it restarts, with Mooncake for up to ten minutes: those are no failure.
 func (s *splits) returned(ctx context.Context) (string, error) {
 	took, err := s.unpinned(ctx)
 	switch {
 	case err == nil:
 		return fmt.Sprintf("; nothing pinned after %.1f s", took.Seconds()), nil
-	case s.connector == "nixl-push":
+	case s.connector == "nixl-push", s.connector == mooncake:
 		return "; " + err.Error(), nil
 	}
 	return "", err
