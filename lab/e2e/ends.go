@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/kvpilot/kvpilot/internal/compare"
@@ -32,14 +31,7 @@ func (r *disturbances) checkEnds(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var c eventCutter
-	front := make([]string, 2)
-	for i := range front {
-		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
-			return "", err
-		}
-	}
-	p, err := r.another(ctx, "ends", front, "chooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
+	p, c, err := r.behindCutter(ctx, "ends", "")
 	if err != nil {
 		return "", err
 	}

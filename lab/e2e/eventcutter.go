@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"strconv"
 	"sync/atomic"
 )
 
@@ -64,4 +65,18 @@ func (c *eventCutter) serve(ctx context.Context, from net.Conn, port string) {
 			return
 		}
 	}
+}
+
+// behindCutter starts a router with further settings, whose two replicas are engines behind a cutter until ctx ends. It rests no replica for its cuts.
+func (r *disturbances) behindCutter(ctx context.Context, name, settings string) (*routerProcess, *eventCutter, error) {
+	c := new(eventCutter)
+	front := make([]string, 2)
+	for i := range front {
+		var err error
+		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
+			return nil, nil, err
+		}
+	}
+	p, err := r.another(ctx, name, front, settings+"chooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
+	return p, c, err
 }

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -82,14 +81,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var c eventCutter
-	front := make([]string, 2)
-	for i := range front {
-		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
-			return "", err
-		}
-	}
-	p, err := r.another(ctx, "every-token", front, "chooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
+	p, c, err := r.behindCutter(ctx, "every-token", "")
 	if err != nil {
 		return "", err
 	}
@@ -102,7 +94,7 @@ func (r *disturbances) checkEveryToken(ctx context.Context) (string, error) {
 			if results[k.name] == nil {
 				results[k.name] = &tokenResult{}
 			}
-			if err := r.cutEveryEvent(ctx, p, &c, k, k.body(answers, letters), results[k.name]); err != nil {
+			if err := r.cutEveryEvent(ctx, p, c, k, k.body(answers, letters), results[k.name]); err != nil {
 				p.stop()
 				return "", fmt.Errorf("%s: %w", k.name, err)
 			}

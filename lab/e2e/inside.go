@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"regexp"
-	"strconv"
 )
 
 // wholeAnswer is a request for an answer in one piece. With a parser, or without one, the engine is asked for it as it is.
@@ -41,15 +40,7 @@ var unlike = regexp.MustCompile(`"created":\d+|"(cached|created_cache)_tokens":\
 func (r *disturbances) checkInside(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var c eventCutter
-	front := make([]string, 2)
-	for i := range front {
-		var err error
-		if front[i], err = listenBefore(ctx, strconv.Itoa(r.engines[i%len(r.engines)].http), c.serve); err != nil {
-			return "", err
-		}
-	}
-	p, err := r.another(ctx, "inside", front, "router: {resume_unstreamed: true}\nchooser: {policy: round-robin}\nupstream: {breaker: {failures: 0, min_requests: 1000000}}\n")
+	p, c, err := r.behindCutter(ctx, "inside", "router: {resume_unstreamed: true}\n")
 	if err != nil {
 		return "", err
 	}

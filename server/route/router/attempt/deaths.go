@@ -10,7 +10,9 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
+	"github.com/kvpilot/kvpilot/server/wire/retry"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -62,4 +64,47 @@ func (s *stopper) stopped(ctx context.Context, rep *replica.Replica) bool {
 	}
 	resp.Close()
 	return resp.Status >= http.StatusInternalServerError
+}
+
+// death is a replica that stopped while it answered, with so many content events of the answer at the client.
+type death struct {
+	replica *replica.Replica
+	at      int
+}
+
+// deaths are those of one request. A request that stops two replicas at the same token is taken to be the reason.
+type deaths struct {
+	all []death
+	// Named is set once the request was named.
+	Named bool
+}
+
+// add notes a death, and returns the other replica that stopped at the same token; nil when there is none.
+func (d *deaths) add(one death) (other *replica.Replica) {
+	known := false
+	for _, o := range d.all {
+		switch same := o.replica.ID == one.replica.ID; {
+		case o.at == one.at && same:
+			known = true
+		case o.at == one.at:
+			other = o.replica
+		}
+	}
+	if !known {
+		d.all = append(d.all, one)
+	}
+	return other
+}
+
+// died reports whether f looks like the end of the replica's process, which had the request.
+func (a *Attempt) died(f *Failure) bool {
+	if f.Outcome != retry.Reset && f.Outcome != retry.Broken || a.Stopped.Load() {
+		return false
+	}
+	for _, other := range []error{resume.ErrAborted, resume.ErrStrange, resume.ErrDiverged, ErrContinuation, ErrStalled} {
+		if errors.Is(f.Public, other) {
+			return false
+		}
+	}
+	return true
 }

@@ -2,6 +2,7 @@ package attempt
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
@@ -126,3 +127,16 @@ const (
 	legPatience = 30 * time.Second
 	legTimes    = 4
 )
+
+// vigil watches the leg of a split request that decodes, until an answer shows that the cache was read. An engine may wait for a cache for
+// good: when the replica that computed it has died, or when nothing was written.
+type vigil struct {
+	// over is closed when the cache was read, or when the leg has ended.
+	over   chan struct{}
+	closed sync.Once
+}
+
+func newVigil() *vigil { return &vigil{over: make(chan struct{})} }
+
+// close ends the vigil. It is idempotent.
+func (v *vigil) close() { v.closed.Do(func() { close(v.over) }) }
