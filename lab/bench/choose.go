@@ -236,6 +236,7 @@ func (bed *chooseBed) work(worker int, d time.Duration, times *[]time.Duration) 
 			Pool:    chooser.Pool{Replicas: bed.replicas},
 			Prompt:  chooser.Prompt{PromptTokens: len(tokens)},
 			Reply:   chooser.Reply{ExpectedOutput: 256, Unstreamed: true},
+			Terms:   chooser.Terms{NoQueue: true}, // nothing visits the hold queue here
 		}
 		hashes := blockhash.Chain(make([]blockhash.Hash, 0, len(tokens)/chooseBlock), tokens, chooseBlock, blockhash.Namespace{})
 		req.Hashes = func(int) []blockhash.Hash { return hashes }

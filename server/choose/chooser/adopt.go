@@ -6,7 +6,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/booking"
-	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/waiting"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
@@ -46,7 +46,7 @@ func (c *adoption) BlockSizes(replicas []*replica.Replica) []int {
 	var sizes []int
 	for _, r := range replicas {
 		for _, slot := range r.Slots {
-			if size := cmp.Or(c.booker.Index.BlockSize(slot), r.BlockSize, evaluate.DefaultBlock); !slices.Contains(sizes, size) {
+			if size := cmp.Or(c.booker.Index.BlockSize(slot), r.BlockSize, layout.DefaultBlock); !slices.Contains(sizes, size) {
 				sizes = append(sizes, size)
 			}
 		}

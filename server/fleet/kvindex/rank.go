@@ -13,6 +13,7 @@ type face struct {
 	feed      atomic.Uint32 // state
 	blockSize atomic.Int32  // learned from events, 0 for unknown
 	reported  atomic.Int32  // info.BlockSize
+	lookahead atomic.Int32  // tokens behind a block that its name covers too
 }
 
 // rank has the blocks of one rank. Its writers take mu; lookups read the atomics only.
@@ -34,11 +35,10 @@ type rank struct {
 	believed believed
 	keys     keys // of the event that is applied; guarded by mu
 
-	lookahead atomic.Int32                // tokens behind a block that its name covers too
-	strides   [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
-	limits    atomic.Pointer[[]limit]
-	recent    recent // guarded by mu
-	warned    bool   // an event of an odd block size was logged; guarded by mu
+	strides [kvblock.Tiers]atomic.Int32 // blocks per chunk of a lower tier, 0: one
+	limits  atomic.Pointer[[]limit]
+	recent  recent // guarded by mu
+	warned  bool   // an event of an odd block size was logged; guarded by mu
 }
 
 // newRank returns a rank that holds nothing.

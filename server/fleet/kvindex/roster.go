@@ -97,8 +97,8 @@ func (t *roster) Rank(slot replica.Slot) (state kvblock.FeedState, blockSize int
 // the tokens behind it are there.
 func (t *roster) Reach(slot replica.Slot, promptTokens int) int {
 	ahead := 1
-	if r := t.rank(slot); r != nil {
-		ahead = max(ahead, int(r.lookahead.Load()))
+	if int(slot) < len(t.faces) {
+		ahead = max(ahead, int(t.faces[slot].lookahead.Load()))
 	}
 	return max(0, promptTokens-ahead)
 }

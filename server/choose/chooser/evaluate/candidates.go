@@ -1,7 +1,6 @@
 package evaluate
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
@@ -9,9 +8,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
-
-// DefaultBlock is a rank's block size until it is known.
-const DefaultBlock = 16
 
 // candidates lists the ranks with their vetoes.
 func (e *Evaluator) candidates(s *Evaluation, req *ask.Request, of *Model) {
@@ -50,9 +46,11 @@ func (e *Evaluator) candidates(s *Evaluation, req *ask.Request, of *Model) {
 		state, known := e.Index.Rank(at.Slot)
 		*cand = decision.Candidate{} // cleared in place: a literal with these fields would be built elsewhere and copied
 		cand.Replica, cand.Slot, cand.Rank, cand.Feed, cand.Veto, cand.Blocks = at.Replica, at.Slot, at.Index, state, veto, at.Blocks
-		cand.BlockSize = uint32(cmp.Or(known, p.Replicas[owner].BlockSize, DefaultBlock))
+		if cand.BlockSize = uint32(known); known == 0 {
+			cand.BlockSize = at.BlockSize
+		}
 		if veto == decision.VetoNone {
-			if cand.Veto = f.Rank(int(at.Index)); !f.Draining && p.Replicas[owner].IsRankDrained(int(at.Index)) {
+			if cand.Veto = f.Rank(int(at.Index)); !f.Draining && at.Drained {
 				cand.Veto = decision.VetoDraining
 			}
 		}

@@ -73,7 +73,7 @@ func (z *zoo) plainLook(e *evaluate.Evaluator, d *decision.Decision, req *ask.Re
 			out.Candidates = append(out.Candidates, decision.Candidate{
 				RankID:   decision.RankID{Replica: r.ID, Slot: slot, Rank: uint16(index)},
 				Veto:     veto,
-				Overlap:  decision.Overlap{Feed: e.Index.State(slot), BlockSize: uint32(cmp.Or(e.Index.BlockSize(slot), r.BlockSize, evaluate.DefaultBlock))},
+				Overlap:  decision.Overlap{Feed: e.Index.State(slot), BlockSize: uint32(cmp.Or(e.Index.BlockSize(slot), r.BlockSize, layout.DefaultBlock))},
 				RankLoad: decision.RankLoad{Blocks: uint32(r.Blocks)},
 			})
 		}

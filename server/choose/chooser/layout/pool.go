@@ -82,9 +82,7 @@ func newPool(replicas []*replica.Replica) *Pool {
 			}
 			p.bySlot[slot] = int32(len(p.Ranks))
 			p.Names = append(p.Names, r.ID)
-			p.Ranks = append(p.Ranks, Rank{
-				Replica: r.ID, Slot: slot, Owner: int32(i), Index: uint16(index), Blocks: uint32(max(0, r.Blocks)), Budget: Budget(r), Listed: listed,
-			})
+			p.Ranks = append(p.Ranks, newRank(r, i, index, listed))
 		}
 	}
 	return p
