@@ -1,6 +1,7 @@
 package liveness_test
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,5 +27,25 @@ func TestAHaltedRankIsAvoided(t *testing.T) {
 	}
 	if got := rounds(&m, 2*time.Second, 3*time.Second, blind); got != liveness.None || m.Avoided(start.Add(3*time.Second)) || m.Stalled() {
 		t.Errorf("after the pause: %s", got)
+	}
+}
+
+// The tally counts a rank while it counts as stalled, and no longer once it is gone.
+func TestTheTallyCountsStalledRanks(t *testing.T) {
+	var tally atomic.Int64
+	halted := func(time.Time) liveness.Vitals { return liveness.Vitals{Halted: true} }
+	ranks := make([]liveness.Monitor, 3)
+	for i := range ranks {
+		ranks[i].Count(&tally)
+		rounds(&ranks[i], 0, 2*liveness.Period, halted)
+	}
+	if got := tally.Load(); got != 3 {
+		t.Errorf("of three ranks that are halted, %d are counted", got)
+	}
+	rounds(&ranks[0], 2*liveness.Period, 4*liveness.Period, blind)
+	ranks[1].Forget()
+	ranks[1].Forget()
+	if got := tally.Load(); got != 1 {
+		t.Errorf("after one works again and one is gone, %d are counted, want 1", got)
 	}
 }

@@ -44,6 +44,7 @@ type Monitor struct {
 	until    atomic.Int64
 	inFlight atomic.Int64
 	silent   atomic.Int64 // for how long, in nanoseconds, when it is stalled
+	tally    *atomic.Int64
 
 	mu    sync.Mutex
 	first *Request              // in flight, the newest first; guarded by mu
@@ -58,6 +59,24 @@ type Monitor struct {
 	over, sick   time.Duration // since the verdict; unhealthy and silent
 	pause        time.Duration
 	unlooked     time.Duration // since Quiet looked
+}
+
+// Count has tally count the rank while it counts as stalled, until Forget. It is called once, before the first Look.
+func (m *Monitor) Count(tally *atomic.Int64) { m.tally = tally }
+
+// Forget ends the verdict of a rank that is gone.
+func (m *Monitor) Forget() { m.rule(None) }
+
+// rule sets the verdict.
+func (m *Monitor) rule(now Evidence) {
+	before := Evidence(m.evidence.Swap(uint32(now)))
+	switch {
+	case m.tally == nil, (before == None) == (now == None):
+	case now == None:
+		m.tally.Add(-1)
+	default:
+		m.tally.Add(1)
+	}
 }
 
 // Sign notes progress. It costs one read most of the time.
@@ -113,7 +132,7 @@ func (m *Monitor) Look(v *Vitals, r Round) (before, now Evidence) {
 		m.silent.Store(int64(m.silence))
 	}
 	if now != before {
-		m.evidence.Store(uint32(now))
+		m.rule(now)
 	}
 	return before, now
 }

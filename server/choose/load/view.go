@@ -56,11 +56,9 @@ func (rk *rank) view(now int64, load *RankLoad) {
 			continue
 		}
 		output := int(rk.output.Load())
-		*load = RankLoad{
-			Version: p.version.Load(), InFlight: int(p.inFlight.Load()),
-			Prefilling: int(p.prefilling.Load()), Assumed: int(p.assumed.Load()), OutputTokens: output,
-			ContextTokens: int(p.prompt.Load()) + output, DecodeBlocks: float64(p.blocks.Load()) / whole,
-		}
+		*load = RankLoad{} // set in place: a literal with these fields would be built elsewhere and copied
+		load.Version, load.InFlight, load.Prefilling, load.Assumed = p.version.Load(), int(p.inFlight.Load()), int(p.prefilling.Load()), int(p.assumed.Load())
+		load.OutputTokens, load.ContextTokens, load.DecodeBlocks = output, int(p.prompt.Load())+output, float64(p.blocks.Load())/whole
 		tokens, nanos, anchor := p.tokens.Load(), p.nanos.Load(), p.anchor.Load()
 		headTokens, headNanos, unstreamed := p.headTokens.Load(), p.headNanos.Load(), p.headUnstreamed.Load()
 		if p.seq.Load() != seq {

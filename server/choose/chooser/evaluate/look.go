@@ -31,7 +31,9 @@ func (e *Evaluator) Evaluate(s *Evaluation, req *ask.Request, of *Model, now tim
 	e.Comparison.JudgeUnlessRun(now)
 	s.Held = e.Settings.Or(req.Settings).HoldAbove > 0 && s.Decision.Policy == decision.PredictedTTFT && req.Booking.Books() && !req.NoQueue
 	e.candidates(s, req, of)
-	s.avoidStalled(now)
+	if e.Ranks.AnyStalled() {
+		s.avoidStalled(now)
+	}
 	matching := e.Clock.Now()
 	e.overlap(s, req)
 	s.Decision.Scored = e.Clock.Now().Sub(matching)

@@ -20,7 +20,8 @@ type Table struct {
 	// Conduct compares the ranks' answers with their equals' answers.
 	Conduct conduct.Fleet
 
-	loads transfer.Loads
+	loads   transfer.Loads
+	stalled atomic.Int64 // ranks that count as stalled
 
 	mu    sync.Mutex  // serialises changes
 	kinds speed.Kinds // guarded by mu
@@ -70,6 +71,7 @@ func (t *Table) AddRank(slot replica.Slot, r *replica.Replica, index int) {
 	kind, model := rk.Speed.Kind()
 	rk.Conduct, rk.Tiers = t.Conduct.Add(kind, model), transfer.NewTiers(&t.loads, kind)
 	rk.Conduct.Mirror(&rk.Avoided)
+	rk.Liveness.Count(&t.stalled)
 	list[slot] = rk
 	t.list.Store(&list)
 }
@@ -83,6 +85,7 @@ func (t *Table) Remove(slot replica.Slot) {
 		return
 	}
 	gone.Leaving.Store(true)
+	gone.Liveness.Forget()
 	list := append([]*Rank(nil), t.BySlot()...)
 	t.kinds.Remove(gone.Speed)
 	t.Conduct.Remove(gone.Conduct)
@@ -103,6 +106,9 @@ func (t *Table) IsLeft(of *Rank) bool {
 	}
 	return true
 }
+
+// AnyStalled reports whether a rank counts as stalled.
+func (t *Table) AnyStalled() bool { return t.stalled.Load() > 0 }
 
 // Update applies the registry's changes of the replica since the rank was added.
 func (t *Table) Update(rk *Rank, r *replica.Replica) {
