@@ -3,12 +3,10 @@ package load
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
@@ -66,20 +64,7 @@ type Ranks interface {
 
 // Params has the arguments of the code. Its zero value is valid.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Ranks name the slots for the metrics of each rank; nil leaves them out.
 	Ranks Ranks
-	// Clock is the time; nil takes the system's.
-	Clock Clock
 }
-
-// Clock is the time. Its readings must not go back.
-type Clock interface {
-	Now() time.Time
-}
-
-// system is the system's clock.
-type system struct{}
-
-func (system) Now() time.Time { return time.Now() }

@@ -3,16 +3,14 @@ package registry
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/check"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
@@ -202,8 +200,7 @@ func (d DNSConfig) validate() error {
 
 // Params has the arguments of the code. Its zero value is valid.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Client makes the probes' requests; nil makes one that suits vLLM.
 	Client *http.Client
 	// Resolver looks up DNS names; nil takes the system's.
@@ -223,9 +220,6 @@ type Environment interface {
 
 // or fills in the unset fields.
 func (p Params) or() Params {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	if p.Client == nil {
 		p.Client = newClient()
 	}

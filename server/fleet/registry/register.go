@@ -107,7 +107,7 @@ func (c *core) expire(now time.Time) {
 	for id, ends := range c.leases {
 		if !ends.After(now) {
 			c.deregister(id)
-			c.metrics.leasesExpired.Add(context.Background(), 1)
+			c.metrics.LeasesExpired.Add(context.Background(), 1)
 			c.log.Warn("registration expired", "replica", id)
 		}
 	}

@@ -43,7 +43,7 @@ func (s *Store) merge(in *peerv1.Facts) (news int) {
 	took := func(k kind, key string, put bool) {
 		if put {
 			news++
-			s.metrics.applied(k)
+			s.metrics.Taken.Add(k)
 			s.dueLocked(ref{k, key})
 		}
 	}

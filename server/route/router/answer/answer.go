@@ -3,14 +3,12 @@ package answer
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"strconv"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
@@ -25,16 +23,16 @@ type Answers struct {
 	resumer   *resumer
 	Blanks    blanks
 	// interrupted counts the streams that are lost.
-	interrupted *interruptions
+	interrupted *instruments.Keyed[interruption]
 }
 
-// New makes answers. results counts the streams that end early.
-func New(in *intake.Intake, attempts *attempt.Dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *Answers {
-	s := instruments.New(meter, "server/route/router")
-	broken := newInterruptions(s)
+// New makes answers.
+func New(in *intake.Intake, attempts *attempt.Dispatcher, s scope.Scope) *Answers {
+	m, results := newMetrics(s.Meters()), attempts.Resumes()
+	results.Know(resumeResults()...)
 	return &Answers{
-		attempts: attempts, limits: in.Limits, responses: in.Responses, Blanks: blanks{empties: newEmpties(s), limits: in.Limits}, interrupted: broken,
-		resumer: &resumer{attempts: attempts, retries: attempts.Retries, tokens: attempts.Tokens, results: results, interrupted: broken, log: log},
+		attempts: attempts, limits: in.Limits, responses: in.Responses, Blanks: blanks{empties: &m.Empties, limits: in.Limits}, interrupted: &m.Interrupted,
+		resumer: &resumer{attempts: attempts, retries: attempts.Retries, tokens: attempts.Tokens, results: results, interrupted: &m.Interrupted, log: s.Log()},
 	}
 }
 

@@ -23,8 +23,6 @@ const (
 	emptyPassed = "passed"
 )
 
-func emptyResults() []string { return []string{emptyRetried, emptyAgreed, emptyPassed} }
-
 // expect prepares d for the answer of the attempt under way.
 func expect(rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, streamed bool) {
 	waits := t.Blank == nil && t.Point == nil && rq.Call.Route.Generates() && rq.Parsed.Prompt.API != prompt.APIOther &&
@@ -78,9 +76,4 @@ func (b *blanks) Give(ctx context.Context, rq *intake.Request, t *attempt.Tries,
 		err = attempt.Gone(err)
 	}
 	return true, err
-}
-
-func newEmpties(s *instruments.Set) *instruments.Keyed[string] {
-	empties := instruments.NewKeyed(s, intake.MetricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), intake.ByResult)
-	return &empties
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
-	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
@@ -25,8 +24,16 @@ func resumeResults() []string {
 	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, attempt.ResultPoison, resultLimit, resultBudget, resultTaken}
 }
 
-// NewResumes declares the count of streams that ended early.
-func NewResumes(p metric.MeterProvider) *instruments.Keyed[string] {
-	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), intake.MetricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), intake.ByResult)
-	return &resumes
+// metrics counts answers.
+type metrics struct {
+	Empties     instruments.Keyed[string]       `metric:"kvpilot.router.empty_answers" unit:"{answer}" by:"result" help:"Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked)."`
+	Interrupted instruments.Keyed[interruption] `metric:"kvpilot.router.interrupted" unit:"{stream}" by:"kind cause result" help:"Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone."`
+}
+
+func newMetrics(provider metric.MeterProvider) *metrics {
+	m := &metrics{}
+	instruments.Declare(provider, "server/route/router", m)
+	m.Empties.Know(emptyRetried, emptyAgreed, emptyPassed)
+	m.Interrupted.Know(interruptions()...)
+	return m
 }

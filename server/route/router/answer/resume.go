@@ -29,7 +29,7 @@ type resumer struct {
 	tokens   *tokenizer.Pool
 	results  *instruments.Keyed[string]
 	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.
-	interrupted *interruptions
+	interrupted *instruments.Keyed[interruption]
 	log         *slog.Logger
 }
 

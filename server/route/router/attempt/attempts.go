@@ -3,9 +3,6 @@ package attempt
 import (
 	"context"
 	"errors"
-	"log/slog"
-
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -13,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
@@ -37,8 +35,7 @@ type Dispatcher struct {
 	Stopper   stopper
 	Retries   *Retrier
 	Copier    *copier
-	// aborted counts answers that an engine aborted.
-	aborted metric.Int64Counter
+	metrics   *metrics
 }
 
 // Params are the parts that attempts need. All but Guesses and Count are required.
@@ -55,30 +52,29 @@ type Params struct {
 	// Count counts retries; nil counts none.
 	Count  Counter
 	Intake *intake.Intake
-	// Resumes counts requests that stop replicas.
-	Resumes *instruments.Keyed[string]
-	Meter   metric.MeterProvider
-	Log     *slog.Logger
+	Scope  scope.Scope
 }
 
 // New makes a dispatcher.
 func New(p Params) *Dispatcher {
-	m := newAttemptMetrics(p.Meter, p.Log)
-	known := poison.New()
-	m.remembered(p.Meter, known.Size)
-	blame := &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
-	sender := &sender{upstream: p.Upstream, Registry: p.Registry, tokens: p.Tokens, log: p.Log}
+	known, log := poison.New(), p.Scope.Log()
+	m := newMetrics(p.Scope.Meters(), known.Size)
+	blame := &blame{registry: p.Registry, breaker: p.Breaker, poison: known, metrics: m}
+	sender := &sender{upstream: p.Upstream, Registry: p.Registry, tokens: p.Tokens, log: log}
 	return &Dispatcher{
-		Picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: p.Intake.Standby}, Engines: sender,
+		Picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &keyless{counter: m.Keyless, log: log}, standby: p.Intake.Standby}, Engines: sender,
 		Legs: &splitter{
 			watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, bootstraps: bootstraps{p.Upstream}, engines: sender, blame: blame,
-			prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log,
+			metrics: m, log: log,
 		},
-		Refusals: refusals{breaker: p.Breaker}, Blame: blame, Tokens: p.Tokens, responses: p.Intake.Responses, aborted: m.aborted, Stopper: stopper{p.Upstream, p.Resumes, p.Log},
-		Retries: &Retrier{blame: blame, Budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log},
-		Copier:  &copier{upstream: p.Upstream, registry: p.Registry, Patience: copyPatience, results: &m.copies, log: p.Log},
+		Refusals: refusals{breaker: p.Breaker}, Blame: blame, Tokens: p.Tokens, responses: p.Intake.Responses, metrics: m, Stopper: stopper{p.Upstream, &m.Resumes, log},
+		Retries: &Retrier{blame: blame, Budget: p.Budget, retried: &m.Retries, count: p.Count, log: log},
+		Copier:  &copier{upstream: p.Upstream, registry: p.Registry, Patience: copyPatience, results: &m.Copies, log: log},
 	}
 }
+
+// Resumes counts the streams that ended early.
+func (at *Dispatcher) Resumes() *instruments.Keyed[string] { return &at.metrics.Resumes }
 
 // Open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
 // replica was chosen.
@@ -218,7 +214,7 @@ func (at *Dispatcher) observe(ctx context.Context, rq *intake.Request, a *Attemp
 // Broke is broken, and counts.
 func (at *Dispatcher) Broke(ctx context.Context, d *Delivery, err error) *Failure {
 	if errors.Is(err, resume.ErrAborted) {
-		at.aborted.Add(context.Background(), 1)
+		at.metrics.Aborted.Add(context.Background(), 1)
 	}
 	return broken(ctx, d, err)
 }

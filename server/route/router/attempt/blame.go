@@ -19,7 +19,7 @@ type blame struct {
 	registry *registry.Registry
 	breaker  *breaker.Breaker
 	poison   *poison.Memory
-	faults   *faults
+	metrics  *metrics
 }
 
 // Settle reports the outcome of an attempt to breaker and registry.
@@ -71,7 +71,7 @@ func (b *blame) report(d *Delivery, one poison.Doubt, f retry.Finding) {
 	b.breaker.Report(one.Replica, one.Pass, f)
 	if f.Cause != retry.CauseNone {
 		d.Doubts.Cause = f.Cause
-		b.faults.found(f)
+		b.metrics.found(f)
 	}
 }
 
@@ -106,7 +106,7 @@ var errAnswer = errors.New("a request to the replica failed")
 func (b *blame) Sendable(call *intake.Call) error {
 	path, method := cmp.Or(call.Path, "/"), cmp.Or(call.Method, http.MethodPost)
 	if err := upstream.CheckLine(method, path, call.RawQuery); err != nil {
-		b.faults.found(retry.Find(retry.Unsendable, retry.Origin{}))
+		b.metrics.found(retry.Find(retry.Unsendable, retry.Origin{}))
 		return unsendable(err)
 	}
 	return nil

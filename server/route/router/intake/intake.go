@@ -5,12 +5,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/route/router/story"
@@ -57,8 +56,7 @@ type Params struct {
 	PerModel
 	// Origin begins the ids of decisions and reservations; empty: nothing does.
 	Origin string
-	Meter  metric.MeterProvider
-	Tracer trace.Tracer
+	Scope  scope.Scope
 }
 
 // PerModel are parts that matter to the models that the settings name.
@@ -74,10 +72,10 @@ func New(c Config, attempts int, p Params) *Intake {
 	responses, standby := &Responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}, Standbys{p.Standby}
 	in := &Intake{
 		policies: p.Policies, Limits: &Accounts{owner: p.Limits}, Responses: responses, Standby: standby,
-		reader:  reader{bodies: p.Bodies, steering: newSteering(instruments.New(p.Meter, "server/route/router"))},
+		reader:  reader{bodies: p.Bodies, steering: newSteering(p.Scope.Meters())},
 		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
 		places:  places{registry: p.Registry, standby: standby, responses: responses},
-		encoder: encoder{p.Tokens}, prefix: p.Origin, tracer: p.Tracer,
+		encoder: encoder{p.Tokens}, prefix: p.Origin, tracer: p.Scope.Tracer("server/route/router"),
 	}
 	in.set.Store(newSettings(c, attempts))
 	return in
