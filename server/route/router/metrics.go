@@ -58,12 +58,12 @@ func (m *metrics) end(ctx context.Context, rq *intake.Request, d *attempt.Delive
 	route, model := m.routes[rq.Call.Route], m.models.of(modelLabel(rq))
 	plain := context.Background() // makes no exemplar
 	m.InFlight.Add(plain, -1)
-	res := endLabels{route: rq.Call.Route, status: d.Status}
+	res := endLabels{route: rq.Call.Route, status: d.Status()}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
 	m.Requests.Add(plain, 1, model.result(res))
-	if d.FirstToken.IsZero() { // else the first token's latency has it
+	if d.FirstToken().IsZero() { // else the first token's latency has it
 		m.Duration.Record(ctx, took.Seconds(), model.timed.routes[rq.Call.Route])
 	} else {
 		m.Duration.Record(plain, took.Seconds(), model.timed.routes[rq.Call.Route])
@@ -76,22 +76,22 @@ func (m *metrics) end(ctx context.Context, rq *intake.Request, d *attempt.Delive
 		m.genai.Record(genaiOf(rq, d, res, sse.Usage{}, took))
 		return
 	}
-	if a.Overhead > notable {
-		m.Overhead.Record(ctx, a.Overhead.Seconds(), route)
+	if a.Overhead() > notable {
+		m.Overhead.Record(ctx, a.Overhead().Seconds(), route)
 	} else {
-		m.Overhead.Record(plain, a.Overhead.Seconds(), route)
+		m.Overhead.Record(plain, a.Overhead().Seconds(), route)
 	}
-	m.Held.Record(plain, a.Held.Seconds(), route)
+	m.Held.Record(plain, a.Held().Seconds(), route)
 	m.Tokens.Add(plain, int64(a.Choice.Held()), model.kinds[fromRouter][tokensOverlap])
-	if !d.FirstToken.IsZero() {
-		m.TTFT.Record(ctx, d.FirstToken.Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
+	if !d.FirstToken().IsZero() {
+		m.TTFT.Record(ctx, d.FirstToken().Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
 	}
 	u, source := costOf(rq, d)
 	m.Tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
 	m.Tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
 	m.Tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
-	if n := u.CompletionTokens; n > 1 && !d.FirstToken.IsZero() {
-		m.PerToken.Record(plain, time.Since(d.FirstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
+	if n := u.CompletionTokens; n > 1 && !d.FirstToken().IsZero() {
+		m.PerToken.Record(plain, time.Since(d.FirstToken()).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
 	}
 	m.genai.Record(genaiOf(rq, d, res, u, took))
 }
@@ -105,8 +105,8 @@ func genaiOf(rq *intake.Request, d *attempt.Delivery, res endLabels, u sse.Usage
 	if modelLabel(rq) != otherModel {
 		r.Model = rq.Pool.Model
 	}
-	if !d.FirstToken.IsZero() {
-		r.FirstToken = d.FirstToken.Sub(rq.Received)
+	if !d.FirstToken().IsZero() {
+		r.FirstToken = d.FirstToken().Sub(rq.Received)
 	}
 	switch {
 	case res.reason != apierror.Unspecified:
@@ -122,7 +122,7 @@ func costOf(rq *intake.Request, d *attempt.Delivery) (u sse.Usage, source int) {
 	if u, ok := d.Scan.Usage(); ok {
 		return u, fromEngine
 	}
-	if n := d.Scan.ContentEvents(); n > 0 && !d.FirstToken.IsZero() {
+	if n := d.Scan.ContentEvents(); n > 0 && !d.FirstToken().IsZero() {
 		return sse.Usage{PromptTokens: d.Attempt.Choice.Decision.PromptTokens, CachedTokens: d.Attempt.CachedOwn(), CompletionTokens: rq.TokensIn(n)}, fromRouter
 	}
 	return sse.Usage{}, fromRouter
@@ -131,8 +131,8 @@ func costOf(rq *intake.Request, d *attempt.Delivery) (u sse.Usage, source int) {
 // decided counts a choice that was handed to the caller.
 func (m *metrics) decided(rq *intake.Request, a *attempt.Attempt) {
 	route := m.routes[rq.Call.Route]
-	m.Overhead.Record(context.Background(), a.Overhead.Seconds(), route)
-	m.Held.Record(context.Background(), a.Held.Seconds(), route)
+	m.Overhead.Record(context.Background(), a.Overhead().Seconds(), route)
+	m.Held.Record(context.Background(), a.Held().Seconds(), route)
 	if rq.Tokenizing > 0 {
 		m.Encode.Record(context.Background(), rq.Tokenizing.Seconds(), route)
 	}

@@ -102,7 +102,7 @@ func causeOf(a *attempt.Attempt, f *attempt.Failure) string {
 			return known.cause
 		}
 	}
-	if a != nil && a.Stopped.Load() {
+	if a != nil && a.WasStopped() {
 		return causeStalled
 	}
 	return causeBroken

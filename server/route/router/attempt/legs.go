@@ -55,7 +55,7 @@ func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *Del
 	}
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
-	note := rq.Story.Lead(a.Chosen, a.Choice.Decision)
+	note := rq.Story.Lead(a.chosen, a.Choice.Decision)
 	result := l.ask(ctx, lctx, rq, d, a)
 	note.Ended(result, result == prefillDone, c.usage.PromptTokens, c.usage.CachedTokens)
 	l.metrics.Prefills.Add(result)
@@ -244,20 +244,20 @@ func (l *splitter) pin(c *cache) bool {
 
 // abandon ends an attempt whose prompt was not computed, before anything was sent to the replica that was to decode.
 func (l *splitter) abandon(rq *intake.Request, d *Delivery, t *Tries, a *Attempt) {
-	a.Ended = true
-	l.blame.settleAt(rq, d, a.Choice.Replica.ID, a.Pass, retry.Canceled)
+	a.ended = true
+	l.blame.settleAt(rq, d, a.Choice.Replica.ID, a.pass, retry.Canceled)
 	a.Choice.Release(chooser.ResultOf(decision.EndHandedOver))
 	a.cancel()
 	t.Ask.Avoid = append(t.Ask.Avoid, a.cache.lead.Replica.ID)
 	t.whole()
-	d.Attempts--
+	d.attempts--
 }
 
 // Again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of
 // the answer. Whatever went wrong may be the transfer's doing.
 func (l *splitter) Again(ctx context.Context, t *Tries, d *Delivery, f *Failure) bool {
 	a := d.Attempt
-	if a == nil || a.cache == nil || d.Begun || ctx.Err() != nil || f.Outcome == retry.Canceled || f.Unchosen {
+	if a == nil || a.cache == nil || d.begun || ctx.Err() != nil || f.Outcome == retry.Canceled || f.Unchosen {
 		return false
 	}
 	l.log.Info("a split request failed before its first token: it is served whole", "request", t.Ask.RequestID, "replica", string(a.Choice.Replica.ID),
