@@ -33,7 +33,7 @@ func NewStored(r *registry.Registry, b *breaker.Breaker, in *intake.Intake, atte
 // Serve answers a call about the response of an id.
 func (st *Stored) Serve(ctx context.Context, rq *intake.Request, id string, d *attempt.Delivery) error {
 	rq.Pool = &registry.Pool{}
-	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}, rq.Call.Body
+	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Wanted: openai.Wanted{Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}}, rq.Call.Body
 	snapshot := st.registry.Snapshot()
 	candidates := snapshot.Replicas
 	if !st.responses.MayRead(ctx, rq, id) {

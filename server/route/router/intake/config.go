@@ -74,10 +74,7 @@ const minSecret = 16
 
 // Headers switches the response headers that explain a choice.
 type Headers struct {
-	// Replica adds the replica's name.
-	Replica bool `yaml:"replica"`
-	// Address adds the replica's address.
-	Address bool `yaml:"address"`
+	Place `yaml:",inline"`
 	// Overlap adds the number of prompt tokens that were expected in the replica's cache.
 	Overlap bool `yaml:"overlap"`
 	// Policy adds the policy that chose, and the reason of the choice.
@@ -86,6 +83,14 @@ type Headers struct {
 	Decision bool `yaml:"decision"`
 	// Overhead adds kvpilot's own time before the request left for the replica, in microseconds.
 	Overhead bool `yaml:"overhead"`
+}
+
+// Place switches the headers that say where a request went.
+type Place struct {
+	// Replica adds the replica's name.
+	Replica bool `yaml:"replica"`
+	// Address adds the replica's address.
+	Address bool `yaml:"address"`
 }
 
 // maxResumes bounds ResumeStreams: a request may be the reason why its replicas die.
@@ -132,7 +137,7 @@ func DefaultConfig() Config {
 		UnsaltedRoutes:  UnsaltedRefuse,
 		ShowOverlap:     ShowAuto,
 		RealtimeIdle:    5 * time.Minute,
-		Headers:         Headers{Replica: true, Overlap: true, Policy: true, Decision: true, Overhead: true},
+		Headers:         Headers{Place: Place{Replica: true}, Overlap: true, Policy: true, Decision: true, Overhead: true},
 	}
 }
 

@@ -140,7 +140,7 @@ func (in *Intake) Anywhere(ctx context.Context, rq *Request, stored string) erro
 	if err := in.Limits.Enter(rq); err != nil {
 		return err
 	}
-	rq.Parsed, rq.Body = &openai.Request{Route: rq.Call.Route, N: 1, Model: rq.Call.Model}, rq.Call.Body
+	rq.Parsed, rq.Body = &openai.Request{Route: rq.Call.Route, Wanted: openai.Wanted{N: 1}, Model: rq.Call.Model}, rq.Call.Body
 	snapshot := in.places.registry.Snapshot()
 	pool, err := pools.Any(snapshot, rq.Call.Model, rq.Call.Route.Generates())
 	if err != nil {
@@ -164,7 +164,7 @@ func (in *Intake) Anywhere(ctx context.Context, rq *Request, stored string) erro
 // Socket prepares a call for a WebSocket. model is the handshake's, empty for none.
 func (in *Intake) Socket(ctx context.Context, rq *Request, model string) error {
 	session, source := openai.SessionFrom(rq.Call.Header, rq.Settings.sessions)
-	rq.Parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
+	rq.Parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, Wanted: openai.Wanted{N: 1}, SessionHints: openai.SessionHints{Session: session, SessionSource: source}}
 	rq.Parsed.SessionReturn, rq.Parsed.SessionEnds = openai.SessionReturn(rq.Call.Header)
 	if err := in.places.findSocketPool(rq); err != nil {
 		return err
