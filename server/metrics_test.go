@@ -35,7 +35,7 @@ type catalog struct {
 	list map[string]instrument
 }
 
-// Declared implements instruments.Catalog.
+// Declared notes a declaration.
 func (c *catalog) Declared(d instruments.Instrument) { c.list[d.Name] = instrument{d} }
 
 // exposed is the metric's name as Prometheus serves it.

@@ -17,7 +17,7 @@ type read struct {
 	outcome string
 }
 
-// Labels implements instruments.Labeled.
+// Labels has the labels of the key in metrics.
 func (r read) Labels() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("source", string(r.source)), attribute.String("outcome", r.outcome)}
 }

@@ -38,13 +38,13 @@ type Instrument struct {
 	bounds     []float64
 }
 
-// Catalog is a meter provider that is given the instruments as they are declared.
-type Catalog interface{ Declared(Instrument) }
+// catalog is a meter provider that is given the instruments as they are declared.
+type catalog interface{ Declared(Instrument) }
 
 // Set has the instruments of one package.
 type Set struct {
 	meter    metric.Meter
-	catalog  Catalog // nil: none
+	catalog  catalog // nil: none
 	observed []metric.Observable
 }
 
@@ -55,7 +55,7 @@ func Declare(provider metric.MeterProvider, path string, structs ...any) *Set {
 		provider = noop.NewMeterProvider()
 	}
 	s := &Set{meter: provider.Meter("github.com/kvpilot/kvpilot/" + path)}
-	s.catalog, _ = provider.(Catalog)
+	s.catalog, _ = provider.(catalog)
 	s.Declare(structs...)
 	return s
 }

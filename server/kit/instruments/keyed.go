@@ -18,8 +18,8 @@ type Keyed[K comparable] struct {
 	by   map[K][]metric.AddOption
 }
 
-// Labeled is a key that has several labels, or another text than its own as a label. A key without these methods is labelled with its text.
-type Labeled interface{ Labels() []attribute.KeyValue }
+// labeled is a key that has several labels, or another text than its own as a label. A key without these methods is labelled with its text.
+type labeled interface{ Labels() []attribute.KeyValue }
 
 func (c *Keyed[K]) declare(s *Set, d Instrument) {
 	c.of = must(s.meter.Int64Counter(d.Name, metric.WithUnit(d.Unit), metric.WithDescription(d.Help)))
@@ -46,7 +46,7 @@ func (c *Keyed[K]) Know(keys ...K) {
 func (c *Keyed[K]) Expect(keys ...K) {
 	for _, key := range keys {
 		labels := []attribute.KeyValue{attribute.String(c.name, fmt.Sprint(key))}
-		if own, ok := any(key).(Labeled); ok {
+		if own, ok := any(key).(labeled); ok {
 			labels = own.Labels()
 		}
 		c.by[key] = []metric.AddOption{Labels(labels...)}

@@ -33,7 +33,7 @@ func newMetrics(provider metric.MeterProvider, l *Ledger) *metrics {
 	return m
 }
 
-// Labels implements instruments.Labeled.
+// Labels has the labels of the key in metrics.
 func (f Full) Labels() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("kind", f.Kind.String()), attribute.String("by", f.By)}
 }

@@ -90,7 +90,7 @@ type rest struct {
 // change is a change of a replica, with its result.
 type change struct{ action, result string }
 
-// Labels implements instruments.Labeled.
+// Labels has the labels of the key in metrics.
 func (c change) Labels() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("action", c.action), attribute.String("result", c.result)}
 }

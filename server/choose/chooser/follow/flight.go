@@ -277,7 +277,7 @@ func (w *Withdrawn) Know() { w.Count.Know(false, true) }
 // begun says that the answer of a withdrawn request had begun.
 type begun bool
 
-// Labels implements instruments.Labeled.
+// Labels has the labels of the key in metrics.
 func (b begun) Labels() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.Bool("begun", bool(b))}
 }

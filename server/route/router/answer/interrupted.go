@@ -63,7 +63,7 @@ func interruptions() (all []interruption) {
 	return all
 }
 
-// Labels implements instruments.Labeled.
+// Labels has the labels of the key in metrics.
 func (i interruption) Labels() []attribute.KeyValue {
 	result := "lost"
 	if i.continued {

@@ -50,7 +50,7 @@ type fault struct {
 	cause   retry.Cause
 }
 
-// Labels implements instruments.Labeled.
+// Labels has the labels of the key in metrics.
 func (f fault) Labels() []attribute.KeyValue {
 	return []attribute.KeyValue{attribute.String("cause", f.cause.String()), attribute.String("outcome", f.verdict.String())}
 }
