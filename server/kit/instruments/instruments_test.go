@@ -88,7 +88,7 @@ func points(m metricdata.Metrics) (series int, sum float64) {
 
 func TestFieldsBecomeTheInstrumentsThatTheirTagsDeclare(t *testing.T) {
 	reader := sdk.NewManualReader()
-	m := &things{}
+	m := &things{unrelated: 1}
 	s := instruments.Declare(sdk.NewMeterProvider(sdk.WithReader(reader)), "server/x", m)
 	m.Places.Know(place{"cellar", "1"})
 	m.Places.Expect(place{"cellar", "2"}, place{"attic", "1"})
@@ -104,6 +104,9 @@ func TestFieldsBecomeTheInstrumentsThatTheirTagsDeclare(t *testing.T) {
 		o.ObserveInt64(m.All, 7)
 		o.ObserveFloat64(m.Spent, 1.5)
 	})
+	if m.unrelated != 1 {
+		t.Error("a field without tags was changed")
+	}
 	got := collect(t, reader)
 	for name, want := range map[string]struct {
 		series int

@@ -76,7 +76,7 @@ func (t *table) of(name string) limits {
 func New(c Config, p Params) *Limiter {
 	l := &Limiter{tenants: map[string]*tenant{}}
 	l.table.Store(newTable(c))
-	l.observe(p.Scope.Meters())
+	observe(p.Scope.Meters(), l)
 	return l
 }
 

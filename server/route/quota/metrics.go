@@ -44,8 +44,8 @@ func (c *counts) add(o *counts) {
 // owned reports whether the account is this router's. mu is held.
 func (t *tenant) owned() bool { return t.part == nil || t.part.owner == "" }
 
-// observe has the metrics read.
-func (l *Limiter) observe(p metric.MeterProvider) {
+// observe has the accounts of l read.
+func observe(p metric.MeterProvider, l *Limiter) {
 	var m metrics
 	instruments.Declare(p, "server/route/quota", &m).Observe(func(o metric.Observer) {
 		for name, s := range l.shown() {

@@ -142,14 +142,14 @@ func (r *Room) Wait(ctx context.Context, model string, size int, begins func()) 
 
 func (r *Room) end(err error) {
 	result := "left"
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		result = "ready"
-	case ErrFull:
+	case errors.Is(err, ErrFull):
 		result = "full"
-	case ErrTimeout:
+	case errors.Is(err, ErrTimeout):
 		result = "timeout"
-	case ErrClosed:
+	case errors.Is(err, ErrClosed):
 		result = "shutdown"
 	}
 	r.metrics.Waits.Add(result)
