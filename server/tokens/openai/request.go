@@ -295,8 +295,8 @@ func (r *reader) finish() {
 	if q.Truncated {
 		r.partial = true
 	}
-	r.settleRoute()
-	r.settlePrompt()
+	settler{r}.route()
+	settler{r}.prompt()
 	switch {
 	case q.Route == RouteResponses:
 		q.MaxTokens = r.maxOutputTokens
