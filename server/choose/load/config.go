@@ -20,8 +20,7 @@ type Config struct {
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
-	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of
-	// "unknown" and cannot revive a request.
+	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of "unknown".
 	Remembered int `yaml:"remembered"`
 }
 

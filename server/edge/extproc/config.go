@@ -36,9 +36,8 @@ type Config struct {
 	TLSCert string `yaml:"tls_cert"`
 	// TLSKey names a PEM file with the key of tls_cert. It is read again when it changes. Empty: listen.tls_key.
 	TLSKey string `yaml:"tls_key"`
-	// Response is how much of each answer is read: full (first token, usage, end: predictions learn, and the booking ends with the answer),
-	// headers (its status only) or skip (nothing, which costs the gateway least). Without the end, a booking lasts as long as the answer
-	// is predicted to take.
+	// Response is how much of each answer is read: full (predictions learn, and the booking ends with the answer), headers (its status
+	// only) or skip (nothing, which costs the gateway least). Without the end, a booking lasts for its predicted time.
 	Response string `yaml:"response"`
 	// Endpoints is how many replicas a gateway is named, the best first: gateways that fail over use the others. Some gateways
 	// (agentgateway) accept one only.
@@ -50,9 +49,8 @@ type Config struct {
 	// Subset limits the choice to the endpoints that the gateway names (x-gateway-destination-endpoint-subset). Turn it off
 	// where a gateway names endpoints that the router knows by other addresses.
 	Subset bool `yaml:"subset"`
-	// Prefiller lets requests be split between two replicas: the header x-prefiller-host-port names the one that is to compute the
-	// prompt. Turn it on where llm-d's routing sidecar stands before each replica with a kv_connector, and asks for that by itself
-	// (docs/disaggregation.md). Needs response: full.
+	// Prefiller lets requests be split between two replicas: the header x-prefiller-host-port names the one that computes the prompt. It
+	// needs llm-d's routing sidecar before each replica with a kv_connector (docs/gateway-api.md), and response: full.
 	Prefiller bool `yaml:"prefiller"`
 	// Objectives gives requests with an inference objective (x-llm-d-inference-objective) its priority, higher first; 0 is that of
 	// requests without one. Names that are not here may come from the InferenceObjectives of registry.inference_pools.

@@ -21,8 +21,7 @@ type Config struct {
 	// Overrides lets callers choose the policy, its parameters and the replicas of a request by x-kvpilot-* headers
 	// and ChooseReplica's fields.
 	Overrides bool `yaml:"overrides"`
-	// OpenAdapters lets callers load and unload LoRA adapters on all replicas while no credentials are configured. Off,
-	// these calls need the role admin, so that without credentials there are none.
+	// OpenAdapters lets callers load and unload LoRA adapters while no credentials are configured. Off, these calls need the role admin.
 	OpenAdapters bool `yaml:"open_adapters"`
 }
 

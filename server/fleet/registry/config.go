@@ -50,9 +50,8 @@ type ProbeConfig struct {
 	Path string `yaml:"path"`
 	// Interval is the time between probes of a replica, varied by up to a tenth.
 	Interval time.Duration `yaml:"interval"`
-	// MaxInterval is the longest time between probes of a replica that stays down. While its machine responds (the
-	// port is closed, or accepts connections that are not served), it is probed every half second for the first
-	// minutes.
+	// MaxInterval is the longest time between probes of a replica that stays down. While its machine responds, it is probed every half
+	// second for the first minutes.
 	MaxInterval time.Duration `yaml:"max_interval"`
 	// Timeout limits each request of a probe.
 	Timeout time.Duration `yaml:"timeout"`
@@ -69,8 +68,7 @@ type ProbeConfig struct {
 
 // RegistrationConfig bounds registration by RPC.
 type RegistrationConfig struct {
-	// Enabled lets callers register replicas where no API keys are in use; with keys, callers with the role admin
-	// always can.
+	// Enabled allows registration where no API keys are in use; with keys, the role admin always can.
 	Enabled bool `yaml:"enabled"`
 	// Lease is the lifetime of a registration when the caller asks for no other.
 	Lease time.Duration `yaml:"lease"`
@@ -87,8 +85,8 @@ type RegistrationConfig struct {
 
 // DNSConfig makes replicas of a name's addresses.
 type DNSConfig struct {
-	// Name is the name to look up. Host records (A and AAAA) need a port; with SRV records it is the full record name,
-	// for example "_http._tcp.vllm.default.svc.cluster.local".
+	// Name is the name to look up. Host records (A and AAAA) need a port; of SRV records the full name, for example
+	// "_http._tcp.vllm.default.svc.cluster.local".
 	Name string `yaml:"name"`
 	// SRV looks up SRV records, which bring their own ports.
 	SRV bool `yaml:"srv"`

@@ -24,8 +24,8 @@ type Config struct {
 	MaxOpenFor time.Duration `yaml:"max_open_for"`
 	// Trials is the number of successful trial requests that close it again.
 	Trials int `yaml:"trials"`
-	// MaxEjected is the largest share of the replicas that may serve a request, from 0 to 0.5, that breakers keep it from. Replicas
-	// that cannot be reached or asked for a pause do not count. When no other replica is left, all of them are used.
+	// MaxEjected is the largest share of a request's replicas, from 0 to 0.5, that breakers keep it from. Replicas that cannot be reached
+	// or asked for a pause do not count. When no other is left, all are used.
 	MaxEjected float64 `yaml:"max_ejected"`
 }
 
