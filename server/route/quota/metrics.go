@@ -39,7 +39,7 @@ func (l *Limiter) meter(p metric.MeterProvider) {
 	admitted := s.ObservedCounter(ns+"requests", "{request}", "Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
 	refused := s.ObservedCounter(ns+"refusals", "{request}", "Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
 	tokens := s.ObservedCounter(ns+"tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
-	unbelieved := s.ObservedCounter(ns+"tokens.unbelieved", "{token}", "Tokens that engines or callers reported beyond what a request can have taken, by its prompt, its answer and its limit. They are not charged.")
+	unbelieved := s.ObservedCounter(ns+"tokens.unbelieved", "{token}", "Reported tokens beyond a request's prompt, answer and limit. They are not charged.")
 	unrefunded := s.ObservedCounter(ns+"tokens.unrefunded", "{token}", "Tokens that external callers' reports claimed back beyond the allowed share (5 %). They stay charged.")
 	alone := s.ObservedCounter(ns+"grants.alone", "{grant}", "Grants from this router's share of a tenant's limits, because the account's owner did not answer.")
 	inFlight := s.ObservedGauge(ns+"requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")

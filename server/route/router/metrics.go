@@ -50,7 +50,7 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	m.duration = s.Histogram(intake.MetricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route.", slow...)
 	m.ttft = s.Histogram(intake.MetricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
 	m.perToken = s.Histogram(intake.MetricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica, without the waits for tokenizer and queue.", fast...)
 	m.held = s.Histogram(intake.MetricNS+"held", "s", "Time in the hold queue.", fast...)
 	m.encode = s.Histogram(intake.MetricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
 	m.tokens = s.CounterBy(intake.MetricNS+"tokens", "{token}", "Tokens by model, kind (prompt, cached, output; overlap: as predicted) and source: engine, or router (its own count, of streams without usage).")
