@@ -21,13 +21,12 @@ type Listen struct {
 	// Hosts lists the names, besides localhost, that the Host header may have at a loopback address; "*" allows all. This stops web pages
 	// that rebind names.
 	Hosts []string `yaml:"hosts"`
-	// TLSCert names a PEM file with the certificate of the HTTP and gRPC addresses, which use TLS when it and tls_key
-	// are set. It is read again when it changes.
+	// TLSCert names a PEM file with the certificate of the HTTP and gRPC addresses; with tls_key it turns TLS on. It is read again when
+	// it changes.
 	TLSCert string `yaml:"tls_cert"`
 	// TLSKey names a PEM file with the key of tls_cert. It is read again when it changes.
 	TLSKey string `yaml:"tls_key"`
-	// AdminTLS makes the admin address use TLS, with admin_tls_cert and admin_tls_key, or with tls_cert and tls_key
-	// where those are empty.
+	// AdminTLS makes the admin address use TLS.
 	AdminTLS bool `yaml:"admin_tls"`
 	// AdminTLSCert names a PEM file with the certificate of the admin address. Empty: tls_cert.
 	AdminTLSCert string `yaml:"admin_tls_cert"`

@@ -13,8 +13,8 @@ import (
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413, as are bodies of more than four ninths of
-	// max_bodies_bytes.
+	// MaxBodyBytes limits a request body, over gRPC too; larger ones, and bodies of more than four ninths of max_bodies_bytes, are
+	// rejected with 413.
 	MaxBodyBytes quantity.Bytes `yaml:"max_body_bytes"`
 	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC together;
 	// further requests are rejected with 429. A tenant, or the address of a client without one, takes at most half of the free room.

@@ -28,8 +28,7 @@ type Config struct {
 	DefaultCapacity int `yaml:"default_capacity"`
 	// Snapshot names a file that keeps the blocks of ranks with events across restarts of the router (docs/kv-index.md). Empty: none.
 	Snapshot string `yaml:"snapshot"`
-	// SnapshotEvery is the time between writes of the file while the router runs, in case it crashes. Zero: it is
-	// written only when the router stops.
+	// SnapshotEvery is the time between writes of the file. Zero: it is written only when the router stops.
 	SnapshotEvery time.Duration `yaml:"snapshot_every"`
 }
 

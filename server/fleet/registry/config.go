@@ -55,10 +55,9 @@ type ProbeConfig struct {
 	MaxInterval time.Duration `yaml:"max_interval"`
 	// Timeout limits each request of a probe.
 	Timeout time.Duration `yaml:"timeout"`
-	// Up is the number of consecutive successful probes after which a replica that was down takes requests again.
+	// Up is the number of consecutive good probes after which a replica takes requests again.
 	Up int `yaml:"up"`
-	// Down is the number of consecutive failed probes after which a replica takes no more requests. A refused
-	// connection counts as that many.
+	// Down is the number of consecutive failed probes after which a replica takes no requests. A refused connection counts as that many.
 	Down int `yaml:"down"`
 	// ModelsInterval is the time between reads of /v1/models, whose list of adapters may change.
 	ModelsInterval time.Duration `yaml:"models_interval"`
@@ -70,7 +69,7 @@ type ProbeConfig struct {
 type RegistrationConfig struct {
 	// Enabled allows registration where no API keys are in use; with keys, the role admin always can.
 	Enabled bool `yaml:"enabled"`
-	// Lease is the lifetime of a registration when the caller asks for no other.
+	// Lease is the lifetime of a registration by default.
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
@@ -78,8 +77,7 @@ type RegistrationConfig struct {
 	Max int `yaml:"max"`
 	// MaxRanks limits the ranks of all registered replicas together.
 	MaxRanks int `yaml:"max_ranks"`
-	// Networks lists the networks in which registered replicas must have their addresses, for example "10.0.0.0/8".
-	// Empty: any but link-local ones.
+	// Networks lists the networks of registered replicas, for example "10.0.0.0/8". Empty: any but link-local ones.
 	Networks []string `yaml:"networks"`
 }
 

@@ -30,8 +30,8 @@ type InferencePoolConfig struct {
 	PodLabels string `yaml:"pod_labels"`
 	// Engines names the engine of pods that do not, by their model.
 	Engines map[string]string `yaml:"engines"`
-	// Template sets the other fields of each replica; its id and url must be empty. At the pool's second target port the ports of the
-	// events' addresses are one higher, and so on.
+	// Template sets the other fields of each replica; its id and url must be empty. At the pool's second target port the events' ports
+	// are one higher, and so on.
 	Template Spec `yaml:"template"`
 	// MaxEndpoints bounds the replicas of the pool: endpoints beyond are left out, counted and logged. Zero: 4096.
 	MaxEndpoints int `yaml:"max_endpoints"`

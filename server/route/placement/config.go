@@ -17,7 +17,7 @@ type Config struct {
 	Interval time.Duration `yaml:"interval"`
 	// Headroom is on how many times its share of the replicas, by its share of the requests with adapters, an adapter is loaded.
 	Headroom float64 `yaml:"headroom"`
-	// Idle is how long a replica keeps an adapter that was loaded there and is not needed there any more.
+	// Idle is how long a replica keeps an adapter that is not needed there any more.
 	Idle time.Duration `yaml:"idle"`
 	// MaxPerReplica is the number of adapters that a replica lists at most by this rule.
 	MaxPerReplica int `yaml:"max_per_replica"`

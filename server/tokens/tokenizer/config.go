@@ -36,8 +36,7 @@ type Config struct {
 type ModelConfig struct {
 	// Handoff overrides tokenizer.handoff. Empty: no override.
 	Handoff string `yaml:"handoff"`
-	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object) for
-	// engines 0.14 to 0.17: their /tokenize does not apply it.
+	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object), for engines 0.14 to 0.17.
 	TemplateDefaults string `yaml:"template_defaults"`
 	// DropToolsOnNone repeats the engine's --exclude-tools-when-tool-choice-none.
 	DropToolsOnNone bool `yaml:"drop_tools_on_none"`

@@ -9,8 +9,7 @@ import (
 
 // Config says when requests are kept away from a replica.
 type Config struct {
-	// Failures is the number of consecutive failures that open the breaker. Only failures of the replica count, and they must come
-	// from two requests or more. Zero: the breaker never opens.
+	// Failures is the number of consecutive failures of the replica, from two requests or more, that open the breaker. Zero: it never opens.
 	Failures int `yaml:"failures"`
 	// Rate is the share of failures within window that opens it, after min_requests requests.
 	Rate float64 `yaml:"rate"`

@@ -28,8 +28,7 @@ type Config struct {
 	SLO SLOConfig `yaml:"slo"`
 	// Weights overrides the policies' parameters by name, for example overlap_credit.
 	Weights map[string]float64 `yaml:"weights"`
-	// Shadow names a policy that runs in parallel with the serving one; its choices are recorded and never served.
-	// Empty: none.
+	// Shadow names a policy that runs in parallel; its choices are recorded and never served. Empty: none.
 	Shadow decision.Policy `yaml:"shadow"`
 	// Models overrides policy, objective, slo, weights and shadow for single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`

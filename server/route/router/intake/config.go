@@ -27,8 +27,8 @@ type Config struct {
 	// UnownedResponses lets callers with keys read, continue and cancel stored responses whose owner this router does not know (it was
 	// restarted, or another router made them). Off, such responses are unknown.
 	UnownedResponses bool `yaml:"unowned_responses"`
-	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
-	// died or hangs; 0 turns it off. docs/streams.md lists the streams. It requests the token ids of prompt and answer from engines.
+	// ResumeStreams is the number of times that one stream may be resumed on another replica (docs/streams.md); 0 turns it off. It
+	// requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
 	// ResumeMessages makes sampled streams of /v1/messages resumable on vLLM 0.33: the router requests them as chats and writes their
 	// events. Off, only streams at temperature 0 can be resumed.
