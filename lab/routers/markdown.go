@@ -88,6 +88,7 @@ const legend = `
 - TTFT, TPOT and whole answers are the client's. Requests without an end when a run is over count with the time they had lasted; failed ones count in no time.
 - Good answers have their first token within 2 s and at most 100 ms per further token.
 - Cached is the share of prompt tokens by the engines' usage. Imbalance is the most prefill that a replica did over the mean.
+- Real processes should be within 15 % and 2 points of the trace player's TTFT and cached share.
 - A figure is void when the machine did not keep up: more than 92 % busy, engines that lost 1 % of their time or ended steps late by a tenth of a step, requests sent 100 ms late.
   Means are over the other rounds. A table without the columns failed, unfinished or void has none.
 - chat: 200 users of 10 turns at once below one system prompt of 3,000 tokens, each turn with the real answer to the one before; agents: sessions of 6 to 20 turns

@@ -136,11 +136,11 @@ const (
 // compare describes how real processes differ from replay.
 func (p *played) compare(f *figures) string {
 	ttft, cached := f.TTFT/p.TTFT-1, f.Cached-p.Cached
-	text := fmt.Sprintf("real against replay: TTFT %+.0f %%, cached %+.1f points", 100*ttft, 100*cached)
+	verdict := "within"
 	if math.Abs(ttft) > sameTTFT || math.Abs(cached) > sameCached {
-		text += fmt.Sprintf(", NOT within %.0f %% and %.0f points", 100*sameTTFT, 100*sameCached)
+		verdict = "NOT within"
 	}
-	return text
+	return fmt.Sprintf("real against replay: TTFT %+.0f %%, cached %+.1f points: %s bounds", 100*ttft, 100*cached, verdict)
 }
 
 // String has the predictions and the learned rates.
