@@ -157,7 +157,10 @@ func (p *page) messages(list protoreflect.MessageDescriptors) {
 		if m.Fields().Len() == 0 {
 			continue
 		}
-		fmt.Fprintf(p, "### %s\n\n%s\n\n", title(m), unnamed(m))
+		fmt.Fprintf(p, "### %s\n\n", title(m))
+		if text := unnamed(m); !isEnvelope(m) || strings.Contains(text, ". ") || strings.Contains(text, "\n") {
+			p.WriteString(text + "\n\n")
+		}
 		for i := range m.Fields().Len() {
 			f := m.Fields().Get(i)
 			fmt.Fprintf(p, "- `%s` %s: %s\n", f.Name(), p.kind(f), comment(f, " "))
@@ -209,6 +212,12 @@ func (p *page) kind(f protoreflect.FieldDescriptor) string {
 		text += ", optional"
 	}
 	return text
+}
+
+// isEnvelope reports whether m is the request or response of an RPC, whose comment says the same as a single sentence about m.
+func isEnvelope(m protoreflect.MessageDescriptor) bool {
+	name := string(m.Name())
+	return strings.HasSuffix(name, "Request") || strings.HasSuffix(name, "Response")
 }
 
 // unnamed is the comment of d, whose name is its heading, without "Name is" at its beginning.
