@@ -25,19 +25,9 @@ const (
 	unstreamedShare = 0.8
 )
 
-// checkUnstreamed has many clients at a time ask for answers in one piece, of which no first token can be seen.
-func (r *disturbances) checkUnstreamed(ctx context.Context) (string, error) {
-	return r.answersOf(ctx, false)
-}
-
-// checkStreamed has as many clients ask for streams.
-func (r *disturbances) checkStreamed(ctx context.Context) (string, error) {
-	return r.answersOf(ctx, true)
-}
-
 // answersOf compares the answers with those of round-robin. A router that guesses the engines' speed and holds requests back for that gives fewer. The
 // routers take turns, so that other work on the machine meets both; the first turn of each counts for nothing.
-func (r *disturbances) answersOf(ctx context.Context, stream bool) (string, error) {
+func (r *stack) answersOf(ctx context.Context, stream bool) (string, error) {
 	policies := [2]string{"predicted-ttft", "round-robin"}
 	var routers [2]*routerProcess
 	for i, policy := range policies {
@@ -112,7 +102,7 @@ func answersWithin(ctx context.Context, router *routerProcess, stream bool) (int
 	return n.Load(), nil
 }
 
-// consume reads an answer to its end, whatever its form.
+// consume reads an answer of either form to its end.
 func consume(ctx context.Context, url string, body object) error {
 	raw, err := json.Marshal(body)
 	if err != nil {
