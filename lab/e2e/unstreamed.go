@@ -25,7 +25,7 @@ const (
 	unstreamedShare = 0.8
 )
 
-// answersOf compares the answers with those of round-robin. A router that guesses the engines' speed and holds requests back for that gives fewer. The
+// answersOf compares the answers of the default policy with round-robin's. A router that guesses the engines' speed and holds requests back for that gives fewer. The
 // routers take turns, so that other work on the machine meets both; the first turn of each counts for nothing.
 func (r *stack) answersOf(ctx context.Context, stream bool) (string, error) {
 	policies := [2]string{"predicted-ttft", "round-robin"}
