@@ -11,8 +11,8 @@ import (
 
 // adapterMetrics show the record of LoRA adapters.
 type adapterMetrics struct {
-	Held metric.Int64ObservableGauge   `metric:"kvpilot.chooser.adapters" unit:"{adapter}" by:"replica rank state" help:"LoRA adapters that a rank is believed to have in GPU memory, by state: running (with requests in flight) or idle; free are the slots left."`
-	Load metric.Float64ObservableGauge `metric:"kvpilot.chooser.adapter_load_time" unit:"s" by:"replica rank" help:"Expected time to load a LoRA adapter on a rank, as learned from first tokens."`
+	Held metric.Int64ObservableGauge   `metric:"kvpilot.chooser.adapters" unit:"{adapter}" by:"replica rank state" help:"LoRA adapters in a rank's GPU memory, as believed, by state: running or idle; free are the slots left."`
+	Load metric.Float64ObservableGauge `metric:"kvpilot.chooser.adapter_load_time" unit:"s" by:"replica rank" help:"Learned time to load a LoRA adapter on a rank."`
 }
 
 func (m *adapterMetrics) observe(o metric.Observer, ranks *rank.Table, record *adapters.Fleet) {

@@ -14,7 +14,7 @@ import (
 
 // metrics are the chooser's own; most are counted with atomics and read at collection.
 type metrics struct {
-	Unreachable instruments.Total           `metric:"kvpilot.chooser.unreachable" unit:"{request}" help:"Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's."`
+	Unreachable instruments.Total           `metric:"kvpilot.chooser.unreachable" unit:"{request}" help:"Requests rejected because no replica could meet their targets."`
 	Sessions    metric.Int64ObservableGauge `metric:"kvpilot.chooser.sessions" unit:"{session}" help:"Sessions whose last rank is remembered, those past chooser.session_ttl included."`
 
 	Bookings    booking.Metrics

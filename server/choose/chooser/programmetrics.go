@@ -15,8 +15,8 @@ import (
 // programMetrics show the ledgers of programs.
 type programMetrics struct {
 	Sessions metric.Int64ObservableGauge   `metric:"kvpilot.chooser.programs" unit:"{session}" by:"state" help:"Programs by state: placed (its context has a claim on a rank's memory), paused (it lost its place between two calls) or waiting (for a rank with memory for it). Of a fleet each is counted by the router that decides."`
-	Needed   metric.Int64ObservableGauge   `metric:"kvpilot.chooser.program_replicas_needed" unit:"{replica}" help:"Replicas that would have memory for all programs of the pools in which some are paused or wait; 0 without such a pool."`
-	Pauses   metric.Int64ObservableCounter `metric:"kvpilot.chooser.program_pauses" unit:"{session}" help:"Programs that lost their place between two calls because those of their rank had outgrown its memory."`
+	Needed   metric.Int64ObservableGauge   `metric:"kvpilot.chooser.program_replicas_needed" unit:"{replica}" help:"Replicas that would have memory for all programs of the pools in which some are paused or wait."`
+	Pauses   metric.Int64ObservableCounter `metric:"kvpilot.chooser.program_pauses" unit:"{session}" help:"Programs that lost their place between two calls for lack of memory."`
 }
 
 func (m *programMetrics) observe(o metric.Observer, models iter.Seq[*evaluate.Model], clock *clock.Clock) {

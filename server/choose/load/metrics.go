@@ -31,7 +31,7 @@ func (c call) String() string {
 type counts struct {
 	calls                                           [calls][outcomes]atomic.Int64
 	released, expired, lost, moved, conflicts, full atomic.Int64
-	Doubted                                         instruments.Total `metric:"kvpilot.load.doubted" unit:"{reservation}" help:"Bookings of external callers whose load was removed because the engine reported no such request."`
+	Doubted                                         instruments.Total `metric:"kvpilot.load.doubted" unit:"{reservation}" help:"Bookings of external callers without load: the engine reported no such request."`
 }
 
 // metrics are read at each collection.
@@ -42,7 +42,7 @@ type metrics struct {
 	Reports  metric.Int64ObservableCounter `metric:"kvpilot.load.reports" unit:"{report}" by:"call outcome" help:"Lifecycle reports, by call and outcome."`
 	Requests metric.Int64ObservableGauge   `metric:"kvpilot.load.requests" unit:"{request}" by:"replica rank" help:"Requests in flight on a rank."`
 	Tokens   metric.Float64ObservableGauge `metric:"kvpilot.load.prefill_tokens" unit:"{token}" by:"replica rank" help:"Uncached prompt tokens that a rank has yet to compute."`
-	Wait     metric.Float64ObservableGauge `metric:"kvpilot.load.prefill_time" unit:"s" by:"replica rank" help:"Predicted time that a rank needs for the prompt tokens it has yet to compute."`
+	Wait     metric.Float64ObservableGauge `metric:"kvpilot.load.prefill_time" unit:"s" by:"replica rank" help:"Predicted time for the prompt tokens that a rank has yet to compute."`
 	Blocks   metric.Float64ObservableGauge `metric:"kvpilot.load.blocks" unit:"{block}" by:"replica rank" help:"KV blocks that the requests in flight on a rank use; shared blocks count once."`
 	Age      metric.Float64ObservableGauge `metric:"kvpilot.load.reservation.age" unit:"s" by:"replica rank" help:"Age of a rank's oldest reservation; 0 when it has none."`
 }

@@ -8,7 +8,7 @@ import (
 )
 
 type metrics struct {
-	Reads instruments.Keyed[read] `metric:"kvpilot.callers.reads" unit:"{read}" by:"source outcome" help:"Reads of a changed keys file or of the key set of tokens, by source and outcome. After a failure the previous one stays in force."`
+	Reads instruments.Keyed[read] `metric:"kvpilot.callers.reads" unit:"{read}" by:"source outcome" help:"Reads of a changed keys file or of tokens' key set, by source and outcome."`
 }
 
 // read is a read of keys, with its outcome.

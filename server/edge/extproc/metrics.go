@@ -20,9 +20,9 @@ const (
 
 type metrics struct {
 	Streams   metric.Int64UpDownCounter `metric:"kvpilot.epp.streams" unit:"{stream}" help:"Requests of gateways in progress at the endpoint picker."`
-	Questions instruments.Keyed[result] `metric:"kvpilot.epp.requests" unit:"{request}" by:"result" help:"Requests that gateways asked the endpoint picker about, by result: sent (the gateway was named a replica), refused (it was given an error for its client), left (it ended the stream first) or failed (it broke the protocol)."`
-	Dropped   instruments.Keyed[string] `metric:"kvpilot.epp.dropped" unit:"{request}" by:"reason" help:"Requests that the endpoint picker refused for the fleet's state, by the reason that the gateway gets (x-llm-d-request-dropped-reason)."`
-	Elsewhere metric.Int64Counter       `metric:"kvpilot.epp.served_elsewhere" unit:"{request}" help:"Requests that a gateway sent to another replica than the first that it was named; their bookings moved there."`
+	Questions instruments.Keyed[result] `metric:"kvpilot.epp.requests" unit:"{request}" by:"result" help:"Requests of gateways, by result: sent (to a replica), refused (with an error for the client), left (the gateway ended the stream first) or failed (it broke the protocol)."`
+	Dropped   instruments.Keyed[string] `metric:"kvpilot.epp.dropped" unit:"{request}" by:"reason" help:"Requests that the endpoint picker refused for the fleet's state, by x-llm-d-request-dropped-reason."`
+	Elsewhere metric.Int64Counter       `metric:"kvpilot.epp.served_elsewhere" unit:"{request}" help:"Requests that a gateway sent to another replica than the first; their bookings moved there."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {

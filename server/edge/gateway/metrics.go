@@ -17,7 +17,7 @@ type metrics struct {
 	Duration metric.Float64Histogram   `metric:"http.server.request.duration" unit:"s" bounds:"0.001 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300" help:"Time from a request's header to the last byte of its answer."`
 	Active   metric.Int64UpDownCounter `metric:"http.server.active_requests" unit:"{request}" help:"REST requests being answered."`
 	Broken   metric.Int64Counter       `metric:"kvpilot.gateway.broken_streams" unit:"{stream}" by:"reason" help:"Answers that failed after their first byte, by reason."`
-	Comments instruments.Keyed[phase]  `metric:"kvpilot.gateway.keep_alives" unit:"{comment}" by:"phase" help:"Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, which sent the head with status 200) or stream (every other)."`
+	Comments instruments.Keyed[phase]  `metric:"kvpilot.gateway.keep_alives" unit:"{comment}" by:"phase" help:"Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, with the head) or stream."`
 
 	labels sync.Map // labelKey -> metric.MeasurementOption
 }

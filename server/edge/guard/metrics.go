@@ -33,7 +33,7 @@ func (e ending) String() string {
 }
 
 type metrics struct {
-	Ended instruments.Keyed[ending] `metric:"kvpilot.guard.ended_calls" unit:"{call}" by:"reason" help:"gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason."`
+	Ended instruments.Keyed[ending] `metric:"kvpilot.guard.ended_calls" unit:"{call}" by:"reason" help:"gRPC calls rejected or ended by the bounds of memory and streams, by reason."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {

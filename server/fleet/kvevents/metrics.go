@@ -34,7 +34,7 @@ type metrics struct {
 	DecodeErrors   metric.Int64Counter                `metric:"kvpilot.kvevents.decode.errors" unit:"{batch}" help:"Batches that could not be decoded."`
 	Malformed      metric.Int64Counter                `metric:"kvpilot.kvevents.malformed" unit:"{message}" help:"Messages without a batch number."`
 	Unknown        instruments.Keyed[string]          `metric:"kvpilot.kvevents.unknown" unit:"{item}" by:"what" values:"field tag misfit" help:"Unknown fields and tags skipped, and stores whose tokens do not match their hashes."`
-	Pauses         metric.Int64Counter                `metric:"kvpilot.kvevents.pauses" unit:"{pause}" help:"Times that reading a rank's events stopped because its queue was full; its batches wait in the engine then."`
+	Pauses         metric.Int64Counter                `metric:"kvpilot.kvevents.pauses" unit:"{pause}" help:"Times that reading a rank's events stopped because its queue was full."`
 	Lag            metric.Float64Histogram            `metric:"kvpilot.kvevents.lag" unit:"s" bounds:"1e-5 1e-4 5e-4 1e-3 2.5e-3 5e-3 1e-2 5e-2 0.25 1 5 30" help:"Time from a batch's arrival until it was applied."`
 
 	Feeds  metric.Int64ObservableGauge `metric:"kvpilot.kvevents.feeds" unit:"{rank}" by:"state" help:"Ranks by the state of their feed."`

@@ -23,9 +23,9 @@ type metrics struct {
 	LabelErrors   metric.Int64Counter              `metric:"kvpilot.registry.label_errors" unit:"{value}" by:"source" help:"Labels, annotations and variables of pods that could not be used, by source."`
 
 	Replicas metric.Int64ObservableGauge `metric:"kvpilot.registry.replicas" unit:"{replica}" by:"state" help:"Replicas, by state."`
-	States   metric.Int64ObservableGauge `metric:"kvpilot.registry.replica_state" unit:"{replica}" by:"replica state" help:"1 for the present state of each replica: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out."`
+	States   metric.Int64ObservableGauge `metric:"kvpilot.registry.replica_state" unit:"{replica}" by:"replica state" help:"1 for each replica's state: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out."`
 	Draining metric.Int64ObservableGauge `metric:"kvpilot.registry.draining" unit:"{replica}" by:"replica" help:"1 for each replica that drains, by replica."`
-	Left     metric.Int64ObservableGauge `metric:"kvpilot.registry.endpoints_left_out" unit:"{endpoint}" by:"source reason" help:"Endpoints that a Service or a DNS name lists and that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid."`
+	Left     metric.Int64ObservableGauge `metric:"kvpilot.registry.endpoints_left_out" unit:"{endpoint}" by:"source reason" help:"Endpoints of a Service or DNS name that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid."`
 }
 
 func newMetrics(provider metric.MeterProvider, out *published, leftOut *leftOut) *metrics {

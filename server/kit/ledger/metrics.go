@@ -8,9 +8,9 @@ import (
 )
 
 type metrics struct {
-	Refused instruments.Keyed[Full]     `metric:"kvpilot.ledger.refused" unit:"{charge}" by:"kind by" help:"Charges that were refused, by kind (body, answer, stream, connection) and by whose share was used up."`
-	Evicted instruments.Keyed[Kind]     `metric:"kvpilot.ledger.evicted" unit:"{hold}" by:"kind" help:"Bodies and answers slower than the least rate, idle streams and idle connections that were ended because their room was wanted, by kind."`
-	Held    metric.Int64ObservableGauge `metric:"kvpilot.ledger.held" unit:"By" by:"kind" help:"Memory that is held for callers, by kind: bodies and answers in bytes, streams and connections at their fixed costs."`
+	Refused instruments.Keyed[Full]     `metric:"kvpilot.ledger.refused" unit:"{charge}" by:"kind by" help:"Refused charges, by kind (body, answer, stream, connection) and by whose share was used up."`
+	Evicted instruments.Keyed[Kind]     `metric:"kvpilot.ledger.evicted" unit:"{hold}" by:"kind" help:"Slow bodies and answers, idle streams and connections ended because their room was wanted, by kind."`
+	Held    metric.Int64ObservableGauge `metric:"kvpilot.ledger.held" unit:"By" by:"kind" help:"Memory held for callers, by kind; streams and connections at their fixed costs."`
 	Limit   metric.Int64ObservableGauge `metric:"kvpilot.ledger.limit" unit:"By" by:"pot" help:"The most that may be held, by pot: bytes (bodies and answers) and places (streams and connections)."`
 }
 

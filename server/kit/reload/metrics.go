@@ -22,7 +22,7 @@ const (
 type metrics struct {
 	Reloads instruments.Keyed[string]     `metric:"kvpilot.config.reloads" unit:"{reload}" by:"result" help:"Reloads of the settings, by result: applied, unchanged, checked (dry run), refused (wrong settings), failed (rolled back), closed (while shutting down)."`
 	Last    metric.Float64ObservableGauge `metric:"kvpilot.config.last.success" unit:"s" help:"Time of the last successful check of the settings, in seconds since 1970."`
-	Info    metric.Int64ObservableGauge   `metric:"kvpilot.config.info" unit:"{version}" by:"hash version" help:"1, with the version of the settings in force and a digest of them (secrets left out): routers with equal settings have equal ones."`
+	Info    metric.Int64ObservableGauge   `metric:"kvpilot.config.info" unit:"{version}" by:"hash version" help:"1, with version and digest of the settings (secrets left out): routers with equal settings have equal ones."`
 	Waiting metric.Int64ObservableGauge   `metric:"kvpilot.config.restart.settings" unit:"{setting}" help:"Changed settings that take effect with the next start."`
 }
 

@@ -66,8 +66,8 @@ type pool struct {
 }
 
 type metrics struct {
-	Wanted  metric.Int64ObservableGauge   `metric:"kvpilot.pool.wanted_replicas" unit:"{replica}" by:"model" help:"Replicas that a pool needs for the work that is predicted of its requests, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models have series; the models of scaling.models have one before their first request."`
-	Offered metric.Float64ObservableGauge `metric:"kvpilot.pool.offered_load" unit:"{replica}" by:"model" help:"Predicted work of the requests of the last minute, in replicas that it would keep busy, by model."`
+	Wanted  metric.Int64ObservableGauge   `metric:"kvpilot.pool.wanted_replicas" unit:"{replica}" by:"model" help:"Replicas that a pool needs for its predicted work, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models, and those of scaling.models, have series."`
+	Offered metric.Float64ObservableGauge `metric:"kvpilot.pool.offered_load" unit:"{replica}" by:"model" help:"Predicted work of the last minute's requests, in busy replicas, by model."`
 	Waiting metric.Int64ObservableGauge   `metric:"kvpilot.pool.waiting" unit:"{request}" by:"model" help:"Requests that wait for a replica of their pool, or for room on one, by model."`
 }
 

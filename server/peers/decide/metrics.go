@@ -31,13 +31,13 @@ const (
 type metrics struct {
 	Asks     instruments.Keyed[string]   `metric:"kvpilot.peers.asks" unit:"{question}" by:"outcome" help:"Questions to deciders, by outcome."`
 	Alone    instruments.Keyed[string]   `metric:"kvpilot.peers.alone" unit:"{decision}" by:"reason" help:"Decisions that this router made instead of the pool's decider, by reason."`
-	Handed   metric.Int64Counter         `metric:"kvpilot.peers.handed_over" unit:"{booking}" help:"Requests in flight that this router reported to a decider that did not know them."`
+	Handed   metric.Int64Counter         `metric:"kvpilot.peers.handed_over" unit:"{booking}" help:"Requests in flight that a decider did not know."`
 	Resyncs  metric.Int64Counter         `metric:"kvpilot.peers.resyncs" unit:"{list}" help:"Lists of all bookings that a decider asked for, because its own differed."`
 	Voids    metric.Int64Counter         `metric:"kvpilot.peers.void_decisions" unit:"{decision}" help:"Decisions that were not used, because the question had moved to another router."`
 	Took     metric.Float64Histogram     `metric:"kvpilot.peers.ask.duration" unit:"s" bounds:"0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.02 0.05 0.1" help:"Time from a question to its answer, without the time in the hold queue."`
 	Waiting  metric.Int64ObservableGauge `metric:"kvpilot.peers.questions" unit:"{question}" help:"Questions of this router that wait for a decider."`
 	Live     metric.Int64ObservableGauge `metric:"kvpilot.peers.bookings" unit:"{booking}" help:"Requests in flight of this router."`
-	Deciders metric.Int64ObservableGauge `metric:"kvpilot.peers.decider" unit:"{router}" by:"pool" help:"1 for each pool that this router decides for, 0 for those that it asks another one about."`
+	Deciders metric.Int64ObservableGauge `metric:"kvpilot.peers.decider" unit:"{router}" by:"pool" help:"1 for each pool that this router decides for, 0 for the others."`
 }
 
 func newMetrics(provider metric.MeterProvider, f *Frontend) *metrics {

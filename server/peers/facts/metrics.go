@@ -13,8 +13,8 @@ type metrics struct {
 	Unfit    metric.Int64Counter         `metric:"kvpilot.peers.facts_rejected" unit:"{fact}" help:"Facts of peers that are invalid or that the registry rejects."`
 	Calls    instruments.Keyed[string]   `metric:"kvpilot.peers.fact_shares" unit:"{call}" by:"outcome" values:"ok failed" help:"Calls that share facts with peers, by outcome."`
 	Pins     instruments.Keyed[string]   `metric:"kvpilot.peers.pin_questions" unit:"{question}" by:"outcome" values:"found unknown failed" help:"Questions to the router that keeps a stored response's place, by outcome: found, unknown, failed."`
-	LostPins metric.Int64Counter         `metric:"kvpilot.peers.pins_dropped" unit:"{pin}" help:"Places of stored responses that were not passed to the router that keeps them, because too many waited."`
-	Known    metric.Int64ObservableGauge `metric:"kvpilot.peers.facts" unit:"{fact}" by:"kind" help:"Facts that all routers share, by kind: drain, registration, rate. Those that no longer hold count for a day."`
+	LostPins metric.Int64Counter         `metric:"kvpilot.peers.pins_dropped" unit:"{pin}" help:"Places of stored responses that were not passed on, because too many waited."`
+	Known    metric.Int64ObservableGauge `metric:"kvpilot.peers.facts" unit:"{fact}" by:"kind" help:"Facts that all routers share, by kind: drain, registration, rate. Ended ones count for a day."`
 }
 
 func newMetrics(provider metric.MeterProvider, store *Store) *metrics {

@@ -15,12 +15,12 @@ const (
 )
 
 type metrics struct {
-	Reports instruments.Keyed[string]     `metric:"kvpilot.peers.limits.reports" unit:"{report}" by:"outcome" help:"Reports about tenants' limits that this router sent to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed."`
+	Reports instruments.Keyed[string]     `metric:"kvpilot.peers.limits.reports" unit:"{report}" by:"outcome" help:"Reports about tenants' limits to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed."`
 	Owned   metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.owned" unit:"{account}" help:"Accounts of tenants that this router owns."`
-	Leased  metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.leases" unit:"{lease}" help:"Accounts of tenants that another router owns and of which this one has a lease."`
-	Moved   metric.Int64ObservableCounter `metric:"kvpilot.peers.limits.owner.changes" unit:"{change}" help:"Accounts that got another owner, as this router sees it, because a router joined, left or was not reached."`
-	Share   metric.Float64ObservableGauge `metric:"kvpilot.peers.limits.share" unit:"1" help:"The part of tenants' limits that this router and those that it reaches grant: 1, unless a router that was seen in the last minute is not reached."`
-	Old     metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.unable" unit:"{router}" help:"Routers of another major wire version, with which this one shares no limits: the routers of each version grant their share."`
+	Leased  metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.leases" unit:"{lease}" help:"Accounts of tenants of which this router has a lease."`
+	Moved   metric.Int64ObservableCounter `metric:"kvpilot.peers.limits.owner.changes" unit:"{change}" help:"Accounts that got another owner, as this router sees it."`
+	Share   metric.Float64ObservableGauge `metric:"kvpilot.peers.limits.share" unit:"1" help:"The part of tenants' limits that this router and the routers that it reaches grant; 1 while it reaches all of the last minute."`
+	Old     metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.unable" unit:"{router}" help:"Routers of another major wire version, with which this one shares no limits."`
 }
 
 // counts has the counts of Accounts for metrics.

@@ -9,7 +9,7 @@ import (
 // metrics read the list.
 type metrics struct {
 	Members  metric.Int64ObservableGauge `metric:"kvpilot.peers.members" unit:"{router}" by:"state" help:"Routers of the fleet, this one included, by state: alive, stranger (another major wire version), dead (in the last ten minutes, without leaving)."`
-	Versions metric.Int64ObservableGauge `metric:"kvpilot.peers.wire_versions" unit:"{version}" help:"Major wire versions that the living routers of the fleet speak: more than one is an update in progress, or one that stopped halfway."`
+	Versions metric.Int64ObservableGauge `metric:"kvpilot.peers.wire_versions" unit:"{version}" help:"Major wire versions of the living routers: more than one is an update in progress."`
 }
 
 // observe has the metrics read.

@@ -69,7 +69,7 @@ type source struct {
 }
 
 type metrics struct {
-	Refused instruments.Keyed[Reason] `metric:"kvpilot.peers.refused" unit:"{refusal}" by:"reason" help:"What was refused of other routers, by reason: key (another key), wire (another major version), identity (another router than it says), conflict (two routers with one id), name (two routers with one name, shown with their ids), address (an announced address leads to another router, as that of a Service does), join (an address to join is no member's own), clock (a certificate is not valid now), handshake (the other end rejected this router), malformed, limit (a bound was exceeded)."`
+	Refused instruments.Keyed[Reason] `metric:"kvpilot.peers.refused" unit:"{refusal}" by:"reason" help:"Refused messages of other routers, by reason: key, wire (another major version), identity, conflict (one id twice), name (one name twice), address (it leads to another router), join (no member's own address), clock (a certificate is not valid now), handshake (the other end refused), malformed, limit."`
 }
 
 // New makes a Log.

@@ -65,7 +65,7 @@ type Params struct {
 }
 
 type metrics struct {
-	Changes instruments.Keyed[change] `metric:"kvpilot.adapters.changes" unit:"{change}" by:"action result" help:"Adapters that were loaded and unloaded by rule (adapters.spread), by result: done, refused (by the engine) or failed (no answer)."`
+	Changes instruments.Keyed[change] `metric:"kvpilot.adapters.changes" unit:"{change}" by:"action result" help:"Adapters loaded and unloaded by rule (adapters.spread), by result: done, refused (by the engine) or failed (no answer)."`
 }
 
 // Rule places adapters. Make one with New.

@@ -21,8 +21,8 @@ import (
 type metrics struct {
 	histograms
 	InFlight metric.Int64UpDownCounter `metric:"kvpilot.router.requests.in_flight" unit:"{request}" help:"Requests in progress: read and not yet fully answered."`
-	Tokens   metric.Int64Counter       `metric:"kvpilot.router.tokens" unit:"{token}" by:"model kind source" help:"Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all."`
-	Requests metric.Int64Counter       `metric:"kvpilot.router.requests" unit:"{request}" by:"model route status reason" help:"Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served."`
+	Tokens   metric.Int64Counter       `metric:"kvpilot.router.tokens" unit:"{token}" by:"model kind source" help:"Tokens by model, kind (prompt, cached, output; overlap: as predicted) and source: engine, or router (its own count, of streams without usage)."`
+	Requests metric.Int64Counter       `metric:"kvpilot.router.requests" unit:"{request}" by:"model route status reason" help:"Ended requests by model (the first 200 served ones, or other), route, HTTP status and error reason."`
 	genai    *genai.Metrics
 
 	routes [routeCount]metric.MeasurementOption
@@ -31,10 +31,10 @@ type metrics struct {
 
 // histograms has a request's times.
 type histograms struct {
-	Duration metric.Float64Histogram `metric:"kvpilot.router.request.duration" unit:"s" by:"model route" bounds:"0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other."`
+	Duration metric.Float64Histogram `metric:"kvpilot.router.request.duration" unit:"s" by:"model route" bounds:"0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time from a request's first byte to its answer's last, by model and route."`
 	TTFT     metric.Float64Histogram `metric:"kvpilot.router.ttft" unit:"s" by:"model route" bounds:"0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time from a request's first byte to the first content of its streamed answer, by model and route."`
 	PerToken metric.Float64Histogram `metric:"kvpilot.router.time_per_output_token" unit:"s" by:"model route source" bounds:"0.001 0.0025 0.005 0.01 0.02 0.03 0.05 0.075 0.1 0.15 0.25 0.5 1" help:"Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens."`
-	Overhead metric.Float64Histogram `metric:"kvpilot.router.overhead" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue."`
+	Overhead metric.Float64Histogram `metric:"kvpilot.router.overhead" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"kvpilot's own time before a request left for its replica, without the waits for tokenizer and queue."`
 	Held     metric.Float64Histogram `metric:"kvpilot.router.held" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"Time in the hold queue."`
 	Encode   metric.Float64Histogram `metric:"kvpilot.router.tokenize" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"Time until the prompt's token ids were known or the attempt was abandoned."`
 }

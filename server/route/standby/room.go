@@ -43,7 +43,7 @@ type Params struct {
 type metrics struct {
 	Waits  instruments.Keyed[string] `metric:"kvpilot.pool.waits" unit:"{request}" by:"result" values:"ready full timeout shutdown left" help:"Requests that found no ready replica of a model of scaling.models, by result: ready (a replica came in time), timeout, full (too many waited), left (the client went) or shutdown."`
 	Waited metric.Float64Histogram   `metric:"kvpilot.pool.wait" unit:"s" bounds:"0.1 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time that requests waited for the first ready replica of their model."`
-	Wakes  instruments.Keyed[string] `metric:"kvpilot.pool.wakes" unit:"{wake}" by:"result" help:"Sleeping engines that were to be woken (scaling.wake), by result: woken, refused (the engine does not know the call) or failed."`
+	Wakes  instruments.Keyed[string] `metric:"kvpilot.pool.wakes" unit:"{wake}" by:"result" help:"Calls to wake engines (scaling.wake), by result: woken, refused (an unknown call) or failed."`
 }
 
 // Room holds requests. Make one with New.

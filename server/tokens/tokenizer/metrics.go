@@ -22,7 +22,7 @@ type metrics struct {
 	Skipped metric.Int64Counter `metric:"kvpilot.tokenizer.background.skipped" unit:"{prompt}" help:"Encodings not completed in the background because too many were queued."`
 	Broken  metric.Int64Counter `metric:"kvpilot.tokenizer.conversation.broken" unit:"{turn}" help:"Turns whose known beginning was not a prefix of the full prompt."`
 	// Older counts the prompts that waited because their known beginning was older than the turn before.
-	Older   instruments.Keyed[string]     `metric:"kvpilot.tokenizer.conversation.older" unit:"{prompt}" by:"outcome" help:"Prompts that waited for all ids because only an older turn of their conversation was known, by outcome: whole, late or failed."`
+	Older   instruments.Keyed[string]     `metric:"kvpilot.tokenizer.conversation.older" unit:"{prompt}" by:"outcome" help:"Prompts that waited for all ids because only an older turn was known, by outcome: whole, late or failed."`
 	Bytes   metric.Int64ObservableGauge   `metric:"kvpilot.tokenizer.cache.size" unit:"By" help:"Memory of the cache of encodings."`
 	Items   metric.Int64ObservableGauge   `metric:"kvpilot.tokenizer.cache.items" unit:"{encoding}" help:"Encodings in the cache."`
 	Evicted metric.Int64ObservableCounter `metric:"kvpilot.tokenizer.cache.evictions" unit:"{encoding}" help:"Encodings evicted."`

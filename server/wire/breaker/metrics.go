@@ -18,9 +18,9 @@ const (
 // metrics are the breaker's counts. The zero value counts nothing.
 type metrics struct {
 	Opened instruments.Keyed[retry.Cause] `metric:"kvpilot.upstream.breaker.opened" unit:"{replica}" by:"cause" help:"Times that a replica's breaker opened, by the cause of the last failure: network, replica, rank."`
-	Used   instruments.Keyed[string]      `metric:"kvpilot.upstream.breaker.ignored" unit:"{choice}" by:"reason" help:"Choices that used replicas with an open breaker, by reason: all_open (no other replica can serve the request) or max_ejected (more than upstream.breaker.max_ejected of them are open)."`
+	Used   instruments.Keyed[string]      `metric:"kvpilot.upstream.breaker.ignored" unit:"{choice}" by:"reason" help:"Choices that used replicas with an open breaker, by reason: all_open (there is no other) or max_ejected (more than upstream.breaker.max_ejected are open)."`
 	State  metric.Int64ObservableGauge    `metric:"kvpilot.upstream.breaker.state" unit:"{replica}" by:"replica state" help:"One for the present state of each replica's breaker: closed, trial, open (gets no requests)."`
-	Faults metric.Int64ObservableCounter  `metric:"kvpilot.upstream.replica_faults" unit:"{attempt}" by:"replica" help:"Attempts that failed by the fault of their network, replica or rank, by replica: what its breaker counts."`
+	Faults metric.Int64ObservableCounter  `metric:"kvpilot.upstream.replica_faults" unit:"{attempt}" by:"replica" help:"Attempts that failed by the fault of network, replica or rank, by replica."`
 }
 
 // Meter adds the breaker's counters and the state of each replica's circuit to the metrics, before the first request. replicas lists

@@ -142,7 +142,7 @@ func (c *Comparison) changed(change conduct.Change) {
 
 // Suspicions counts the suspicions. The zero value counts nothing.
 type Suspicions struct {
-	Count instruments.Keyed[conduct.Suspicion] `metric:"kvpilot.chooser.suspicions" unit:"{suspicion}" by:"suspicion" help:"Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold)."`
+	Count instruments.Keyed[conduct.Suspicion] `metric:"kvpilot.chooser.suspicions" unit:"{suspicion}" by:"suspicion" help:"Times that a rank was avoided because it differs from its equals: slow (output tokens), empty (answers) or unproven (its answers do not confirm its claimed cache)."`
 }
 
 // Know makes the series.

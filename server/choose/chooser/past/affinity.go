@@ -26,7 +26,7 @@ const (
 type Affinity struct {
 	Fallbacks instruments.Keyed[int]        `metric:"kvpilot.chooser.ring_fallbacks" unit:"{request}" by:"rank" help:"Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors."`
 	Built     metric.Float64Histogram       `metric:"kvpilot.chooser.ring_rebuild.duration" unit:"s" bounds:"1e-5 1e-4 1e-3 1e-2 0.1 1" help:"Time to build a consistent-hash ring."`
-	Rate      metric.Float64ObservableGauge `metric:"kvpilot.chooser.affinity_rate" unit:"1" help:"Share of the last consistent-hash requests (chooser.ring.affinity_window) that were sent to the previous rank of their session; 1 before the first request."`
+	Rate      metric.Float64ObservableGauge `metric:"kvpilot.chooser.affinity_rate" unit:"1" help:"Share of the last consistent-hash requests (chooser.ring.affinity_window) on the previous rank of their session; 1 before the first request."`
 	Top       metric.Int64ObservableGauge   `metric:"kvpilot.chooser.top_sessions" unit:"{request}" by:"place" help:"Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20."`
 
 	mu     sync.Mutex

@@ -108,7 +108,7 @@ func (s *Sessions) Size() int {
 
 // Turns counts the requests with a session.
 type Turns struct {
-	Count instruments.Keyed[string] `metric:"kvpilot.chooser.session_turns" unit:"{request}" by:"rank" values:"first same other" help:"Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one."`
+	Count instruments.Keyed[string] `metric:"kvpilot.chooser.session_turns" unit:"{request}" by:"rank" values:"first same other" help:"Requests with a session, by their rank: first (a new or forgotten session), same or other than its last one."`
 }
 
 // add counts a request. known says that the session was remembered, same that it went to its last rank.

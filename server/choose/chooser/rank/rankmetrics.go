@@ -10,8 +10,8 @@ import (
 
 // Metrics show the ranks. The series of a rank go with it.
 type Metrics struct {
-	Predictions metric.Int64ObservableCounter `metric:"kvpilot.chooser.predictions" unit:"{prediction}" by:"replica rank result" help:"Predicted first tokens of streamed requests by rank and result: close, early (it came more than three times sooner) or late (more than three times later)."`
-	Suspect     metric.Int64ObservableGauge   `metric:"kvpilot.chooser.suspect" unit:"1" by:"replica rank suspicion" help:"1 while a rank is avoided because it behaves unlike its equals, by suspicion."`
+	Predictions metric.Int64ObservableCounter `metric:"kvpilot.chooser.predictions" unit:"{prediction}" by:"replica rank result" help:"Predicted first tokens of streamed requests by rank and result: close, early (more than three times sooner) or late."`
+	Suspect     metric.Int64ObservableGauge   `metric:"kvpilot.chooser.suspect" unit:"1" by:"replica rank suspicion" help:"1 while a rank is avoided because it differs from its equals, by suspicion."`
 	Slowness    metric.Float64ObservableGauge `metric:"kvpilot.chooser.slowness" unit:"1" by:"replica rank" help:"Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known."`
 	Trust       metric.Float64ObservableGauge `metric:"kvpilot.chooser.overlap_trust" unit:"1" by:"replica rank" help:"Share of what a rank claims to hold of prompts that counts."`
 	Rate        metric.Float64ObservableGauge `metric:"kvpilot.chooser.prefill_rate" unit:"{token}/s" by:"replica rank" help:"Learned prefill rate of a rank at no context."`

@@ -11,7 +11,7 @@ import (
 
 // tierMetrics show the tiers below the ranks' GPUs. Tiers that no request has used have no series.
 type tierMetrics struct {
-	Share metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_found" unit:"1" by:"replica rank tier" help:"Share of the prompt tokens that the index knows in a tier below a rank's GPU and that the engine has found, over the last requests."`
+	Share metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_found" unit:"1" by:"replica rank tier" help:"Share of the prompt tokens in a tier below a rank's GPU, by the index, that the engine has found, over the last requests."`
 	Start metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_load_start" unit:"s" by:"replica rank tier" help:"Predicted time of a load of KV cache of no tokens from a tier below a rank's GPU."`
 	Each  metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_load_token_time" unit:"s" by:"replica rank tier" help:"Predicted time of each token of a load of KV cache from a tier below a rank's GPU."`
 }

@@ -194,8 +194,8 @@ func (w *Watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) 
 
 // Metrics show the stalls.
 type Metrics struct {
-	Stalls  instruments.Keyed[liveness.Evidence] `metric:"kvpilot.chooser.stalls" unit:"{stall}" by:"evidence" help:"Times that a rank with requests in flight stalled and was avoided, by evidence."`
-	Stalled metric.Int64ObservableGauge          `metric:"kvpilot.chooser.stalled" unit:"{rank}" by:"replica rank" help:"1 while a rank counts as stalled and is avoided, 0 otherwise, by rank."`
+	Stalls  instruments.Keyed[liveness.Evidence] `metric:"kvpilot.chooser.stalls" unit:"{stall}" by:"evidence" help:"Times that a rank was found stalled, by evidence."`
+	Stalled metric.Int64ObservableGauge          `metric:"kvpilot.chooser.stalled" unit:"{rank}" by:"replica rank" help:"1 while a rank is avoided as stalled."`
 }
 
 // Know makes the series whose labels are known.

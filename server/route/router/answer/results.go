@@ -26,8 +26,8 @@ func resumeResults() []string {
 
 // metrics counts answers.
 type metrics struct {
-	Empties     instruments.Keyed[string]       `metric:"kvpilot.router.empty_answers" unit:"{answer}" by:"result" help:"Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked)."`
-	Interrupted instruments.Keyed[interruption] `metric:"kvpilot.router.interrupted" unit:"{stream}" by:"kind cause result" help:"Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone."`
+	Empties     instruments.Keyed[string]       `metric:"kvpilot.router.empty_answers" unit:"{answer}" by:"result" help:"Answers without a token where one was due, by result: retried (another replica gave one), agreed (another gave none either) or passed (no other replica could be asked)."`
+	Interrupted instruments.Keyed[interruption] `metric:"kvpilot.router.interrupted" unit:"{stream}" by:"kind cause result" help:"Streams that lost their replica after their first byte, by kind (chat, completion, parsed, repeated, messages, responses, other), cause (broken, error, stalled, aborted, diverged; of moves drain, halted, gone) and result (continued, lost). A stream counts each time."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {

@@ -9,7 +9,7 @@ import (
 
 // steering counts what was dropped.
 type steering struct {
-	Dropped instruments.Keyed[steered] `metric:"kvpilot.router.steering.dropped" unit:"{word}" by:"word" help:"What requests of callers without the role steer said to engines' KV connectors and was dropped, by word: kv_transfer_params, ec_transfer_params, request_id (one with a connector's addresses in it)."`
+	Dropped instruments.Keyed[steered] `metric:"kvpilot.router.steering.dropped" unit:"{word}" by:"word" help:"Dropped values for engines' KV connectors from callers without the role steer, by word: kv_transfer_params, ec_transfer_params, request_id (one with a connector's addresses in it)."`
 }
 
 // steered is a word that was dropped.

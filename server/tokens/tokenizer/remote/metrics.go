@@ -17,7 +17,7 @@ import (
 
 type metrics struct {
 	Calls     metric.Float64Histogram        `metric:"kvpilot.tokenizer.call.duration" unit:"s" by:"route outcome" bounds:"0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5" help:"Time of one call to a replica's tokenizer routes, by route and outcome. Its replicas: kvpilot_tokenizer_endpoint_calls_total."`
-	Faults    instruments.Keyed[retry.Cause] `metric:"kvpilot.tokenizer.faults" unit:"{call}" by:"cause" help:"Failed calls by the party at fault (cause): request (the question fails on several replicas), caller, tenant (its questions do), router (no file descriptor, port or memory left), network, replica, rank. Only the last three count against an endpoint."`
+	Faults    instruments.Keyed[retry.Cause] `metric:"kvpilot.tokenizer.faults" unit:"{call}" by:"cause" help:"Failed calls by the party at fault (cause): request, caller, tenant, router, network, replica, rank. Only the last three count against an endpoint."`
 	Hedges    metric.Int64Counter            `metric:"kvpilot.tokenizer.hedges" unit:"{call}" help:"Hedged calls, made because the first was slow."`
 	HedgesWon metric.Int64Counter            `metric:"kvpilot.tokenizer.hedges.won" unit:"{call}" help:"Hedged calls that were answered first."`
 	Retries   metric.Int64Counter            `metric:"kvpilot.tokenizer.retries" unit:"{call}" help:"Calls retried after a failure."`
@@ -33,7 +33,7 @@ type endpointMetrics struct {
 	Known    metric.Int64ObservableGauge     `metric:"kvpilot.tokenizer.endpoints" unit:"{endpoint}" help:"Known tokenizer endpoints."`
 	Open     metric.Int64ObservableGauge     `metric:"kvpilot.tokenizer.endpoints.open" unit:"{endpoint}" help:"Endpoints whose breaker is open."`
 	Asked    metric.Int64ObservableCounter   `metric:"kvpilot.tokenizer.endpoint.calls" unit:"{call}" by:"replica" help:"Calls to a replica's tokenizer routes, by replica."`
-	Spent    metric.Float64ObservableCounter `metric:"kvpilot.tokenizer.endpoint.call_time" unit:"s" by:"replica" help:"Time of the calls to a replica's tokenizer routes, by replica: divided by kvpilot_tokenizer_endpoint_calls_total, the mean of a call."`
+	Spent    metric.Float64ObservableCounter `metric:"kvpilot.tokenizer.endpoint.call_time" unit:"s" by:"replica" help:"Time of the calls to a replica's tokenizer routes; divided by kvpilot_tokenizer_endpoint_calls_total, the mean."`
 	Failures metric.Int64ObservableCounter   `metric:"kvpilot.tokenizer.endpoint.failures" unit:"{call}" by:"replica kind" help:"Failed calls by replica and kind."`
 }
 
