@@ -24,7 +24,7 @@ func newGuard(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.AP
 		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
 	}, guard.Params{
 		Ledger: held, Senders: api, Messages: grpcapi.Messages{},
-		Log: p.part("guard"), Meter: t.Meters(),
+		Scope: p.part("guard"),
 	})
 }
 
@@ -50,7 +50,7 @@ func (s *Server) guardListener(setting string, at net.Addr) {
 		return
 	}
 	if s.surfaces.callers.Open() {
-		s.parts.log.Warn("any client that can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
+		s.parts.scope.Log().Warn("any client that can reach this address may use it: no API keys are set (api.keys_file)", "setting", setting, "address", at.String())
 	}
 }
 

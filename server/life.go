@@ -166,7 +166,7 @@ func (s *Server) awaitFleet(ctx context.Context) {
 			state = err.Error()
 		}
 		s.unanswered.Do(func() {
-			s.parts.log.Info("serving before every replica has answered a probe", "waited", limit, "state", state)
+			s.parts.scope.Log().Info("serving before every replica has answered a probe", "waited", limit, "state", state)
 		})
 	}
 }

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"testing"
 
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/observe/exposition"
 	"github.com/kvpilot/kvpilot/server/observe/history"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
@@ -27,113 +27,31 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
 // instrument is one metric as its part declares it.
-type instrument struct{ name, kind, unit, description string }
+type instrument struct{ instruments.Instrument }
 
-// instruments is a meter provider that remembers what was declared.
-type instruments struct {
+// catalog is a meter provider that remembers what was declared.
+type catalog struct {
 	noop.MeterProvider
 	list map[string]instrument
 }
 
-type recordingMeter struct {
-	noop.Meter
-	r *instruments
-}
-
-func (r *instruments) Meter(string, ...metric.MeterOption) metric.Meter {
-	return recordingMeter{r: r}
-}
-
-func (m recordingMeter) note(name, kind, unit, description string) {
-	m.r.list[name] = instrument{name, kind, unit, description}
-}
-
-func (m recordingMeter) Int64Counter(n string, o ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	c := metric.NewInt64CounterConfig(o...)
-	m.note(n, "counter", c.Unit(), c.Description())
-	return m.Meter.Int64Counter(n)
-}
-
-func (m recordingMeter) Float64Counter(n string, o ...metric.Float64CounterOption) (metric.Float64Counter, error) {
-	c := metric.NewFloat64CounterConfig(o...)
-	m.note(n, "counter", c.Unit(), c.Description())
-	return m.Meter.Float64Counter(n)
-}
-
-func (m recordingMeter) Int64UpDownCounter(n string, o ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
-	c := metric.NewInt64UpDownCounterConfig(o...)
-	m.note(n, "gauge", c.Unit(), c.Description())
-	return m.Meter.Int64UpDownCounter(n)
-}
-
-func (m recordingMeter) Int64Gauge(n string, o ...metric.Int64GaugeOption) (metric.Int64Gauge, error) {
-	c := metric.NewInt64GaugeConfig(o...)
-	m.note(n, "gauge", c.Unit(), c.Description())
-	return m.Meter.Int64Gauge(n)
-}
-
-func (m recordingMeter) Float64Gauge(n string, o ...metric.Float64GaugeOption) (metric.Float64Gauge, error) {
-	c := metric.NewFloat64GaugeConfig(o...)
-	m.note(n, "gauge", c.Unit(), c.Description())
-	return m.Meter.Float64Gauge(n)
-}
-
-func (m recordingMeter) Float64Histogram(n string, o ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	c := metric.NewFloat64HistogramConfig(o...)
-	m.note(n, "histogram", c.Unit(), c.Description())
-	return m.Meter.Float64Histogram(n)
-}
-
-func (m recordingMeter) Int64Histogram(n string, o ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
-	c := metric.NewInt64HistogramConfig(o...)
-	m.note(n, "histogram", c.Unit(), c.Description())
-	return m.Meter.Int64Histogram(n)
-}
-
-func (m recordingMeter) Int64ObservableCounter(n string, o ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
-	c := metric.NewInt64ObservableCounterConfig(o...)
-	m.note(n, "counter", c.Unit(), c.Description())
-	return m.Meter.Int64ObservableCounter(n)
-}
-
-func (m recordingMeter) Int64ObservableUpDownCounter(n string, o ...metric.Int64ObservableUpDownCounterOption) (metric.Int64ObservableUpDownCounter, error) {
-	c := metric.NewInt64ObservableUpDownCounterConfig(o...)
-	m.note(n, "gauge", c.Unit(), c.Description())
-	return m.Meter.Int64ObservableUpDownCounter(n)
-}
-
-func (m recordingMeter) Int64ObservableGauge(n string, o ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
-	c := metric.NewInt64ObservableGaugeConfig(o...)
-	m.note(n, "gauge", c.Unit(), c.Description())
-	return m.Meter.Int64ObservableGauge(n)
-}
-
-func (m recordingMeter) Float64ObservableGauge(n string, o ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
-	c := metric.NewFloat64ObservableGaugeConfig(o...)
-	m.note(n, "gauge", c.Unit(), c.Description())
-	return m.Meter.Float64ObservableGauge(n)
-}
-
-func (m recordingMeter) Float64ObservableCounter(n string, o ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
-	c := metric.NewFloat64ObservableCounterConfig(o...)
-	m.note(n, "counter", c.Unit(), c.Description())
-	return m.Meter.Float64ObservableCounter(n)
-}
+// Declared notes a declaration.
+func (c *catalog) Declared(d instruments.Instrument) { c.list[d.Name] = instrument{d} }
 
 // exposed is the metric's name as Prometheus serves it.
 func (i instrument) exposed() string {
-	name := strings.ReplaceAll(i.name, ".", "_")
-	unit := map[string]string{"s": "seconds", "By": "bytes", "1": "ratio", "ms": "milliseconds"}[i.unit]
-	if strings.HasSuffix(i.unit, "/s") {
+	name := strings.ReplaceAll(i.Name, ".", "_")
+	unit := map[string]string{"s": "seconds", "By": "bytes", "1": "ratio", "ms": "milliseconds"}[i.Unit]
+	if strings.HasSuffix(i.Unit, "/s") {
 		unit = "per_second"
 	}
-	if unit == "ratio" && i.kind != "gauge" {
+	if unit == "ratio" && i.Kind != "gauge" {
 		unit = ""
 	}
 	if unit != "" && !strings.HasSuffix(name, "_"+unit) {
 		name += "_" + unit
 	}
-	if i.kind == "counter" && !strings.HasSuffix(name, "_total") {
+	if i.Kind == "counter" && !strings.HasSuffix(name, "_total") {
 		name += "_total"
 	}
 	return name
@@ -142,7 +60,7 @@ func (i instrument) exposed() string {
 // declared lists every metric of a whole router.
 func declared(t *testing.T) []instrument {
 	t.Helper()
-	r := &instruments{list: map[string]instrument{}}
+	r := &catalog{list: map[string]instrument{}}
 	tel := telemetry.Of(slog.New(slog.DiscardHandler), r, tracenoop.NewTracerProvider())
 	c := config.Default()
 	c.Fleet.Listen, c.Fleet.Key = "127.0.0.1:1", secret.New("a key that makes the fleet's parts")
@@ -167,18 +85,18 @@ func declared(t *testing.T) []instrument {
 
 func TestEveryMetricIsNamedAndExplained(t *testing.T) {
 	for _, i := range declared(t) {
-		parts := strings.Split(i.name, ".")
+		parts := strings.Split(i.Name, ".")
 		if len(parts) < 3 {
-			t.Errorf("%s: want kvpilot.<package>.<what>", i.name)
+			t.Errorf("%s: want kvpilot.<package>.<what>", i.Name)
 		}
-		if !strings.HasSuffix(i.description, ".") {
-			t.Errorf("%s is not described in a sentence: %q", i.name, i.description)
+		if !strings.HasSuffix(i.Help, ".") {
+			t.Errorf("%s is not described in a sentence: %q", i.Name, i.Help)
 		}
-		if i.unit == "" {
-			t.Errorf("%s has no unit; a count has that of what is counted in braces", i.name)
+		if i.Unit == "" {
+			t.Errorf("%s has no unit; a count has that of what is counted in braces", i.Name)
 		}
-		if strings.HasSuffix(i.name, ".total") {
-			t.Errorf("%s: Prometheus adds total to a counter's name", i.name)
+		if strings.HasSuffix(i.Name, ".total") {
+			t.Errorf("%s: Prometheus adds total to a counter's name", i.Name)
 		}
 	}
 }
@@ -192,11 +110,11 @@ func TestTheMetricsReferenceIsUpToDate(t *testing.T) {
 		"With `telemetry.metrics.native_histograms` every histogram is a native one too, for scrapers that ask for protobuf: set\n`scrape_native_histograms: true` and, as long as a dashboard reads `_bucket`, `always_scrape_classic_histograms: true` in Prometheus\n(3.8 or newer; before, the feature flag `native-histograms`). With `telemetry.metrics.epp_pool` the metrics that the endpoint picker\nof Gateway API's inference extension has too are repeated under its names, those of llm-d's picker among them:\n\n" + exposition.Table())
 	section := ""
 	for _, i := range declared(t) {
-		if s := strings.Split(i.name, ".")[1]; s != section {
+		if s := strings.Split(i.Name, ".")[1]; s != section {
 			section = s
 			fmt.Fprintf(&b, "\n## %s\n\n", s)
 		}
-		fmt.Fprintf(&b, "- `%s` (%s): %s\n", i.exposed(), i.kind, i.description)
+		fmt.Fprintf(&b, "- `%s` (%s): %s\n", i.exposed(), i.Kind, i.Help)
 	}
 	if *update {
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {

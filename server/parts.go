@@ -2,10 +2,7 @@ package server
 
 import (
 	"encoding/json"
-	"log/slog"
 	"time"
-
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/choose/ranks"
@@ -17,7 +14,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/demand"
 	"github.com/kvpilot/kvpilot/server/observe/history"
-	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 	"github.com/kvpilot/kvpilot/server/peers/fleet"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
@@ -42,7 +38,6 @@ const rememberedBodies = 16 << 20
 // parts are everything below the surfaces.
 type parts struct {
 	scope     scope.Scope
-	log       *slog.Logger
 	ranks     *ranks.Ranks
 	limiter   *quota.Limiter
 	chooser   *chooser.Chooser
@@ -63,34 +58,32 @@ type parts struct {
 
 // newParts builds the parts, lower ones first. watcher may be nil.
 func newParts(c config.Config, t *telemetry.Telemetry, env registry.Environment, watcher ranks.Watcher) (*parts, error) {
-	p := &parts{scope: t.Scope(), log: t.Log(), history: history.New()}
+	p := &parts{scope: t.Scope(), history: history.New()}
 	p.ranks = ranks.New(
 		ranks.Config{Registry: c.Registry, Index: c.KVIndex, Events: c.KVEvents, Stats: c.EngineStats, Load: c.Load},
 		ranks.Params{Env: env, Watcher: watcher, Scope: p.scope},
 	)
-	p.buildChoice(c, t)
+	p.buildChoice(c)
 	p.pins = pins.New(c.Upstream.Pins)
-	if err := p.buildFleet(c, t); err != nil {
+	if err := p.buildFleet(c); err != nil {
 		return nil, err
 	}
-	if err := p.buildRouter(c, t); err != nil {
-		return nil, err
-	}
+	p.buildRouter(c)
 	p.ranks.Join(p.followers())
 	return p, nil
 }
 
 // part names a part in its log lines.
-func (p *parts) part(name string) *slog.Logger { return p.log.With("part", name) }
+func (p *parts) part(name string) scope.Scope { return p.scope.Part(name) }
 
-func (p *parts) buildChoice(c config.Config, t *telemetry.Telemetry) {
-	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Lines: lines{}, Scope: p.scope.Part("decisionlog")})
+func (p *parts) buildChoice(c config.Config) {
+	p.decisions = decisionlog.New(c.Decisions, decisionlog.Params{Lines: lines{}, Scope: p.part("decisionlog")})
 	p.breaker = breaker.New(c.Upstream.Breaker)
-	p.breaker.Meter(t.Meters(), p.ranks.IDs)
-	p.limiter = quota.New(c.Tenants, quota.Params{Meter: t.Meters()})
+	p.breaker.Meter(p.scope.Meters(), p.ranks.IDs)
+	p.limiter = quota.New(c.Tenants, quota.Params{Scope: p.scope})
 	p.chooser = chooser.New(c.Chooser, chooser.Params{
 		Index: p.ranks.Index, Book: p.ranks.Book, Reports: p.ranks, Engines: p.ranks, Gate: p.breaker, Record: record{p}, Pools: p.ranks, Shares: p.limiter,
-		Log: p.part("chooser"), Meter: t.Meters(),
+		Scope: p.part("chooser"),
 	})
 }
 
@@ -104,7 +97,7 @@ func (p *parts) followers() ranks.Followers {
 }
 
 // buildFleet makes the parts that join this router with others, if it is to be in a fleet.
-func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) {
+func (p *parts) buildFleet(c config.Config) (err error) {
 	if c.Fleet.Listen == "" {
 		return nil
 	}
@@ -118,35 +111,33 @@ func (p *parts) buildFleet(c config.Config, t *telemetry.Telemetry) (err error) 
 	return err
 }
 
-func (p *parts) buildRouter(c config.Config, t *telemetry.Telemetry) (err error) {
-	p.upstream = upstream.New(c.Upstream, upstream.Params{Log: p.part("upstream"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets})
-	p.demand = demand.New(demand.Params{Utilization: c.Scaling.Utilization, Models: c.Scaling.Models, Pools: poolStates{p}, Meter: t.Meters()})
+func (p *parts) buildRouter(c config.Config) {
+	p.upstream = upstream.New(c.Upstream, upstream.Params{Scope: p.part("upstream"), PlainSockets: !c.Listen.RawSockets})
+	p.demand = demand.New(demand.Params{Utilization: c.Scaling.Utilization, Models: c.Scaling.Models, Pools: poolStates{p}, Scope: p.scope})
 	p.standby = standby.New(c.Scaling, standby.Params{
-		Registry: p.ranks.Registry, Engines: p.ranks, Client: p.upstream, Demand: p.demand, Log: p.part("standby"), Meter: t.Meters(),
+		Registry: p.ranks.Registry, Engines: p.ranks, Client: p.upstream, Demand: p.demand, Scope: p.part("standby"),
 	})
-	spread := placement.Params{Registry: p.ranks.Registry, Record: p.chooser, Client: p.upstream, Log: p.part("placement"), Meter: t.Meters()}
+	spread := placement.Params{Registry: p.ranks.Registry, Record: p.chooser, Client: p.upstream, Scope: p.part("placement")}
 	if p.peers != nil {
 		spread.Fleet = p.peers
 	}
 	p.placement = placement.New(c.Adapters, spread)
-	p.splits = splits.New(c.Splits, splits.Params{Fleet: p.peers.Announcer(), Log: p.part("splits"), Meter: t.Meters()})
+	p.splits = splits.New(c.Splits, splits.Params{Fleet: p.peers.Announcer(), Scope: p.part("splits")})
 	p.retries = retry.NewBudget(c.Upstream.Retry)
-	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Log: p.part("tokenizer"), Meter: t.Meters(), PlainSockets: !c.Listen.RawSockets,
-		Tracer: t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/tokens/tokenizer", trace.WithSchemaURL(span.SchemaURL))})
+	p.tokens = tokenizer.New(c.Tokenizer, tokenizer.Params{Scope: p.part("tokenizer"), PlainSockets: !c.Listen.RawSockets})
 	var decider attempt.Decider = p.chooser
 	origin, shared := "", intake.FleetPins(nil)
 	if p.peers != nil {
 		decider, origin, shared = p.peers.Frontend(), p.peers.ID(), p.peers.Facts()
 	}
-	p.router, err = router.New(c.Router, router.Params{
+	p.router = router.New(c.Router, router.Params{
 		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, Decider: decider, Origin: origin,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
 		Limits: p.limiter, PerModel: intake.PerModel{Splits: p.splits, Standby: p.standby},
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Guesses: p.ranks, Count: p.history,
-		Log: p.part("router"), Meter: t.Meters(), Tracer: t.Tracers(),
+		Scope: p.part("router"),
 	})
-	return err
 }
 
 // lines are the entries of the decision log in the contract's form.

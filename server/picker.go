@@ -45,14 +45,14 @@ func (s *surfaces) openPicker(c config.Config, t *telemetry.Telemetry, p *parts,
 	server := extproc.New(c.EPP, extproc.Params{
 		Router: p.router, Senders: s.api, Fleet: p.ranks.Registry, Ledger: s.ledger, TenantHeader: c.API.TenantHeader,
 		MaxBodyBytes: int64(c.Gateway.MaxBodyBytes), Times: s.gateway, Objectives: objectives, Rewrites: rewrites,
-		Log: p.part("epp"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
+		Scope: p.part("epp"), Propagator: t.Propagator(),
 	})
 	g := guard.New(guard.Limits{
 		Message: max(int(c.Gateway.MaxBodyBytes), int(c.EPP.MaxBodyBytes)) + messageFrame,
 		Streams: gatewayStreams, HeaderBytes: uint32(c.Listen.MaxHeaderBytes),
 		Handshake: c.Listen.ReadHeaderTimeout, Idle: c.Listen.IdleTimeout,
 		Receive: c.Gateway.BodyTimeout, Stall: c.Gateway.StallTimeout,
-	}, guard.Params{Ledger: s.ledger, Senders: server, Log: p.part("epp"), Meter: t.Meters()})
+	}, guard.Params{Ledger: s.ledger, Senders: server, Scope: p.part("epp")})
 	options := g.Options()
 	secure, err := pickerTLS(c)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/config"
@@ -80,7 +79,7 @@ func (k clientKeys) Check(_, next config.Config) error {
 	if !k.callers.Open() && c.Open() {
 		return errKeysOff
 	}
-	if _, err := callers.New(c, callers.Params{Log: slog.New(slog.DiscardHandler)}); err != nil {
+	if _, err := callers.New(c, callers.Params{}); err != nil {
 		return fmt.Errorf("api.%w", err)
 	}
 	return nil

@@ -128,9 +128,9 @@ func New(ctx context.Context, c config.Config, p Params) (*Server, error) {
 		return nil, err
 	}
 	if len(lowered) > 0 {
-		s.parts.log.Info("settings are lowered to fit the memory", "limit", p.Memory, "lowered", strings.Join(lowered, ", "))
+		s.parts.scope.Log().Info("settings are lowered to fit the memory", "limit", p.Memory, "lowered", strings.Join(lowered, ", "))
 	}
-	s.parts.log.Info("settings in force; all others have their defaults (--print-config lists them)", "hash", config.Hash(c), "settings", config.InForce(c))
+	s.parts.scope.Log().Info("settings in force; all others have their defaults (--print-config lists them)", "hash", config.Hash(c), "settings", config.InForce(c))
 	s.ledger = s.newLedger(c, t)
 	if s.surfaces, err = s.newSurfaces(t, traces); err != nil {
 		return nil, err
@@ -183,12 +183,12 @@ func (s *Server) Run(ctx context.Context) error {
 		})})
 	}
 	if !hasSource(s.config) {
-		s.parts.log.Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
+		s.parts.scope.Log().Warn("no replicas are configured: set --replica, registry.replicas or another source of docs/replicas.md", "registration", s.config.Registry.Registration.Enabled)
 	}
 	for _, doubt := range s.config.Registry.Doubts() {
-		s.parts.log.Warn("a setting is probably wrong: registry." + doubt)
+		s.parts.scope.Log().Warn("a setting is probably wrong: registry." + doubt)
 	}
-	s.parts.log.Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "epp", addresses.EPP, "memory", s.params.Memory, "version", s.params.Version)
+	s.parts.scope.Log().Info("serving", "http", addresses.HTTP, "grpc", addresses.GRPC, "admin", addresses.Admin, "epp", addresses.EPP, "memory", s.params.Memory, "version", s.params.Version)
 	if s.params.Manager != nil {
 		s.params.Manager.Serving(addresses)
 	}
@@ -197,7 +197,7 @@ func (s *Server) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 	case failure = <-running.failed:
-		s.parts.log.Error("a part failed, shutting down", "error", failure)
+		s.parts.scope.Log().Error("a part failed, shutting down", "error", failure)
 	}
 	shut() // from here on, an endpoint that ends does so on purpose
 	return errors.Join(failure, s.leave(endpoints, stop, running))
@@ -220,7 +220,7 @@ func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *g
 	drain, cancel := context.WithTimeout(context.Background(), listen.DrainTimeout)
 	defer cancel()
 	if err := stopAll(drain, endpoints); err != nil {
-		s.parts.log.Warn("the drain deadline passed with work unfinished", "error", err)
+		s.parts.scope.Log().Warn("the drain deadline passed with work unfinished", "error", err)
 	}
 	if s.surfaces.picker != nil {
 		s.surfaces.picker.server.Close()
@@ -230,9 +230,9 @@ func (s *Server) leave(endpoints []endpoint, stop context.CancelFunc, running *g
 	flush, cancelFlush := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancelFlush()
 	if err := s.telemetry.Close(flush); err != nil {
-		s.parts.log.Warn("telemetry was not flushed", "error", err)
+		s.parts.scope.Log().Warn("telemetry was not flushed", "error", err)
 	}
-	s.parts.log.Info("stopped", "took", time.Since(began).Round(time.Millisecond))
+	s.parts.scope.Log().Info("stopped", "took", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 

@@ -30,7 +30,7 @@ func (p Params) environment() registry.Environment {
 // newSettings makes the keeper of the settings.
 func (s *Server) newSettings(c config.Config) *reload.Manager[config.Config] {
 	return reload.New(reload.Loaded[config.Config]{Config: c, Text: s.params.Text}, reload.Params[config.Config]{
-		Source: source{s.params.Source}, Sections: s.sections(), Keep: c.Reload.Versions, Scope: s.parts.scope.Part("settings"),
+		Source: source{s.params.Source}, Sections: s.sections(), Keep: c.Reload.Versions, Scope: s.parts.part("settings"),
 	})
 }
 

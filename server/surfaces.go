@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
@@ -21,9 +20,9 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/guard"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/history"
-	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/observe/telemetry"
 )
 
@@ -67,9 +66,9 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 	c, _ := s.config.WithinMemory(s.params.Memory)
 	s.params.Memory.Show(t.Meters())
 	p := s.parts
-	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Scope: p.scope.Part("audit")})
+	record := audit.New(c.Audit, audit.Params{Stderr: s.params.LogTo, Scope: p.part("audit")})
 	who, err := callers.New(c.API.Callers(), callers.Params{
-		Log: p.part("callers"), Meter: t.Meters(), Reads: reads{record}, NoFollow: s.params.Source != nil && c.Reload.Watch,
+		Scope: p.part("callers"), Reads: reads{record}, NoFollow: s.params.Source != nil && c.Reload.Watch,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("api.%w", err)
@@ -79,8 +78,7 @@ func (s *Server) newSurfaces(t *telemetry.Telemetry, traces *history.Traces) (*s
 		Ranks:   grpcapi.Ranks{Registry: p.ranks.Registry, Book: p.ranks.Book, Engines: p.ranks.Stats, Index: p.ranks.Index, Feeds: p.ranks.Events, Breakers: p.breaker},
 		Version: s.params.Version, Links: grpcapi.Links(c.Admin.Links), Health: readiness(s.ready), Peers: p.forward(), Records: grpcapi.Records{Decisions: p.decisions, History: p.history, Traces: traces, Splits: p.splits},
 		Forward: c.Router.UnknownRoutes,
-		Tracer:  t.Tracers().Tracer("github.com/kvpilot/kvpilot/server/edge/grpcapi", trace.WithSchemaURL(span.SchemaURL)),
-		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Log: p.part("grpcapi"), Meter: t.Meters(),
+		Callers: who, Audit: record, Registration: c.Registry.Registration.Enabled, Scope: p.part("grpcapi"),
 	})
 	if err != nil {
 		return nil, err
@@ -107,14 +105,14 @@ func (s *surfaces) openAdmin(c config.Config, t *telemetry.Telemetry, p *parts, 
 	own := c.Gateway
 	own.AllowOrigins = nil
 	s.console, err = gateway.New(own, gateway.Params{
-		Services: api, Senders: api.Admin(), Health: ready, Ledger: s.ledger, Log: p.part("admin"),
+		Services: api, Senders: api.Admin(), Health: ready, Ledger: s.ledger, Scope: scope.Logged(p.part("admin").Log()),
 	})
 	if err != nil {
 		return err
 	}
 	s.admin = httpServer(c.Listen, s.protocols.RefuseGRPC("admin address (listen.admin)", guardAdmin(s.gateway.StallTimeout, admin.Handler(c.Admin, admin.Params{
 		Health: ready, Metrics: guard.Charged(s.ledger, metricsMemory, t.MetricsHandler()), RPCs: s.console, Senders: api.Admin(),
-	}))), p.part("admin"))
+	}))), p.part("admin").Log())
 	return nil
 }
 
@@ -134,13 +132,13 @@ func (r reads) Read(source callers.Source, err error) {
 func (s *surfaces) openREST(c config.Config, t *telemetry.Telemetry, p *parts, api *grpcapi.API, ready readiness) error {
 	params := gateway.Params{
 		Services: api, Senders: api, Health: ready, Ledger: s.ledger,
-		Forward: c.Router.UnknownRoutes, Log: p.part("gateway"), Meter: t.Meters(), Tracer: t.Tracers(), Propagator: t.Propagator(),
+		Forward: c.Router.UnknownRoutes, Scope: p.part("gateway"), Propagator: t.Propagator(),
 	}
 	g, err := gateway.New(c.Gateway, params)
 	if err != nil {
 		return err
 	}
-	s.http = httpServer(c.Listen, s.protocols.RefuseGRPC("REST address (listen.http)", closing(&s.leaving, g)), p.part("http"))
+	s.http = httpServer(c.Listen, s.protocols.RefuseGRPC("REST address (listen.http)", closing(&s.leaving, g)), p.part("http").Log())
 	s.wrongHost, s.gateway = g.RefuseHost(), g
 	return nil
 }

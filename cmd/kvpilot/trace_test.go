@@ -21,7 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/client"
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/internal/reports"
-	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
 
@@ -168,8 +168,8 @@ func TestATraceHoldsEveryHop(t *testing.T) {
 	}
 	got := f.traceOf(c, id)
 	c.mu.Lock()
-	if !strings.Contains(c.raw.String(), span.SchemaURL) {
-		t.Errorf("no scope names the schema %s", span.SchemaURL)
+	if !strings.Contains(c.raw.String(), scope.SchemaURL) {
+		t.Errorf("no scope names the schema %s", scope.SchemaURL)
 	}
 	c.mu.Unlock()
 	const root = "POST /v1/chat/completions"

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/memlimit"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/tokens/rawjson"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
@@ -44,7 +45,7 @@ func TestLongPromptsInFlightFitTheMemory(t *testing.T) {
 		t.Run(fmt.Sprint(tt.requests), func(t *testing.T) {
 			c, _ := config.Default().WithinMemory(memlimit.Limit{Bytes: int64(tt.memory)})
 			reader := metric.NewManualReader()
-			pool := tokenizer.New(c.Tokenizer, tokenizer.Params{Sender: sender, Meter: metric.NewMeterProvider(metric.WithReader(reader))})
+			pool := tokenizer.New(c.Tokenizer, tokenizer.Params{Sender: sender, Scope: scope.Measured(metric.NewMeterProvider(metric.WithReader(reader)))})
 			replicas := []*replica.Replica{{ID: "a", URL: "http://a", State: replica.StateReady, Version: "0.17.0", BlockSize: 16, Models: []replica.Model{{ID: "m"}}}}
 			before := heap()
 			flight := make([]*tokenizer.Encoding, tt.requests)

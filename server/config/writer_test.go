@@ -247,27 +247,10 @@ const modulePath = "github.com/kvpilot/kvpilot/"
 // fieldComments reads the comments of a struct's fields from the source of its package.
 func (r *reference) fieldComments(t reflect.Type) (map[string]string, error) {
 	key := t.PkgPath() + "." + t.Name()
-	if docs, ok := r.comments[key]; ok {
-		return docs, nil
-	}
-	dir := strings.TrimPrefix(t.PkgPath(), modulePath)
-	files, err := fs.Glob(r.root, path.Join(dir, "*.go"))
-	if err != nil {
-		return nil, fmt.Errorf("sources of %s: %w", dir, err)
-	}
-	for _, file := range files {
-		if strings.HasSuffix(file, "_test.go") {
-			continue
+	if r.comments[key] == nil {
+		if err := r.readPackage(t.PkgPath()); err != nil {
+			return nil, err
 		}
-		src, err := fs.ReadFile(r.root, file)
-		if err != nil {
-			return nil, fmt.Errorf("read source: %w", err)
-		}
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, src, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			return nil, fmt.Errorf("parse source: %w", err)
-		}
-		r.collect(t.PkgPath(), parsed)
 	}
 	docs, ok := r.comments[key]
 	if !ok {
@@ -283,6 +266,30 @@ func (r *reference) fieldComments(t reflect.Type) (map[string]string, error) {
 		}
 	}
 	return docs, nil
+}
+
+// readPackage collects the comments of a package.
+func (r *reference) readPackage(pkg string) error {
+	dir := strings.TrimPrefix(pkg, modulePath)
+	files, err := fs.Glob(r.root, path.Join(dir, "*.go"))
+	if err != nil {
+		return fmt.Errorf("sources of %s: %w", dir, err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		src, err := fs.ReadFile(r.root, file)
+		if err != nil {
+			return fmt.Errorf("read source: %w", err)
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, src, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return fmt.Errorf("parse source: %w", err)
+		}
+		r.collect(pkg, parsed)
+	}
+	return nil
 }
 
 func (r *reference) collect(pkg string, file *ast.File) {

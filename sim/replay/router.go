@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // router is the product's own choice in virtual time.
@@ -64,7 +65,7 @@ func newRouter(s *sim, cfg chooser.Config, j *job, number int, all *calls) (*rou
 	}
 	bcfg := load.DefaultConfig()
 	bcfg.Remembered = 16
-	r.book = load.New(bcfg, load.Params{Clock: r})
+	r.book = load.New(bcfg, load.Params{Scope: scope.Scope{}.At(r)})
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxBytes = 1 << 40
 	icfg.MaxRanks = max(icfg.MaxRanks, len(s.engines))

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -292,7 +293,7 @@ func TestObjectivesAndRewritesAreFollowed(t *testing.T) {
 	c := startCluster(t)
 	newPool(c)
 	config := settings(c, c.url)
-	o, w := registry.NewObjectives(config, nil), registry.NewRewrites(config, nil)
+	o, w := registry.NewObjectives(config, scope.Scope{}), registry.NewRewrites(config, scope.Scope{})
 	run(t, o.Run)
 	run(t, w.Run)
 	soon := func(what string, done func() bool) {

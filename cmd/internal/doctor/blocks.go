@@ -105,7 +105,7 @@ func (in scope) blocksOf(ctx context.Context, r *replica.Replica, rank int, slot
 		}
 		held, arrived := in.await(ctx, slot, t)
 		s, _ := in.observer.Events.Status(slot)
-		if found := in.foreign(ctx, r, rank, s); found != nil {
+		if found := (sockets{in}).foreign(ctx, r, rank, s); found != nil {
 			return found
 		}
 		if !arrived {

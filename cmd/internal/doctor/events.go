@@ -106,7 +106,7 @@ func (in scope) eventsOf(ctx context.Context, r *replica.Replica, rank int, slot
 	case !connected:
 		return fault(Fail, subject, "a ZMQ PUB socket at "+at.Endpoint, cmp.Or(s.LastError, "no handshake"), "another program listens there: set events.endpoint to the endpoint of --kv-events-config")
 	}
-	if list := in.eventsElsewhere(ctx, r, rank); list != nil {
+	if list := (sockets{in}).eventsElsewhere(ctx, r, rank); list != nil {
 		return list
 	}
 	return []Finding{ok(subject, "subscribed to %s%s", at.Endpoint, topic(at.Topic))}
@@ -168,11 +168,11 @@ func checkReplay(ctx context.Context, in scope) []Finding {
 			s, _ = in.observer.Events.Status(slot)
 			return !s.Recovering && (s.State == kvblock.FeedExact || s.State == kvblock.FeedDegraded && s.LastError != "" || s.State == kvblock.FeedDegraded && s.Known)
 		})
-		if list := in.foreign(ctx, r, rank, s); list != nil {
+		if list := (sockets{in}).foreign(ctx, r, rank, s); list != nil {
 			return list
 		}
 		list := replayFound(subject, at, s, settled)
-		if elsewhere := in.replaysElsewhere(ctx, r, rank); list[0].Status != Fail && elsewhere != nil {
+		if elsewhere := (sockets{in}).replaysElsewhere(ctx, r, rank); list[0].Status != Fail && elsewhere != nil {
 			return elsewhere
 		}
 		return list

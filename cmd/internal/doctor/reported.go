@@ -10,8 +10,11 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
 
+// sockets compares the sockets that the settings name with the replicas' own reports of them.
+type sockets struct{ scope }
+
 // reportedOf returns where a rank publishes by its replica's own report; false when there is none.
-func (in scope) reportedOf(ctx context.Context, r *replica.Replica, rank int) (replica.Events, bool) {
+func (in sockets) reportedOf(ctx context.Context, r *replica.Replica, rank int) (replica.Events, bool) {
 	e := in.probe(ctx, r)
 	if rank >= len(e.Sources) || len(e.Sources) != len(r.Slots) || e.Sources[rank].Endpoint == "" {
 		return replica.Events{}, false
@@ -20,7 +23,7 @@ func (in scope) reportedOf(ctx context.Context, r *replica.Replica, rank int) (r
 }
 
 // ownerOf names the rank that reports an address as its own; empty when none does.
-func (in scope) ownerOf(ctx context.Context, address string) string {
+func (in sockets) ownerOf(ctx context.Context, address string) string {
 	for _, r := range in.replicas {
 		r = in.now(r)
 		for rank := range r.Slots {
@@ -33,7 +36,7 @@ func (in scope) ownerOf(ctx context.Context, address string) string {
 }
 
 // elsewhere compares an address of a rank with its replica's report, where they differ. setting names the address.
-func (in scope) elsewhere(ctx context.Context, subject, setting, set, reported string) []Finding {
+func (in sockets) elsewhere(ctx context.Context, subject, setting, set, reported string) []Finding {
 	expected := "the address that the replica reports, " + cmp.Or(reported, "which is none")
 	change := fmt.Sprintf("set %s to %s, or leave events.endpoint empty: from vLLM 0.32 on the router reads the addresses itself", setting, cmp.Or(reported, "none"))
 	if owner := in.ownerOf(ctx, set); owner != "" {
@@ -43,7 +46,7 @@ func (in scope) elsewhere(ctx context.Context, subject, setting, set, reported s
 }
 
 // eventsElsewhere compares a rank's event socket and topic with its replica's report.
-func (in scope) eventsElsewhere(ctx context.Context, r *replica.Replica, rank int) []Finding {
+func (in sockets) eventsElsewhere(ctx context.Context, r *replica.Replica, rank int) []Finding {
 	reported, known := in.reportedOf(ctx, r, rank)
 	set := r.Events[rank]
 	u := registry.Compare(set, reported)
@@ -59,7 +62,7 @@ func (in scope) eventsElsewhere(ctx context.Context, r *replica.Replica, rank in
 }
 
 // replaysElsewhere compares a rank's replay socket with its replica's report.
-func (in scope) replaysElsewhere(ctx context.Context, r *replica.Replica, rank int) []Finding {
+func (in sockets) replaysElsewhere(ctx context.Context, r *replica.Replica, rank int) []Finding {
 	reported, known := in.reportedOf(ctx, r, rank)
 	set := r.Events[rank]
 	if !known || !registry.Compare(set, reported).Replay {
@@ -69,7 +72,7 @@ func (in scope) replaysElsewhere(ctx context.Context, r *replica.Replica, rank i
 }
 
 // foreign explains a replay socket that belongs to another engine; nil when it does not.
-func (in scope) foreign(ctx context.Context, r *replica.Replica, rank int, s kvevents.Status) []Finding {
+func (in sockets) foreign(ctx context.Context, r *replica.Replica, rank int, s kvevents.Status) []Finding {
 	if s.Foreign == "" {
 		return nil
 	}

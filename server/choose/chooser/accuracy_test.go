@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // predictions reads kvpilot.chooser.predictions by replica and result, without those that are zero, and the ratios of all ranks.
@@ -50,7 +51,7 @@ func TestPredictionsAreCountedByRankAndResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
 		f := newFleet(t, 2, func(c *chooser.Config, p *chooser.Params) {
-			c.HoldAbove, p.Meter = 0, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+			c.HoldAbove, p.Scope = 0, scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
 		})
 		for i, slower := range []float64{1, 0.1, 10, 10} {
 			req := f.request(i, 8000)

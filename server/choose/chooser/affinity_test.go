@@ -12,6 +12,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // collected returns the values of one metric by the value of its one label.
@@ -65,7 +66,7 @@ func TestConsistentHashShowsItsAffinity(t *testing.T) {
 	f := newFleet(t, 4, func(c *chooser.Config, p *chooser.Params) {
 		c.Policy = decision.ConsistentHash
 		c.Ring.AffinityWindow = 4
-		p.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+		p.Scope = scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
 	})
 	ask := func(session string, exclude ...replica.ID) replica.ID {
 		req := f.request(1, 100)

@@ -2,11 +2,8 @@ package chooser
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
-
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/adapters"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
@@ -30,7 +27,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Chooser decides and books. New makes one; Run runs it. Its parts are the evaluator, which collects the state of the ranks for a request,
@@ -61,8 +58,7 @@ type Params struct {
 	Gate evaluate.Gate
 	// Record receives the decisions and their outcomes.
 	Record booking.Record
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
+	Scope  scope.Scope
 	// Pools has the pools' replicas for requests that wait; nil: they keep the replicas with which they came.
 	Pools waiting.Pools
 	// Shares has the tenants' shares of the hold queue; nil: all have the same.
@@ -76,9 +72,6 @@ type Params struct {
 }
 
 func (p *Params) fill() {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	if p.Gate == nil {
 		p.Gate = evaluate.NoGate{}
 	}
@@ -93,31 +86,32 @@ func (p *Params) fill() {
 // New returns a Chooser. cfg must be valid. It starts nothing.
 func New(cfg settings.Config, params Params) *Chooser {
 	params.fill()
-	set := instruments.New(params.Meter, "server/choose/chooser")
+	measured, set := newMetrics(params.Scope.Meters())
+	log := params.Scope.Log()
 	now, inForce, rolls := clock.New(params.Book.Clock()), &settings.Current{}, &evaluate.Dice{}
 	inForce.Store(settings.New(cfg))
 	rolls.Seed.Store(params.Seed)
-	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: newMetrics(set, cfg.Ring), adapters: &adapters.Fleet{}}
-	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Meter: params.Meter, Shares: params.Shares})
-	c.room = waiting.New(queue, now, params.Pools, params.Log)
+	c := &Chooser{settings: inForce, clock: now, ranks: rank.NewTable(now), Leases: leases.New(params.Book), metrics: measured, adapters: &adapters.Fleet{}}
+	queue := holdqueue.New(cfg.Queue, holdqueue.Params{Scope: params.Scope, Shares: params.Shares})
+	c.room = waiting.New(queue, now, params.Pools, log)
 	c.memory = &past.Memory{
 		Clock: now, Settings: inForce, Index: params.Index, Ring: cfg.Ring, Tree: cfg.Tree,
-		Sessions: past.NewSessions(c.metrics.turns), Affinity: c.metrics.affinity,
+		Sessions: past.NewSessions(&measured.Turns), Affinity: past.NewAffinity(set, cfg.Ring),
 	}
-	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: params.Log, Suspicions: c.metrics.suspicions}
+	c.comparison = &compare.Comparison{Ranks: c.ranks, Book: params.Book, Clock: now, Waiting: c.room, Log: log, Suspicions: &measured.Suspicions}
 	c.evaluator = &evaluate.Evaluator{
 		Clock: now, Settings: inForce, Ranks: c.ranks, Index: params.Index, Book: params.Book, Reports: params.Reports, Gate: params.Gate,
-		Queue: queue, Memory: c.memory, Contexts: programs.NewRanks(), Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Copies: &transfer.Copies{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &c.metrics.unreachable,
+		Queue: queue, Memory: c.memory, Contexts: programs.NewRanks(), Comparison: c.comparison, Residence: answers.NewResidence(), Lanes: &transfer.Lanes{}, Copies: &transfer.Copies{}, Adapters: c.adapters, SplitAbove: params.SplitAbove, Dice: rolls, Bias: params.PaceBias, Unreachable: &measured.Unreachable.Int64,
 	}
 	c.booker = &booking.Booker{
-		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: c.metrics.bookings, Withdrawn: c.metrics.withdrawn,
-		Learning: follow.Learning{Book: params.Book, Reports: params.Reports, Clock: now, Log: params.Log, Predictions: &c.metrics.predictions},
+		Evaluator: c.evaluator, Leases: c.Leases, Record: params.Record, Waiters: c.room, Metrics: &measured.Bookings, Withdrawn: &measured.Withdrawn,
+		Learning: follow.Learning{Book: params.Book, Reports: params.Reports, Clock: now, Log: log, Predictions: &measured.Predictions},
 	}
 	c.room.Open(c.booker)
 	c.watch = &watch.Watch{
-		Engines: params.Engines, Ranks: c.ranks, Settings: inForce, Clock: now, Waiting: c.room, Log: params.Log, Stalls: c.metrics.stalls,
+		Engines: params.Engines, Ranks: c.ranks, Settings: inForce, Clock: now, Waiting: c.room, Log: log, Metrics: &measured.Stalls,
 	}
-	c.metrics.observe(set, c.ranks, c.room, c.memory, c.evaluator.Lanes, c.adapters, now)
+	c.observe(set)
 	return c
 }
 

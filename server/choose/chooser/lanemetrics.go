@@ -8,16 +8,17 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// newLaneMetrics declares the learned times of transfers, and returns the function that reads it.
-func newLaneMetrics(s *instruments.Set, lanes *transfer.Lanes) (observe func(metric.Observer)) {
-	start := s.ObservedFloat("kvpilot.chooser.transfer_start", "s", "Predicted time of a transfer of KV cache of no tokens, by the network domains that it comes from and goes to.")
-	each := s.ObservedFloat("kvpilot.chooser.transfer_token_time", "s", "Predicted time of each token of a transfer of KV cache, by the network domains that it comes from and goes to.")
-	return func(o metric.Observer) {
-		for _, lane := range lanes.List() {
-			m := lane.Model()
-			of := instruments.Labels(attribute.String("from", lane.From), attribute.String("to", lane.To))
-			o.ObserveFloat64(start, m.Start, of)
-			o.ObserveFloat64(each, m.PerToken, of)
-		}
+// laneMetrics show the learned times of transfers.
+type laneMetrics struct {
+	Start metric.Float64ObservableGauge `metric:"kvpilot.chooser.transfer_start" unit:"s" by:"from to" help:"Predicted time of a transfer of KV cache of no tokens, by the network domains that it comes from and goes to."`
+	Each  metric.Float64ObservableGauge `metric:"kvpilot.chooser.transfer_token_time" unit:"s" by:"from to" help:"Predicted time of each token of a transfer of KV cache, by the network domains that it comes from and goes to."`
+}
+
+func (m *laneMetrics) observe(o metric.Observer, lanes *transfer.Lanes) {
+	for _, lane := range lanes.List() {
+		times := lane.Model()
+		of := instruments.Labels(attribute.String("from", lane.From), attribute.String("to", lane.To))
+		o.ObserveFloat64(m.Start, times.Start, of)
+		o.ObserveFloat64(m.Each, times.PerToken, of)
 	}
 }

@@ -12,40 +12,38 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// newProgramMetrics makes the metrics of the ledgers and returns the function that observes them.
-func newProgramMetrics(s *instruments.Set, models iter.Seq[*evaluate.Model], clock *clock.Clock) func(metric.Observer) {
-	sessions := s.ObservedGauge("kvpilot.chooser.programs", "{session}",
-		"Programs by state: placed (its context has a claim on a rank's memory), paused (it lost its place between two calls) or waiting (for a rank with memory for it). Of a fleet each is counted by the router that decides.")
-	needed := s.ObservedGauge("kvpilot.chooser.program_replicas_needed", "{replica}",
-		"Replicas that would have memory for all programs of the pools in which some are paused or wait; 0 without such a pool.")
-	pauses := s.ObservedCounter("kvpilot.chooser.program_pauses", "{session}", "Programs that lost their place between two calls because those of their rank had outgrown its memory.")
-	placed, paused, waiting := instruments.Label("state", "placed"), instruments.Label("state", "paused"), instruments.Label("state", "waiting")
-	return func(o metric.Observer) {
-		var all programs.Stats
-		pools := map[replica.Slot]*pressure{}
-		for m := range models {
-			one, replicas, _ := m.Pressure(true, clock.Passed())
-			all.Add(one)
-			pool := pools[m.Home()]
-			if pool == nil {
-				pool = &pressure{}
-				pools[m.Home()] = pool
-			}
-			pool.stats.Add(one)
-			pool.replicas = max(pool.replicas, replicas)
+// programMetrics show the ledgers of programs.
+type programMetrics struct {
+	Sessions metric.Int64ObservableGauge   `metric:"kvpilot.chooser.programs" unit:"{session}" by:"state" help:"Programs by state: placed (its context has a claim on a rank's memory), paused (it lost its place between two calls) or waiting (for a rank with memory for it). Of a fleet each is counted by the router that decides."`
+	Needed   metric.Int64ObservableGauge   `metric:"kvpilot.chooser.program_replicas_needed" unit:"{replica}" help:"Replicas that would have memory for all programs of the pools in which some are paused or wait."`
+	Pauses   metric.Int64ObservableCounter `metric:"kvpilot.chooser.program_pauses" unit:"{session}" help:"Programs that lost their place between two calls for lack of memory."`
+}
+
+func (m *programMetrics) observe(o metric.Observer, models iter.Seq[*evaluate.Model], clock *clock.Clock) {
+	var all programs.Stats
+	pools := map[replica.Slot]*pressure{}
+	for model := range models {
+		one, replicas, _ := model.Pressure(true, clock.Passed())
+		all.Add(one)
+		pool := pools[model.Home()]
+		if pool == nil {
+			pool = &pressure{}
+			pools[model.Home()] = pool
 		}
-		sum := 0
-		for _, pool := range pools {
-			if pool.stats.Want() > pool.stats.Placed {
-				sum += pool.stats.Needed(pool.replicas)
-			}
-		}
-		o.ObserveInt64(sessions, int64(all.Placed), placed)
-		o.ObserveInt64(sessions, int64(all.Paused), paused)
-		o.ObserveInt64(sessions, int64(all.Waiting), waiting)
-		o.ObserveInt64(needed, int64(sum))
-		o.ObserveInt64(pauses, all.Taken)
+		pool.stats.Add(one)
+		pool.replicas = max(pool.replicas, replicas)
 	}
+	sum := 0
+	for _, pool := range pools {
+		if pool.stats.Want() > pool.stats.Placed {
+			sum += pool.stats.Needed(pool.replicas)
+		}
+	}
+	o.ObserveInt64(m.Sessions, int64(all.Placed), instruments.Label("state", "placed"))
+	o.ObserveInt64(m.Sessions, int64(all.Paused), instruments.Label("state", "paused"))
+	o.ObserveInt64(m.Sessions, int64(all.Waiting), instruments.Label("state", "waiting"))
+	o.ObserveInt64(m.Needed, int64(sum))
+	o.ObserveInt64(m.Pauses, all.Taken)
 }
 
 // pressure counts the programs of all models of a pool, which has so many replicas.

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/programs"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // small makes every rank's memory 2,000 blocks: 32,000 tokens.
@@ -139,7 +140,7 @@ func TestModelsOfOneReplicaShareItsMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := sdkmetric.NewManualReader()
 		f := newFleet(t, 1, func(_ *chooser.Config, p *chooser.Params) {
-			p.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+			p.Scope = scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
 		})
 		f.small()
 		f.replicas[0].Models = append(f.replicas[0].Models, replica.Model{ID: "adapter"})

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // turn sends a request of a session, which is pinned to a replica unless that is empty, and returns the replica that the
@@ -108,7 +109,7 @@ func TestTheLastRequestHasNoNextTurn(t *testing.T) {
 func TestTurnsAreCountedByTheirRank(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	f := newFleet(t, 2, func(_ *chooser.Config, p *chooser.Params) {
-		p.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+		p.Scope = scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
 	})
 	for _, to := range []replica.ID{"r1", "r1", "r0"} {
 		f.turn("", "s", to, 0)

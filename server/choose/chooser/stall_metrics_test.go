@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func TestAMetricNamesTheRankThatStalls(t *testing.T) {
@@ -18,7 +19,7 @@ func TestAMetricNamesTheRankThatStalls(t *testing.T) {
 		e := newEngines(2)
 		f := newFleet(t, 2, func(c *chooser.Config, p *chooser.Params) {
 			c.HoldAbove = 0
-			p.Engines, p.Meter = e, sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+			p.Engines, p.Scope = e, scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
 		})
 		defer f.running(t.Context())()
 		want := func(when string, want map[string]int64) {

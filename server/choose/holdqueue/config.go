@@ -4,10 +4,9 @@ import (
 	"errors"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/kit/check"
 	"github.com/kvpilot/kvpilot/server/kit/quantity"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
@@ -36,7 +35,7 @@ func (c Config) Validate() error {
 
 // Params has the arguments of the code. Its zero value is valid.
 type Params struct {
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Shares has the tenants' shares of the queue; nil: all have the same.
 	Shares Shares
 }

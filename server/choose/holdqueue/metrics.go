@@ -13,7 +13,11 @@ import (
 
 // metrics are the queue's own: depth, bytes, wait, rejections.
 type metrics struct {
-	wait     metric.Float64Histogram
+	Wait     metric.Float64Histogram       `metric:"kvpilot.admission.wait" unit:"s" bounds:"0.001 0.005 0.01 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300" help:"Time that requests waited in the hold queue before they were sent to a rank."`
+	Depth    metric.Int64ObservableGauge   `metric:"kvpilot.admission.requests" unit:"{request}" help:"Requests waiting in the hold queue."`
+	Bytes    metric.Int64ObservableGauge   `metric:"kvpilot.admission.bytes" unit:"By" help:"Memory held by the requests in the hold queue."`
+	Rejected metric.Int64ObservableCounter `metric:"kvpilot.admission.refusals" unit:"{request}" by:"cause" help:"Requests that the hold queue rejected, by cause."`
+
 	rejected [len(causes)]atomic.Int64
 }
 
@@ -39,18 +43,12 @@ func causeOf(err error) int {
 }
 
 func newMetrics(provider metric.MeterProvider, q *Queue) *metrics {
-	s := instruments.New(provider, "server/choose/holdqueue")
 	m := &metrics{}
-	m.wait = s.Histogram("kvpilot.admission.wait", "s", "Time that requests waited in the hold queue before they were sent to a rank.",
-		0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-	depth := s.ObservedGauge("kvpilot.admission.requests", "{request}", "Requests waiting in the hold queue.")
-	bytes := s.ObservedGauge("kvpilot.admission.bytes", "By", "Memory held by the requests in the hold queue.")
-	rejected := s.ObservedCounter("kvpilot.admission.refusals", "{request}", "Requests that the hold queue rejected, by cause.")
-	s.Observe(func(o metric.Observer) {
-		o.ObserveInt64(depth, q.count.Load())
-		o.ObserveInt64(bytes, q.bytes.Load())
+	instruments.Declare(provider, "server/choose/holdqueue", m).Observe(func(o metric.Observer) {
+		o.ObserveInt64(m.Depth, q.count.Load())
+		o.ObserveInt64(m.Bytes, q.bytes.Load())
 		for i := range causes {
-			o.ObserveInt64(rejected, m.rejected[i].Load(), instruments.Label("cause", causes[i].name))
+			o.ObserveInt64(m.Rejected, m.rejected[i].Load(), instruments.Label("cause", causes[i].name))
 		}
 	})
 	return m
@@ -59,5 +57,5 @@ func newMetrics(provider metric.MeterProvider, q *Queue) *metrics {
 func (m *metrics) reject(err error) { m.rejected[causeOf(err)].Add(1) }
 
 func (m *metrics) released(waited time.Duration) {
-	m.wait.Record(context.Background(), waited.Seconds())
+	m.Wait.Record(context.Background(), waited.Seconds())
 }

@@ -42,7 +42,7 @@ type Queue struct {
 func New(config Config, params Params) *Queue {
 	q := &Queue{shares: params.Shares}
 	q.config.Store(&config)
-	q.metrics = newMetrics(params.Meter, q)
+	q.metrics = newMetrics(params.Scope.Meters(), q)
 	return q
 }
 

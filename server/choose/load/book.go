@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -37,20 +38,13 @@ type Book struct {
 
 // New returns an empty book. config must be valid. It starts nothing; Run ends leases that are not renewed.
 func New(config Config, params Params) *Book {
-	log := params.Log
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	clock := params.Clock
-	if clock == nil {
-		clock = system{}
-	}
-	b := &Book{config: config, log: log, scale: scale{clock: clock, start: clock.Now()}, seed: maphash.MakeSeed()}
+	clock := params.Scope.Clock()
+	b := &Book{config: config, log: params.Scope.Log(), scale: scale{clock: clock, start: clock.Now()}, seed: maphash.MakeSeed()}
 	for i := range b.shards {
 		b.shards[i].open(share(config.Remembered, i))
 	}
 	b.ranks.Store(&[]*rank{})
-	newMetrics(params, b)
+	b.observe(params)
 	return b
 }
 
@@ -301,14 +295,14 @@ func (b *Book) shard(tenant, id string) (*shard, uint64) {
 
 // scale is the time since the book was made, in nanoseconds, from a clock that does not go back.
 type scale struct {
-	clock Clock
+	clock scope.Clock
 	start time.Time
 }
 
 func (s *scale) now() int64 { return s.since(s.clock.Now()) }
 
 // Clock is the book's time.
-func (s *scale) Clock() Clock { return s.clock }
+func (s *scale) Clock() scope.Clock { return s.clock }
 
 func (s *scale) since(t time.Time) int64 { return int64(t.Sub(s.start)) }
 

@@ -3,25 +3,21 @@ package load
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
 	// MaxReservations limits the requests in flight, own and leased together; further ones are rejected.
 	MaxReservations int `yaml:"max_reservations"`
-	// Lease is how long a reservation of an external caller lives without a report, when the caller asks for no other
-	// time.
+	// Lease is how long a reservation of an external caller lives without a report, by default.
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
-	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of
-	// "unknown" and cannot revive a request.
+	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of "unknown".
 	Remembered int `yaml:"remembered"`
 }
 
@@ -66,20 +62,7 @@ type Ranks interface {
 
 // Params has the arguments of the code. Its zero value is valid.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Ranks name the slots for the metrics of each rank; nil leaves them out.
 	Ranks Ranks
-	// Clock is the time; nil takes the system's.
-	Clock Clock
 }
-
-// Clock is the time. Its readings must not go back.
-type Clock interface {
-	Now() time.Time
-}
-
-// system is the system's clock.
-type system struct{}
-
-func (system) Now() time.Time { return time.Now() }

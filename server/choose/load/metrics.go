@@ -29,36 +29,39 @@ func (c call) String() string {
 // counts are the book's counters. They are plain atomics, read when metrics are collected,
 // because every chunk of every stream passes here.
 type counts struct {
-	calls                                                    [calls][outcomes]atomic.Int64
-	released, expired, lost, moved, conflicts, full, doubted atomic.Int64
+	calls                                           [calls][outcomes]atomic.Int64
+	released, expired, lost, moved, conflicts, full atomic.Int64
+	Doubted                                         instruments.Total `metric:"kvpilot.load.doubted" unit:"{reservation}" help:"Bookings of external callers without load: the engine reported no such request."`
 }
 
-// newMetrics registers the book's metrics.
-func newMetrics(params Params, b *Book) {
-	s := instruments.New(params.Meter, "server/choose/load")
-	live := s.ObservedGauge("kvpilot.load.reservations", "{reservation}", "Reservations that have not ended.")
-	ends := s.ObservedCounter("kvpilot.load.ended", "{reservation}", "Bookings that ended, by reason: released, expired (lease), lost (rank gone), moved.")
-	rejected := s.ObservedCounter("kvpilot.load.refused", "{reservation}", "Failed bookings, by reason: conflict (the rank was booked after it was read), full.")
-	reports := s.ObservedCounter("kvpilot.load.reports", "{report}", "Lifecycle reports, by call and outcome.")
-	doubted := s.ObservedCounter("kvpilot.load.doubted", "{reservation}", "Bookings of external callers whose load was removed because the engine reported no such request.")
-	requests := s.ObservedGauge("kvpilot.load.requests", "{request}", "Requests in flight on a rank.")
-	tokens := s.ObservedFloat("kvpilot.load.prefill_tokens", "{token}", "Uncached prompt tokens that a rank has yet to compute.")
-	wait := s.ObservedFloat("kvpilot.load.prefill_time", "s", "Predicted time that a rank needs for the prompt tokens it has yet to compute.")
-	blocks := s.ObservedFloat("kvpilot.load.blocks", "{block}", "KV blocks that the requests in flight on a rank use; shared blocks count once.")
-	age := s.ObservedFloat("kvpilot.load.reservation.age", "s", "Age of a rank's oldest reservation; 0 when it has none.")
-	s.Observe(func(o metric.Observer) {
-		c := &b.counts
-		o.ObserveInt64(live, b.live.Load())
-		o.ObserveInt64(doubted, c.doubted.Load())
-		o.ObserveInt64(ends, c.released.Load(), instruments.Label("reason", "released"))
-		o.ObserveInt64(ends, c.expired.Load(), instruments.Label("reason", "expired"))
-		o.ObserveInt64(ends, c.lost.Load(), instruments.Label("reason", "lost"))
-		o.ObserveInt64(ends, c.moved.Load(), instruments.Label("reason", "moved"))
-		o.ObserveInt64(rejected, c.conflicts.Load(), instruments.Label("reason", "conflict"))
-		o.ObserveInt64(rejected, c.full.Load(), instruments.Label("reason", "full"))
+// metrics are read at each collection.
+type metrics struct {
+	Live     metric.Int64ObservableGauge   `metric:"kvpilot.load.reservations" unit:"{reservation}" help:"Reservations that have not ended."`
+	Ends     metric.Int64ObservableCounter `metric:"kvpilot.load.ended" unit:"{reservation}" by:"reason" help:"Bookings that ended, by reason: released, expired (lease), lost (rank gone), moved."`
+	Rejected metric.Int64ObservableCounter `metric:"kvpilot.load.refused" unit:"{reservation}" by:"reason" help:"Failed bookings, by reason: conflict (the rank was booked after it was read), full."`
+	Reports  metric.Int64ObservableCounter `metric:"kvpilot.load.reports" unit:"{report}" by:"call outcome" help:"Lifecycle reports, by call and outcome."`
+	Requests metric.Int64ObservableGauge   `metric:"kvpilot.load.requests" unit:"{request}" by:"replica rank" help:"Requests in flight on a rank."`
+	Tokens   metric.Float64ObservableGauge `metric:"kvpilot.load.prefill_tokens" unit:"{token}" by:"replica rank" help:"Uncached prompt tokens that a rank has yet to compute."`
+	Wait     metric.Float64ObservableGauge `metric:"kvpilot.load.prefill_time" unit:"s" by:"replica rank" help:"Predicted time for the prompt tokens that a rank has yet to compute."`
+	Blocks   metric.Float64ObservableGauge `metric:"kvpilot.load.blocks" unit:"{block}" by:"replica rank" help:"KV blocks that the requests in flight on a rank use; shared blocks count once."`
+	Age      metric.Float64ObservableGauge `metric:"kvpilot.load.reservation.age" unit:"s" by:"replica rank" help:"Age of a rank's oldest reservation; 0 when it has none."`
+}
+
+// observe has the metrics read.
+func (b *Book) observe(params Params) {
+	var m metrics
+	c := &b.counts
+	instruments.Declare(params.Scope.Meters(), "server/choose/load", &m, c).Observe(func(o metric.Observer) {
+		o.ObserveInt64(m.Live, b.live.Load())
+		o.ObserveInt64(m.Ends, c.released.Load(), instruments.Label("reason", "released"))
+		o.ObserveInt64(m.Ends, c.expired.Load(), instruments.Label("reason", "expired"))
+		o.ObserveInt64(m.Ends, c.lost.Load(), instruments.Label("reason", "lost"))
+		o.ObserveInt64(m.Ends, c.moved.Load(), instruments.Label("reason", "moved"))
+		o.ObserveInt64(m.Rejected, c.conflicts.Load(), instruments.Label("reason", "conflict"))
+		o.ObserveInt64(m.Rejected, c.full.Load(), instruments.Label("reason", "full"))
 		for name := range calls {
 			for out := range outcomes {
-				o.ObserveInt64(reports, c.calls[name][out].Load(), instruments.Labels(
+				o.ObserveInt64(m.Reports, c.calls[name][out].Load(), instruments.Labels(
 					attribute.String("call", name.String()), attribute.String("outcome", out.String())))
 			}
 		}
@@ -74,11 +77,11 @@ func newMetrics(params Params, b *Book) {
 			var v RankLoad
 			rk.view(now, &v)
 			labels := instruments.Rank(string(rank.Replica), rank.Index)
-			o.ObserveInt64(requests, int64(v.InFlight), labels)
-			o.ObserveFloat64(tokens, v.PrefillTokens, labels)
-			o.ObserveFloat64(wait, v.PrefillTime.Seconds(), labels)
-			o.ObserveFloat64(blocks, v.DecodeBlocks, labels)
-			o.ObserveFloat64(age, rk.oldest(now).Seconds(), labels)
+			o.ObserveInt64(m.Requests, int64(v.InFlight), labels)
+			o.ObserveFloat64(m.Tokens, v.PrefillTokens, labels)
+			o.ObserveFloat64(m.Wait, v.PrefillTime.Seconds(), labels)
+			o.ObserveFloat64(m.Blocks, v.DecodeBlocks, labels)
+			o.ObserveFloat64(m.Age, rk.oldest(now).Seconds(), labels)
 		}
 	})
 }

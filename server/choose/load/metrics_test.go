@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // gather reads all metrics as "name{labels}" to value.
@@ -50,7 +51,7 @@ func (two) RankOf(slot replica.Slot) (replica.Rank, bool) {
 func TestMetricsShowWhatIsBooked(t *testing.T) {
 	reader := sdk.NewManualReader()
 	b := load.New(load.DefaultConfig(), load.Params{
-		Meter: sdk.NewMeterProvider(sdk.WithReader(reader)),
+		Scope: scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader))),
 		Ranks: two{},
 	})
 	for slot := range replica.Slot(3) {

@@ -225,7 +225,7 @@ func (r *Reservation) Suspend() bool {
 	}
 	r.suspended = true
 	r.detach()
-	r.book.counts.doubted.Add(1)
+	r.book.counts.Doubted.Add(1)
 	return true
 }
 

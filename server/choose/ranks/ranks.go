@@ -94,12 +94,12 @@ func New(c Config, p Params) *Ranks {
 	r := &Ranks{log: p.Scope.Log(), watcher: p.Watcher, changes: make(chan struct{}, 1)}
 	part := p.Scope.Part
 	r.Registry = registry.New(c.Registry, registry.Params{
-		Log: part("registry").Log(), Meter: p.Scope.Meters(), Env: p.Env,
+		Scope: part("registry"), Env: p.Env,
 		Observer: r, Reporter: r,
 	})
-	r.Index = kvindex.New(c.Index, kvindex.Params{Log: part("kvindex").Log(), Meter: p.Scope.Meters(), Feeds: feeds{r}})
-	r.Events = kvevents.New(c.Events, kvevents.Params{Sink: sink{r.Index, r}, Log: part("kvevents").Log(), Meter: p.Scope.Meters()})
-	r.Book = load.New(c.Load, load.Params{Log: part("load").Log(), Meter: p.Scope.Meters(), Ranks: r})
+	r.Index = kvindex.New(c.Index, kvindex.Params{Scope: part("kvindex"), Feeds: feeds{r}})
+	r.Events = kvevents.New(c.Events, kvevents.Params{Sink: sink{r.Index, r}, Scope: part("kvevents")})
+	r.Book = load.New(c.Load, load.Params{Scope: part("load"), Ranks: r})
 	r.Stats = enginestats.New(c.Stats, enginestats.Params{Scope: part("enginestats"), Bookings: r, Observer: engines{r}})
 	return r
 }

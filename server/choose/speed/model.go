@@ -46,11 +46,6 @@ func prior() Model {
 	return Model{Token: priorToken, Bend: priorBend, Overhead: priorOverhead, Base: priorBase, Load: 1, Spread: priorSpread}
 }
 
-// prefill is the time in seconds to prefill n tokens after context tokens that are already there.
-func (m *Model) prefill(context, n float64) float64 {
-	return decision.PrefillTime(m.Token, m.Bend, context, n)
-}
-
 // Step is the time in seconds of a decode step of so many sequences that read context tokens.
 func (m *Model) Step(sequences, context int) float64 {
 	return m.Base + m.Load*stepLoad(sequences, context)

@@ -157,7 +157,7 @@ func TestEnginesOfAnySpeedAreLearned(t *testing.T) {
 					}
 					within(t, "tokens per second", 1/m.Token, rate, limit)
 					want := decision.PrefillTime(e.token, e.bend, 4000, 4000) + 3*e.base + e.overhead
-					got := m.prefill(4000, 4000) + 2*m.Step(0, 0) + m.Overhead
+					got := decision.PrefillTime(m.Token, m.Bend, 4000, 4000) + 2*m.Step(0, 0) + m.Overhead
 					within(t, "time of 4,000 tokens after 4,000", got, want, max(limit, 0.25))
 					if m.Source != decision.SpeedLearned || m.Samples == 0 {
 						t.Errorf("source %s after %d samples", m.Source, m.Samples)

@@ -10,9 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/caller"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -26,25 +25,12 @@ const (
 
 // Params are the parts that Callers works with. All may be missing.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Reads may be nil.
 	Reads Reads
 	// NoFollow turns off reading a changed file of keys again; only Update does.
 	NoFollow bool
-	// Clock is the time.
-	Clock Clock
 }
-
-// Clock is the time at which tokens and keys end.
-type Clock interface {
-	Now() time.Time
-}
-
-// system is the system's clock.
-type system struct{}
-
-func (system) Now() time.Time { return time.Now() }
 
 // Reads records that credentials were read.
 type Reads interface {
@@ -65,7 +51,7 @@ const (
 type Callers struct {
 	log       *slog.Logger
 	metrics   *metrics
-	clock     Clock
+	clock     scope.Clock // by which tokens and keys end
 	reads     Reads
 	noFollow  bool
 	anonymous *caller.Caller
@@ -79,14 +65,8 @@ type Callers struct {
 
 // New makes Callers. It reads the files that c names; a URL is read by Run. c must be valid.
 func New(c Config, p Params) (*Callers, error) {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.Clock == nil {
-		p.Clock = system{}
-	}
 	cs := &Callers{
-		log: p.Log, metrics: newMetrics(p.Meter), clock: p.Clock, reads: p.Reads, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
+		log: p.Scope.Log(), metrics: newMetrics(p.Scope.Meters()), clock: p.Scope.Clock(), reads: p.Reads, noFollow: p.NoFollow, anonymous: caller.Anonymous(), wake: make(chan struct{}, 1),
 	}
 	return cs, cs.replace(c, false)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func config(keys ...callers.Key) callers.Config {
@@ -63,7 +64,7 @@ func TestKeysOfAFile(t *testing.T) {
 	c := config()
 	c.KeysFile = file
 	now := time.Date(2030, 1, 1, 23, 59, 0, 0, time.UTC)
-	cs := mustNew(t, c, callers.Params{Clock: clockFunc(func() time.Time { return now })})
+	cs := mustNew(t, c, callers.Params{Scope: scope.Scope{}.At(clockFunc(func() time.Time { return now }))})
 	for _, tc := range []struct {
 		name string
 		by   callers.Credentials

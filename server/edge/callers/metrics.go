@@ -1,30 +1,38 @@
 package callers
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-type metrics struct{ reads metric.Int64Counter }
+type metrics struct {
+	Reads instruments.Keyed[read] `metric:"kvpilot.callers.reads" unit:"{read}" by:"source outcome" help:"Reads of a changed keys file or of tokens' key set, by source and outcome."`
+}
+
+// read is a read of keys, with its outcome.
+type read struct {
+	source  Source
+	outcome string
+}
+
+// Labels has the labels of the key in metrics.
+func (r read) Labels() []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("source", string(r.source)), attribute.String("outcome", r.outcome)}
+}
 
 func newMetrics(provider metric.MeterProvider) *metrics {
-	return &metrics{instruments.New(provider, "server/edge/callers").CounterBy("kvpilot.callers.reads", "{read}",
-		"Reads of a changed keys file or of the key set of tokens, by source and outcome. After a failure the previous one stays in force.",
-		readLabels(KeysFile, "ok"), readLabels(KeysFile, "failed"), readLabels(JWKS, "ok"), readLabels(JWKS, "failed"))}
+	m := &metrics{}
+	instruments.Declare(provider, "server/edge/callers", m)
+	m.Reads.Know(read{KeysFile, "ok"}, read{KeysFile, "failed"}, read{JWKS, "ok"}, read{JWKS, "failed"})
+	return m
 }
 
 func (m *metrics) read(source Source, err error) {
-	outcome := "ok"
 	if err != nil {
-		outcome = "failed"
+		m.Reads.Add(read{source, "failed"})
+		return
 	}
-	m.reads.Add(context.Background(), 1, readLabels(source, outcome))
-}
-
-func readLabels(source Source, outcome string) metric.MeasurementOption {
-	return instruments.Labels(attribute.String("source", string(source)), attribute.String("outcome", outcome))
+	m.Reads.Add(read{source, "ok"})
 }

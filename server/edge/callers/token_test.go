@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // issuer signs tokens.
@@ -243,7 +244,7 @@ func TestClaimsInObjectsAndMappedRoles(t *testing.T) {
 // A verified token is remembered until it ends, and until the keys change.
 func TestAKnownTokenEndsInTime(t *testing.T) {
 	i, now := newIssuer(t), time.Now()
-	cs := mustNew(t, tokenConfig(t, i), callers.Params{Clock: clockFunc(func() time.Time { return now })})
+	cs := mustNew(t, tokenConfig(t, i), callers.Params{Scope: scope.Scope{}.At(clockFunc(func() time.Time { return now }))})
 	by := bearer(sign(t, jose.ES256, i.ec, "e1", good(now, claims{"exp": now.Add(time.Minute).Unix()})))
 	if _, err := cs.Identify(by); err != nil {
 		t.Fatal(err)
@@ -286,7 +287,7 @@ func TestKeysAreRotated(t *testing.T) {
 	c.JWT.Issuer, c.JWT.Audiences, c.JWT.JWKSURL = "https://issuer.test", []string{"kvpilot"}, e.URL
 	offset := atomic.Int64{}
 	clock := func() time.Time { return time.Now().Add(time.Duration(offset.Load())) }
-	cs := mustNew(t, c, callers.Params{Clock: clockFunc(clock)})
+	cs := mustNew(t, c, callers.Params{Scope: scope.Scope{}.At(clockFunc(clock))})
 	if e.asked.Load() != 0 {
 		t.Error("New asks the issuer")
 	}

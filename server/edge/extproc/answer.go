@@ -45,7 +45,7 @@ func (x *exchange) moved(ctx context.Context, address string) {
 	if !ok || r.ID == x.handoff.Replica().ID {
 		return
 	}
-	x.server.metrics.elsewhere.Add(ctx, 1)
+	x.server.metrics.Elsewhere.Add(ctx, 1)
 	x.handoff.Served(ctx, r.ID)
 }
 

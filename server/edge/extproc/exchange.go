@@ -93,12 +93,12 @@ func (x *exchange) run() error {
 	go x.read(ctx, end)
 	m, err := x.next(nil, nil)
 	if err != nil {
-		x.server.metrics.count(resultLeft)
+		x.server.metrics.Questions.Add(resultLeft)
 		return nil
 	}
 	head := m.GetRequestHeaders()
 	if head == nil {
-		x.server.metrics.count(resultFailed)
+		x.server.metrics.Questions.Add(resultFailed)
 		return status.Error(codes.InvalidArgument, "the first message must be request_headers: the gateway must send the headers of requests (request_header_mode: SEND)")
 	}
 	x.modes = modesOf(m.GetProtocolConfig())
@@ -129,22 +129,22 @@ func (s *Server) sightOf(m modes) router.Sight {
 func (x *exchange) refuse(ctx context.Context, err error) error {
 	switch {
 	case errors.Is(err, errLeft), ctx.Err() != nil:
-		x.server.metrics.count(resultLeft)
+		x.server.metrics.Questions.Add(resultLeft)
 		return nil
 	case errors.Is(err, errAnswered):
-		x.server.metrics.count(resultLeft)
+		x.server.metrics.Questions.Add(resultLeft)
 		return x.follow(ctx)
 	}
 	if st, ok := status.FromError(err); ok && st.Code() == codes.InvalidArgument {
 		if _, public := errors.AsType[*apierror.Error](err); !public {
-			x.server.metrics.count(resultFailed)
+			x.server.metrics.Questions.Add(resultFailed)
 			return err
 		}
 	}
 	e := apierror.From(err)
-	x.server.metrics.count(resultRefused)
+	x.server.metrics.Questions.Add(resultRefused)
 	if reason := droppedFor(e); reason != "" {
-		x.server.metrics.drop(reason)
+		x.server.metrics.Dropped.Add(reason)
 	}
 	x.request.failed = e
 	return x.send(refusal(e, x.request.call.Path, x.request.call.RequestID))

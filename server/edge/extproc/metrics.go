@@ -19,32 +19,18 @@ const (
 )
 
 type metrics struct {
-	streams   metric.Int64UpDownCounter
-	questions metric.Int64Counter
-	dropped   metric.Int64Counter
-	elsewhere metric.Int64Counter
+	Streams   metric.Int64UpDownCounter `metric:"kvpilot.epp.streams" unit:"{stream}" help:"Requests of gateways in progress at the endpoint picker."`
+	Questions instruments.Keyed[result] `metric:"kvpilot.epp.requests" unit:"{request}" by:"result" help:"Requests of gateways, by result: sent (to a replica), refused (with an error for the client), left (the gateway ended the stream first) or failed (it broke the protocol)."`
+	Dropped   instruments.Keyed[string] `metric:"kvpilot.epp.dropped" unit:"{request}" by:"reason" help:"Requests that the endpoint picker refused for the fleet's state, by x-llm-d-request-dropped-reason."`
+	Elsewhere metric.Int64Counter       `metric:"kvpilot.epp.served_elsewhere" unit:"{request}" help:"Requests that a gateway sent to another replica than the first; their bookings moved there."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {
-	s := instruments.New(provider, "server/edge/extproc")
-	m := &metrics{
-		streams: s.UpDownCounter("kvpilot.epp.streams", "{stream}", "Requests of gateways in progress at the endpoint picker."),
-		questions: s.CounterBy("kvpilot.epp.requests", "{request}", "Requests that gateways asked the endpoint picker about, by result: sent (the gateway was named a replica), refused (it was given an error for its client), left (it ended the stream first) or failed (it broke the protocol).",
-			instruments.Values("result", string(resultSent), string(resultRefused), string(resultLeft), string(resultFailed))...),
-		dropped: s.CounterBy("kvpilot.epp.dropped", "{request}", "Requests that the endpoint picker refused for the fleet's state, by the reason that the gateway gets (x-llm-d-request-dropped-reason).",
-			instruments.Values("reason", droppedReasons()...)...),
-		elsewhere: s.Counter("kvpilot.epp.served_elsewhere", "{request}", "Requests that a gateway sent to another replica than the first that it was named; their bookings moved there."),
-	}
-	m.open(0)
+	m := &metrics{}
+	instruments.Declare(provider, "server/edge/extproc", m)
+	m.Questions.Know(resultSent, resultRefused, resultLeft, resultFailed)
+	m.Dropped.Know(droppedReasons()...)
 	return m
 }
 
-func (m *metrics) open(n int64) { m.streams.Add(context.Background(), n) }
-
-func (m *metrics) count(r result) {
-	m.questions.Add(context.Background(), 1, instruments.Label("result", string(r)))
-}
-
-func (m *metrics) drop(reason string) {
-	m.dropped.Add(context.Background(), 1, instruments.Label("reason", reason))
-}
+func (m *metrics) open(n int64) { m.Streams.Add(context.Background(), n) }

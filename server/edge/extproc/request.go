@@ -260,7 +260,7 @@ func (x *exchange) choose(ctx context.Context, answer func(naming) error) error 
 		return err
 	}
 	x.answered = true
-	x.server.metrics.count(resultSent)
+	x.server.metrics.Questions.Add(resultSent)
 	return nil
 }
 

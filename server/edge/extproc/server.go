@@ -3,16 +3,13 @@ package extproc
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -21,7 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
-	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
@@ -78,9 +75,7 @@ type Params struct {
 	// Rewrites give requests other models; nil gives none.
 	Rewrites intake.Rewrites
 
-	Log        *slog.Logger
-	Meter      metric.MeterProvider
-	Tracer     trace.TracerProvider
+	Scope      scope.Scope
 	Propagator propagation.TextMapPropagator
 }
 
@@ -98,12 +93,6 @@ type Server struct {
 
 // New makes a Server.
 func New(c Config, p Params) *Server {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.Tracer == nil {
-		p.Tracer = noop.NewTracerProvider()
-	}
 	if p.Propagator == nil {
 		p.Propagator = propagation.TraceContext{}
 	}
@@ -111,8 +100,8 @@ func New(c Config, p Params) *Server {
 		p.Times = endless{}
 	}
 	return &Server{
-		config: c, params: p, maxBody: cmp.Or(int64(c.MaxBodyBytes), p.MaxBodyBytes), metrics: newMetrics(p.Meter), endpoints: newEndpoints(),
-		tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/edge/extproc", trace.WithSchemaURL(span.SchemaURL)),
+		config: c, params: p, maxBody: cmp.Or(int64(c.MaxBodyBytes), p.MaxBodyBytes), metrics: newMetrics(p.Scope.Meters()), endpoints: newEndpoints(),
+		tracer: p.Scope.Tracer("server/edge/extproc"),
 	}
 }
 
@@ -135,7 +124,7 @@ func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) (err er
 	x := newExchange(s, stream)
 	defer func() {
 		if v := recover(); v != nil {
-			s.params.Log.Error("a request of a gateway panicked", "panic", v, "stack", string(debug.Stack()))
+			s.params.Scope.Log().Error("a request of a gateway panicked", "panic", v, "stack", string(debug.Stack()))
 			err = status.Error(codes.Internal, "internal error")
 		}
 	}()

@@ -2,20 +2,17 @@ package gateway
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"sync/atomic"
 	"time"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
-	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Senders identifies the senders of requests.
@@ -43,9 +40,7 @@ type Params struct {
 	// Forward passes paths without a route on to InferenceService.Forward instead of answering 404.
 	Forward bool
 
-	Log        *slog.Logger
-	Meter      metric.MeterProvider
-	Tracer     trace.TracerProvider
+	Scope      scope.Scope
 	Propagator propagation.TextMapPropagator
 }
 
@@ -73,22 +68,16 @@ const defaultPlaces = 1 << 30
 func New(c Config, p Params) (*Gateway, error) {
 	g := &Gateway{
 		senders: p.Senders, health: p.Health, forwards: p.Forward,
-		propagator: p.Propagator, metrics: newMetrics(p.Meter),
+		propagator: p.Propagator, metrics: newMetrics(p.Scope.Meters()),
 	}
 	g.conf.Store(&c)
 	if g.ledger = p.Ledger; g.ledger == nil {
-		g.ledger = ledger.New(ledger.Config{Bytes: c.Bodies(), Places: defaultPlaces}, p.Meter)
-	}
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
+		g.ledger = ledger.New(ledger.Config{Bytes: c.Bodies(), Places: defaultPlaces}, p.Scope.Meters())
 	}
 	if g.propagator == nil {
 		g.propagator = propagation.TraceContext{}
 	}
-	if p.Tracer == nil {
-		p.Tracer = noop.NewTracerProvider()
-	}
-	g.tracer = p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/edge/gateway", trace.WithSchemaURL(span.SchemaURL))
+	g.tracer = p.Scope.Tracer("server/edge/gateway")
 	var err error
 	if g.origins, err = newOrigins(c.AllowOrigins); err != nil {
 		return nil, err
@@ -96,7 +85,7 @@ func New(c Config, p Params) (*Gateway, error) {
 	if g.routes, err = readRoutes(); err != nil {
 		return nil, err
 	}
-	g.handlers = newHandlers(p.Services, p.Log)
+	g.handlers = newHandlers(p.Services, p.Scope.Log())
 	g.typed, err = newTypedMux(inProcess{g.handlers})
 	return g, err
 }

@@ -61,13 +61,13 @@ func (k *keepAlive) send() error {
 		k.early = true
 		out.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		out.start(http.StatusOK)
-		out.metrics.alive(phaseWaiting)
+		out.metrics.Comments.Add(phaseWaiting)
 		return out.write([]byte(comment))
 	}
 	if out.cut != cutEvents || len(out.endOfEvent()) > 0 { // another kind of answer, or inside an event
 		return nil
 	}
-	out.metrics.alive(phaseStream)
+	out.metrics.Comments.Add(phaseStream)
 	return out.write([]byte(comment))
 }
 

@@ -14,10 +14,10 @@ import (
 
 // metrics counts requests. Label sets are made once: there is one per method, route and status.
 type metrics struct {
-	duration metric.Float64Histogram
-	active   metric.Int64UpDownCounter
-	broken   metric.Int64Counter
-	comments metric.Int64Counter
+	Duration metric.Float64Histogram   `metric:"http.server.request.duration" unit:"s" bounds:"0.001 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300" help:"Time from a request's header to the last byte of its answer."`
+	Active   metric.Int64UpDownCounter `metric:"http.server.active_requests" unit:"{request}" help:"REST requests being answered."`
+	Broken   metric.Int64Counter       `metric:"kvpilot.gateway.broken_streams" unit:"{stream}" by:"reason" help:"Answers that failed after their first byte, by reason."`
+	Comments instruments.Keyed[phase]  `metric:"kvpilot.gateway.keep_alives" unit:"{comment}" by:"phase" help:"Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, with the head) or stream."`
 
 	labels sync.Map // labelKey -> metric.MeasurementOption
 }
@@ -36,24 +36,21 @@ const (
 )
 
 func newMetrics(provider metric.MeterProvider) *metrics {
-	s := instruments.New(provider, "server/edge/gateway")
-	return &metrics{
-		duration: s.Histogram("http.server.request.duration", "s", "Time from a request's header to the last byte of its answer.",
-			0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
-		active: s.UpDownCounter("http.server.active_requests", "{request}", "REST requests being answered."),
-		broken: s.CounterBy("kvpilot.gateway.broken_streams", "{stream}", "Answers that failed after their first byte, by reason.",
-			instruments.Values("reason", apierror.Name(apierror.UpstreamStreamBroken), apierror.Name(apierror.UpstreamError), apierror.Name(apierror.Cancelled))...),
-		comments: s.CounterBy("kvpilot.gateway.keep_alives", "{comment}", "Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, which sent the head with status 200) or stream (every other).",
-			instruments.Values("phase", string(phaseWaiting), string(phaseStream))...),
+	m := &metrics{}
+	instruments.Declare(provider, "server/edge/gateway", m)
+	for _, usual := range []apierror.Reason{apierror.UpstreamStreamBroken, apierror.UpstreamError, apierror.Cancelled} {
+		m.Broken.Add(context.Background(), 0, instruments.Label("reason", apierror.Name(usual)))
 	}
+	m.Comments.Know(phaseWaiting, phaseStream)
+	return m
 }
 
 // begin counts a request that begins, end one that ends.
-func (m *metrics) begin() { m.active.Add(context.Background(), 1) }
+func (m *metrics) begin() { m.Active.Add(context.Background(), 1) }
 
 func (m *metrics) end(of labelKey, began time.Time) {
-	m.active.Add(context.Background(), -1)
-	m.duration.Record(context.Background(), time.Since(began).Seconds(), m.label(of))
+	m.Active.Add(context.Background(), -1)
+	m.Duration.Record(context.Background(), time.Since(began).Seconds(), m.label(of))
 }
 
 func (m *metrics) label(key labelKey) metric.MeasurementOption {
@@ -70,9 +67,5 @@ func (m *metrics) label(key labelKey) metric.MeasurementOption {
 }
 
 func (m *metrics) brokenStream(e *apierror.Error) {
-	m.broken.Add(context.Background(), 1, instruments.Label("reason", apierror.Name(e.Reason)))
-}
-
-func (m *metrics) alive(at phase) {
-	m.comments.Add(context.Background(), 1, instruments.Label("phase", string(at)))
+	m.Broken.Add(context.Background(), 1, instruments.Label("reason", apierror.Name(e.Reason)))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
@@ -34,12 +35,12 @@ func TestEachRequestLeavesASpanAndACount(t *testing.T) {
 		}
 		return echo(e, in, out)
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), To: recorder.KeepFunc(func(tr *recorder.Trace) {
+		spans := recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), To: recorder.KeepFunc(func(tr *recorder.Trace) {
 			mu.Lock()
 			defer mu.Unlock()
 			ended = append(ended, tr.Spans()...)
 		})})
-		p.Meter = metric.NewMeterProvider(metric.WithReader(counts))
+		p.Scope = scope.New(nil, metric.NewMeterProvider(metric.WithReader(counts)), spans)
 	})
 	const trace = "0af7651916cd43dd8448eb211c80319c"
 	call(t, "POST", url+"/v1/chat/completions?key=secret", "{}", "Traceparent", "00-"+trace+"-b7ad6b7169203331-01", "X-Request-Id", "id-1")

@@ -19,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
 
@@ -33,7 +34,7 @@ func TestTypedRoutesSeeTheRequest(t *testing.T) {
 		_, deadline = ctx.Deadline()
 		return &kvpilotv1.ChooseReplicaResponse{}, nil
 	}}, func(_ *gateway.Config, p *gateway.Params) {
-		p.Tracer = recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), To: recorder.KeepFunc((*recorder.Trace).Drop)})
+		p.Scope = scope.New(nil, nil, recorder.New(recorder.Params{Sampler: sdktrace.AlwaysSample(), To: recorder.KeepFunc((*recorder.Trace).Drop)}))
 		p.Senders = senders(func(*http.Request, string, string) (*caller.Caller, error) { return who, nil })
 	})
 	const id = "0af7651916cd43dd8448eb211c80319c"

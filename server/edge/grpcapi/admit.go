@@ -118,7 +118,7 @@ func (a *admission) unknown(err error, method string, from origin) error {
 	if err == nil {
 		return nil
 	}
-	a.metrics.refused.Add(context.Background(), 1, a.metrics.unknownKey)
+	a.metrics.Refused.Add("unauthenticated")
 	public := apierror.From(err)
 	a.audit.Write(audit.Event{
 		Kind: audit.Refused, Outcome: apierror.Name(public.Reason), Address: from.address, RequestID: from.requestID, Method: method, Detail: public.Message,
@@ -131,7 +131,7 @@ func (a *admission) permit(who *caller.Caller, method string, m *methodInfo, fro
 	if who.May(m.roles) {
 		return nil
 	}
-	a.metrics.refused.Add(context.Background(), 1, a.metrics.notAllowed)
+	a.metrics.Refused.Add("role")
 	needs := m.roles &^ caller.Admin
 	if needs == 0 {
 		needs = caller.Admin

@@ -1,22 +1,19 @@
 package grpcapi
 
 import (
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"buf.build/go/protovalidate"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
 
 	kvpilotv1 "github.com/kvpilot/kvpilot/gen/kvpilot/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/edge/callers"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/audit"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
 	"github.com/kvpilot/kvpilot/server/observe/history"
@@ -71,9 +68,7 @@ type Params struct {
 	// Audit takes changes of the fleet, refusals and reads of others' data; nil takes none.
 	Audit *audit.Log
 	// Tracer records dry runs that no other span is above of; nil records none.
-	Tracer trace.Tracer
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
+	Scope scope.Scope
 }
 
 // API is the services. Make one with New.
@@ -89,15 +84,9 @@ type API struct {
 
 // New makes an API. c must be valid.
 func New(c Config, p Params) (*API, error) {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.Tracer == nil {
-		p.Tracer = noop.Tracer{}
-	}
 	if p.Callers == nil {
 		var err error
-		if p.Callers, err = callers.New(c.Callers(), callers.Params{Log: p.Log, Meter: p.Meter}); err != nil {
+		if p.Callers, err = callers.New(c.Callers(), callers.Params{Scope: p.Scope}); err != nil {
 			return nil, err
 		}
 	}
@@ -109,12 +98,12 @@ func New(c Config, p Params) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, m, who := &API{}, newMetrics(p.Meter), &senders{callers: p.Callers, anonymous: caller.Anonymous()}
+	a, m, who := &API{}, newMetrics(p.Scope.Meters()), &senders{callers: p.Callers, anonymous: caller.Anonymous()}
 	a.conf.Store(&c)
 	header := http.CanonicalHeaderKey(c.TenantHeader)
 	a.interceptors = &interceptors{
 		admission: &admission{callers: p.Callers, methods: methods, tenantHeader: header, tenantKey: strings.ToLower(header), audit: p.Audit, metrics: m},
-		life:      newLife(), senders: who, rules: rules{validator, m}, log: p.Log,
+		life:      newLife(), senders: who, rules: rules{validator, m}, log: p.Scope.Log(),
 	}
 	a.serve(p, &others{peers: p.Peers, senders: who, pools: pools{p.Ranks.Registry}, tenantHeader: header})
 	return a, nil
@@ -125,7 +114,7 @@ func (a *API) serve(p Params, fleet *others) {
 	who, audited, asked := a.senders, trail{a.senders, p.Audit}, calls{a.senders, overrides{&a.conf}}
 	a.inference = newInference(p.Router, asked, a.admission, audited, &a.conf, p.Forward)
 	a.routing = &routing{
-		choices:      &choices{router: p.Router, calls: asked, admission: a.admission, others: fleet, metrics: a.metrics, tracer: p.Tracer},
+		choices:      &choices{router: p.Router, calls: asked, admission: a.admission, others: fleet, metrics: a.metrics, tracer: p.Scope.Tracer("server/edge/grpcapi")},
 		tokens:       &tokens{router: p.Router, calls: asked, pools: fleet.pools, pool: p.Tokens},
 		reservations: &reservations{lifecycle: p.Lifecycle, book: p.Ranks.Book, decisions: p.Decisions, senders: who, others: fleet, rules: a.rules, life: a.life, metrics: a.metrics},
 		records:      &records{decisions: p.Decisions, senders: who, others: fleet, trail: audited, life: a.life},

@@ -180,7 +180,7 @@ func (s *choices) atHome(ctx context.Context, q *intake.Question, in *kvpilotv1.
 	}
 	out, err = home.Routing.ChooseReplica(s.others.onward(ctx), in)
 	if err = forward.Error(err); err != nil && forward.IsUnreachable(err) {
-		s.metrics.homeless.Add(ctx, 1)
+		s.metrics.Homeless.Add(ctx, 1)
 		return nil, false, nil
 	}
 	return out, true, err

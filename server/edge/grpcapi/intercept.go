@@ -85,7 +85,7 @@ func (a *interceptors) check(m *methodInfo, req any) error {
 // end gives every error its public form, and records the text that the caller must not see.
 func (a *interceptors) end(ctx context.Context, name string, m *methodInfo, began time.Time, panicked any, err error) error {
 	if panicked != nil {
-		a.metrics.panics.Add(ctx, 1)
+		a.metrics.Panics.Add(ctx, 1)
 		a.log.Error("a call panicked", "method", name, "panic", panicked, "stack", string(debug.Stack()))
 		return apierror.New(apierror.Internal, "internal error", errPanic)
 	}
@@ -130,7 +130,7 @@ func (r rules) check(msg proto.Message) error {
 	if err == nil {
 		return nil
 	}
-	r.metrics.refused.Add(context.Background(), 1, r.metrics.brokenRules)
+	r.metrics.Refused.Add("rules")
 	broken, ok := errors.AsType[*protovalidate.ValidationError](err)
 	if !ok || len(broken.Violations) == 0 {
 		return err

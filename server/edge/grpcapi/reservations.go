@@ -137,7 +137,7 @@ func (s *reservations) noteServer(ctx context.Context, key load.Key, servedBy st
 		return
 	}
 	if pick := e.Decision.Pick(); pick != nil && string(pick.Replica) != servedBy {
-		s.metrics.elsewhere.Add(ctx, 1)
+		s.metrics.Elsewhere.Add(ctx, 1)
 	}
 }
 
@@ -287,7 +287,7 @@ func (s *reservations) releaseAll(ctx context.Context, bound map[string]uint32) 
 					Event: &kvpilotv1.ReservationReport_Release{Release: &kvpilotv1.ReleaseReport{Reason: kvpilotv1.ReleaseReason_RELEASE_REASON_CANCELED}},
 				})
 				if err == nil && out.GetEffect() == kvpilotv1.Effect_EFFECT_APPLIED {
-					s.metrics.released.Add(ctx, 1)
+					s.metrics.Released.Add(ctx, 1)
 				}
 				return nil
 			})
@@ -295,7 +295,7 @@ func (s *reservations) releaseAll(ctx context.Context, bound map[string]uint32) 
 		}
 		result := chooser.ResultOf(decision.EndCanceled)
 		if s.lifecycle.Finish(load.Key{Tenant: s.senders.tenant(ctx), ID: id, Attempt: attempt}, result) == load.Applied {
-			s.metrics.released.Add(ctx, 1)
+			s.metrics.Released.Add(ctx, 1)
 		}
 	}
 	_ = passing.Wait() // no function returns an error

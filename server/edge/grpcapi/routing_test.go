@@ -28,6 +28,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
 	"github.com/kvpilot/kvpilot/server/edge/httpcall"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -360,7 +361,9 @@ func TestReleaseNeedsAReason(t *testing.T) {
 // A proxy that served a request at another replica than the chosen one, known here or not, is counted.
 func TestARequestServedElsewhereIsCounted(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
-	r := newRig(t, grpcapi.DefaultConfig(), func(p *grpcapi.Params) { p.Meter = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)) })
+	r := newRig(t, grpcapi.DefaultConfig(), func(p *grpcapi.Params) {
+		p.Scope = scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))
+	})
 	r.decisions.Add(answer("r-1", 0.25).Decision)
 	client := kvpilotv1.NewRoutingServiceClient(r.socket)
 	for _, step := range []struct {

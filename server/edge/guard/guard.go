@@ -2,14 +2,12 @@ package guard
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/tap"
@@ -18,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/caller"
 	"github.com/kvpilot/kvpilot/server/kit/ledger"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Limits bound one caller's resources at a gRPC listener.
@@ -68,8 +67,7 @@ type Params struct {
 	// Messages may be nil: package proto reads them.
 	Messages Messages
 
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 }
 
 // Guard protects a grpc.Server. Make one with New, give the server its Options and register
@@ -99,13 +97,10 @@ type Guard struct {
 
 // New makes a Guard.
 func New(l Limits, p Params) *Guard {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	if p.Messages == nil {
 		p.Messages = plain{}
 	}
-	d := &Guard{Params: p, limits: l, ledger: p.Ledger, registered: map[string]bool{}, answers: map[*waiting]struct{}{}, metrics: newMetrics(p.Meter)}
+	d := &Guard{Params: p, limits: l, ledger: p.Ledger, registered: map[string]bool{}, answers: map[*waiting]struct{}{}, metrics: newMetrics(p.Scope.Meters())}
 	d.SetTimes(l.Receive, l.Stall)
 	d.frames = &frames{ledger: p.Ledger, over: d.shed}
 	d.calls.next, d.calls.prev = &d.calls, &d.calls
@@ -158,7 +153,7 @@ func (d *Guard) tap(ctx context.Context, info *tap.Info) (context.Context, error
 	sender := Sender(c.Caller, c.conn, address)
 	d.ledger.Open(&c.account, sender)
 	if err := d.admit(c, sender); err != nil {
-		d.metrics.count(refusedFull)
+		d.metrics.Ended.Add(refusedFull)
 		return nil, apierror.From(Refused(err))
 	}
 	c.conn.Begin()
@@ -207,7 +202,7 @@ func (d *Guard) endOldestNameless() bool {
 	if oldest == nil {
 		return false
 	}
-	d.metrics.count(madeRoom)
+	d.metrics.Ended.Add(madeRoom)
 	oldest.account.Close() // its goroutine ends soon
 	oldest.reject(refusal(&ledger.Full{Kind: ledger.Stream, By: "nameless"}))
 	return true
@@ -246,7 +241,7 @@ func (d *Guard) shed() {
 		d.shedding.Store(false)
 		return
 	}
-	d.metrics.count(refusedFull)
+	d.metrics.Ended.Add(refusedFull)
 	victim.reject(errFull())
 }
 
@@ -360,8 +355,8 @@ func (d *Guard) round(now int64) {
 	unread, gone := d.stalledAnswersLocked(now, stall)
 	d.mu.Unlock()
 	for _, w := range unread {
-		d.metrics.count(stalledReader)
-		d.Log.Info("a gRPC connection was closed because its client does not read an answer", "tenant", w.tenant)
+		d.metrics.Ended.Add(stalledReader)
+		d.Scope.Log().Info("a gRPC connection was closed because its client does not read an answer", "tenant", w.tenant)
 		w.end()
 	}
 	for _, w := range append(gone, unread...) {
@@ -369,12 +364,12 @@ func (d *Guard) round(now int64) {
 	}
 	d.shedding.Store(false) // a victim without a handler does not reset it
 	for _, c := range slow {
-		d.metrics.count(slowSender)
+		d.metrics.Ended.Add(slowSender)
 		c.reject(apierror.New(apierror.BodyTimeout, "the message did not arrive in time (gateway.body_timeout)", nil))
 	}
 	for _, c := range stalled {
-		d.metrics.count(stalledReader)
-		d.Log.Info("a gRPC call ended because its caller does not read its responses", "tenant", c.tenant())
+		d.metrics.Ended.Add(stalledReader)
+		d.Scope.Log().Info("a gRPC call ended because its caller does not read its responses", "tenant", c.tenant())
 		c.reject(apierror.New(apierror.Cancelled, "the caller does not read its responses (gateway.stall_timeout)", errStalled))
 	}
 }

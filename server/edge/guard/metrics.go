@@ -1,8 +1,6 @@
 package guard
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -35,18 +33,14 @@ func (e ending) String() string {
 }
 
 type metrics struct {
-	ended   metric.Int64Counter
-	reasons [endings]metric.MeasurementOption
+	Ended instruments.Keyed[ending] `metric:"kvpilot.guard.ended_calls" unit:"{call}" by:"reason" help:"gRPC calls rejected or ended by the bounds of memory and streams, by reason."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {
-	s := instruments.New(provider, "server/edge/guard")
 	m := &metrics{}
+	instruments.Declare(provider, "server/edge/guard", m)
 	for e := range endings {
-		m.reasons[e] = instruments.Label("reason", e.String())
+		m.Ended.Know(e)
 	}
-	m.ended = s.CounterBy("kvpilot.guard.ended_calls", "{call}", "gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason.", m.reasons[:]...)
 	return m
 }
-
-func (m *metrics) count(e ending) { m.ended.Add(context.Background(), 1, m.reasons[e]) }

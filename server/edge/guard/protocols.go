@@ -2,7 +2,6 @@ package guard
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -20,9 +19,10 @@ import (
 
 // Protocols answers clients that speak the protocol of another address, in that protocol. grpc-go closes their connections
 // without a word.
-type Protocols struct {
-	refused metric.Int64Counter
-	labels  [protocols]metric.MeasurementOption
+type Protocols struct{ metrics protocolMetrics }
+
+type protocolMetrics struct {
+	Refused instruments.Keyed[protocol] `metric:"kvpilot.guard.wrong_protocols" unit:"{connection}" by:"protocol" help:"Connections and calls with a protocol that their address does not serve, by protocol: HTTP/1.1, TLS or plain HTTP/2 at the gRPC address, gRPC at the others."`
 }
 
 // protocol is the protocol of a client at the wrong address.
@@ -42,16 +42,15 @@ func (p protocol) String() string {
 
 // NewProtocols makes Protocols.
 func NewProtocols(provider metric.MeterProvider) *Protocols {
-	s := instruments.New(provider, "server/edge/guard")
 	p := &Protocols{}
-	for i := range protocols {
-		p.labels[i] = instruments.Label("protocol", i.String())
+	instruments.Declare(provider, "server/edge/guard", &p.metrics)
+	for what := range protocols {
+		p.metrics.Refused.Know(what)
 	}
-	p.refused = s.CounterBy("kvpilot.guard.wrong_protocols", "{connection}", "Connections and calls with a protocol that their address does not serve, by protocol: HTTP/1.1, TLS or plain HTTP/2 at the gRPC address, gRPC at the others.", p.labels[:]...)
 	return p
 }
 
-func (p *Protocols) count(what protocol) { p.refused.Add(context.Background(), 1, p.labels[what]) }
+func (p *Protocols) count(what protocol) { p.metrics.Refused.Add(what) }
 
 // Greeting describes a gRPC address to clients that speak something else.
 type Greeting struct {

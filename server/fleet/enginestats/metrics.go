@@ -1,7 +1,6 @@
 package enginestats
 
 import (
-	"context"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -11,20 +10,17 @@ import (
 )
 
 type metrics struct {
-	polls      metric.Int64Counter
-	ok, failed metric.MeasurementOption
+	Polls instruments.Keyed[string] `metric:"kvpilot.enginestats.polls" unit:"{poll}" by:"outcome" values:"ok failed" help:"Reads of replicas' /metrics, by outcome: ok, failed."`
+
+	Requests metric.Int64ObservableGauge   `metric:"kvpilot.enginestats.requests" unit:"{request}" by:"replica rank state" help:"Requests in a rank's engine by its own report, by state: running, waiting."`
+	Usage    metric.Float64ObservableGauge `metric:"kvpilot.enginestats.kv_usage" unit:"1" by:"replica rank" help:"Share of a rank's KV cache in use by its own report."`
+	Foreign  metric.Float64ObservableGauge `metric:"kvpilot.enginestats.foreign_requests" unit:"{request}" by:"replica rank" help:"Estimated requests in a rank's engine that this router did not send."`
+	Age      metric.Float64ObservableGauge `metric:"kvpilot.enginestats.age" unit:"s" by:"replica rank" help:"Time since a rank's engine last reported."`
 }
 
 func newMetrics(provider metric.MeterProvider, p *Poller) *metrics {
-	s := instruments.New(provider, "server/fleet/enginestats")
-	m := &metrics{ok: instruments.Label("outcome", "ok"), failed: instruments.Label("outcome", "failed")}
-	m.polls = s.CounterBy("kvpilot.enginestats.polls", "{poll}", "Reads of replicas' /metrics, by outcome: ok, failed.", m.ok, m.failed)
-
-	requests := s.ObservedGauge("kvpilot.enginestats.requests", "{request}", "Requests in a rank's engine by its own report, by state: running, waiting.")
-	usage := s.ObservedFloat("kvpilot.enginestats.kv_usage", "1", "Share of a rank's KV cache in use by its own report.")
-	foreign := s.ObservedFloat("kvpilot.enginestats.foreign_requests", "{request}", "Estimated requests in a rank's engine that this router did not send.")
-	age := s.ObservedFloat("kvpilot.enginestats.age", "s", "Time since a rank's engine last reported.")
-	s.Observe(func(o metric.Observer) {
+	m := &metrics{}
+	instruments.Declare(provider, "server/fleet/enginestats", m).Observe(func(o metric.Observer) {
 		now := time.Now()
 		for slot, rank := range p.names() {
 			s, ok := p.Stats(slot)
@@ -33,20 +29,20 @@ func newMetrics(provider metric.MeterProvider, p *Poller) *metrics {
 			}
 			name, index := attribute.String("replica", string(rank.Replica)), attribute.Int("rank", rank.Index)
 			labels := instruments.Labels(name, index)
-			o.ObserveInt64(requests, int64(s.Running), instruments.Labels(name, index, attribute.String("state", "running")))
-			o.ObserveInt64(requests, int64(s.Waiting), instruments.Labels(name, index, attribute.String("state", "waiting")))
-			o.ObserveFloat64(usage, s.KVUsage, labels)
-			o.ObserveFloat64(foreign, s.Foreign(now), labels)
-			o.ObserveFloat64(age, now.Sub(s.At).Seconds(), labels)
+			o.ObserveInt64(m.Requests, int64(s.Running), instruments.Labels(name, index, attribute.String("state", "running")))
+			o.ObserveInt64(m.Requests, int64(s.Waiting), instruments.Labels(name, index, attribute.String("state", "waiting")))
+			o.ObserveFloat64(m.Usage, s.KVUsage, labels)
+			o.ObserveFloat64(m.Foreign, s.Foreign(now), labels)
+			o.ObserveFloat64(m.Age, now.Sub(s.At).Seconds(), labels)
 		}
 	})
 	return m
 }
 
-func (m *metrics) polled(ctx context.Context, err error) {
+func (m *metrics) polled(err error) {
 	if err != nil {
-		m.polls.Add(ctx, 1, m.failed)
+		m.Polls.Add("failed")
 		return
 	}
-	m.polls.Add(ctx, 1, m.ok)
+	m.Polls.Add("ok")
 }

@@ -260,7 +260,7 @@ func (p *Poller) poll(ctx context.Context, t *target) {
 		if ctx.Err() != nil {
 			return
 		}
-		p.metrics.polled(ctx, err)
+		p.metrics.polled(err)
 		if err == nil {
 			failed = 0
 		} else {

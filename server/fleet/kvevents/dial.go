@@ -106,7 +106,7 @@ func (p *Plane) receive(conn *zmtp.Conn, deliver func(m *zmtp.Message, n numbere
 		n, ok := numberOf(m)
 		ok = ok && n.seq != zmtp.EndOfReplay
 		if !ok {
-			p.metrics.malformed.Add(background, 1)
+			p.metrics.Malformed.Add(background, 1)
 		}
 		deliver(m, n, ok)
 	}
@@ -171,7 +171,7 @@ func (f *feed) deliver(ctx context.Context, epoch uint64, n numbered, m *zmtp.Me
 	done := f.inbox.queue.push(it, fits)
 	if done == pushFull {
 		f.journal.count(func(s *Status) { s.Pauses++ })
-		f.plane.metrics.pauses.Add(background, 1)
+		f.plane.metrics.Pauses.Add(background, 1)
 		done = f.wait(ctx, it, size)
 	}
 	if done == pushShut {

@@ -152,7 +152,7 @@ func (f *feed) next(d *vllm.Decoder, now time.Time) bool {
 		e := f.follower.begin(sequence.Connected, now, it.at)
 		e.Epoch, e.Link = it.epoch, sequence.Link{Replay: it.made.sockets.Replay, Instance: it.made.instance}
 		f.journal.connected(it.made.sockets)
-		f.plane.metrics.connects.Add(background, 1)
+		f.plane.metrics.Connects.Add(background, 1)
 		f.follower.handle()
 	case itemDown:
 		e := f.follower.begin(sequence.Disconnected, now, it.at)

@@ -100,28 +100,28 @@ func (f *follower) execute(effect *sequence.Effect) {
 		f.apply()
 	case sequence.Unreadable:
 		f.journal.count(func(s *Status) { s.DecodeErrors++ })
-		f.metrics.decodeErrors.Add(background, 1)
+		f.metrics.DecodeErrors.Add(background, 1)
 		f.journal.warn(oddBatch, "a batch of KV events cannot be read", "batch", f.event.Batch.Seq, "error", f.event.Batch.Err)
 	case sequence.Reset:
 		f.sink.Reset(f.slot)
 		f.journal.count(func(s *Status) { s.Resets++ })
-		f.metrics.reset(effect.Reason)
+		f.metrics.Resets.Add(effect.Reason)
 	case sequence.Doubt:
 		f.doubts.Doubt(f.slot)
 	case sequence.Ask:
 		f.replayer.replay(effect.Request)
 	case sequence.ReplayFailed:
-		f.metrics.replayFailed(effect.Request.Why)
+		f.metrics.ReplayFailures.Add(effect.Request.Why)
 	case sequence.Gap:
 		f.journal.count(func(s *Status) { s.Gaps++ })
-		f.metrics.gaps.Add(background, 1)
+		f.metrics.Gaps.Add(background, 1)
 	case sequence.Restart:
 		f.journal.count(func(s *Status) { s.Restarts++ })
 	case sequence.Problem:
 		f.problem = effect.Text
 		f.journal.problem(effect.Text)
 	case sequence.Foreign:
-		f.metrics.foreign.Add(background, 1)
+		f.metrics.Foreign.Add(background, 1)
 		f.journal.foreign(effect.Request.At, effect.Text)
 	case sequence.Cleared:
 		f.journal.cleared(effect.Request.At)

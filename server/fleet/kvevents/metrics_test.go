@@ -13,6 +13,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -52,7 +53,7 @@ func TestMetrics(t *testing.T) {
 	reader := sdk.NewManualReader()
 	provider := sdk.NewMeterProvider(sdk.WithReader(reader))
 	sink := newSink()
-	p := kvevents.New(quick(), kvevents.Params{Sink: sink, Meter: provider})
+	p := kvevents.New(quick(), kvevents.Params{Sink: sink, Scope: scope.Measured(provider)})
 	before := read(t, reader)
 	for _, name := range []string{
 		"batches{}", "connects{}", "gaps{}", "decode.errors{}", "malformed{}", "pauses{}", "events{kind=stored}", "events{kind=removed}",

@@ -19,6 +19,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllmtest"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -92,7 +93,7 @@ func TestWhatIsNotUnderstoodIsSaid(t *testing.T) {
 	e := startEngine(t, zmtp.PublisherParams{})
 	out := &logs{}
 	sink := newSink()
-	p := kvevents.New(quick(), kvevents.Params{Sink: sink, Log: slog.New(slog.NewTextHandler(out, nil))})
+	p := kvevents.New(quick(), kvevents.Params{Sink: sink, Scope: scope.Logged(slog.New(slog.NewTextHandler(out, nil)))})
 	ctx, cancel := context.WithCancel(t.Context())
 	var run sync.WaitGroup
 	run.Go(func() {

@@ -9,11 +9,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents/vllm"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -33,8 +32,7 @@ type Sink interface {
 // Params are the arguments of New. Log and Meter may be nil.
 type Params struct {
 	Sink  Sink
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 }
 
 // maxFeeds bounds the ranks of one Plane.
@@ -68,11 +66,8 @@ type Plane struct {
 
 // New returns a Plane without feeds. Nothing runs before Run.
 func New(c Config, p Params) *Plane {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	pl := &Plane{
-		config: c, sink: p.Sink, log: p.Log,
+		config: c, sink: p.Sink, log: p.Scope.Log(),
 		runnable: make(chan *feed, maxFeeds),
 		replays:  make(chan struct{}, 32),
 		perFeed:  int64(c.QueueBytes) / 8,
@@ -80,7 +75,7 @@ func New(c Config, p Params) *Plane {
 		binders:  map[string]*binder{},
 	}
 	pl.messages.New = func() any { return new(zmtp.Message) }
-	pl.metrics = newMetrics(p.Meter, pl)
+	pl.metrics = newMetrics(p.Scope.Meters(), pl)
 	return pl
 }
 

@@ -69,7 +69,7 @@ func (p *Plane) Continue(slot replica.Slot, position []byte, larger bool, fill f
 		return ContinuedHere
 	}
 	fill()
-	p.metrics.continued.Add(background, 1)
+	p.metrics.Continued.Add(background, 1)
 	f.follower.begin(sequence.Continued, now, now).Position = &at
 	f.follower.handle()
 	f.endTurn()

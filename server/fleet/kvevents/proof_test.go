@@ -10,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/zmtp"
 )
 
@@ -235,7 +236,7 @@ func TestARestartBeforeAReplaySocketOfAnotherEngine(t *testing.T) {
 	t.Parallel()
 	e, other := twoEngines(t, 3, 10)
 	w, log := &wary{mapSink: newSink()}, &heldLog{}
-	p := kvevents.New(quick(), kvevents.Params{Sink: w, Log: slog.New(slog.NewTextHandler(log, nil))})
+	p := kvevents.New(quick(), kvevents.Params{Sink: w, Scope: scope.Logged(slog.New(slog.NewTextHandler(log, nil)))})
 	run(t, p, w.mapSink)
 	p.Add(slot, e.with(other), "a/0")
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })
@@ -330,7 +331,7 @@ func TestAReplaySocketOfAnotherEngineIsLoggedOnce(t *testing.T) {
 	log, sink := &heldLog{}, newSink()
 	c := quick()
 	c.Probe = 50 * time.Millisecond
-	p := kvevents.New(c, kvevents.Params{Sink: sink, Log: slog.New(slog.NewTextHandler(log, nil))})
+	p := kvevents.New(c, kvevents.Params{Sink: sink, Scope: scope.Logged(slog.New(slog.NewTextHandler(log, nil)))})
 	run(t, p, sink)
 	p.Add(slot, e.with(other), "a/0")
 	eventually(t, "subscribed", func() bool { return e.pub.Subscriptions() == 1 })

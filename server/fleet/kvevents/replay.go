@@ -34,7 +34,7 @@ func (f *feed) replay(r sequence.Request) {
 			return
 		}
 		f.journal.count(func(s *Status) { s.Replays++ })
-		f.plane.metrics.replay(r.Why)
+		f.plane.metrics.Replays.Add(r.Why)
 	}
 	f.spawn(func(ctx context.Context) {
 		sleep.For(ctx, r.After)

@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // kept returns an index with a snapshot file and one rank, "r".
@@ -21,7 +22,7 @@ func kept(t *testing.T, file string, log *bytes.Buffer) *kvindex.Index {
 	t.Helper()
 	config := kvindex.DefaultConfig()
 	config.Snapshot = file
-	ix := kvindex.New(config, kvindex.Params{Log: slog.New(slog.NewTextHandler(log, nil))})
+	ix := kvindex.New(config, kvindex.Params{Scope: scope.Logged(slog.New(slog.NewTextHandler(log, nil)))})
 	ix.Restore()
 	return ix
 }

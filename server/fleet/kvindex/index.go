@@ -6,16 +6,14 @@ import (
 	"log/slog"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Params has the arguments of New.
 type Params struct {
-	Log   *slog.Logger         // nil: none
-	Meter metric.MeterProvider // nil: none
+	Scope scope.Scope
 	// Feeds follow the ranks' events; nil: a loaded rank is a guess until events name its blocks.
 	Feeds Feeds
 }
@@ -43,7 +41,7 @@ type Index struct {
 
 // New returns an empty index. config must be valid.
 func New(config Config, params Params) *Index {
-	ix := &Index{config: config, log: params.Log, budget: newBudget(config)}
+	ix := &Index{config: config, log: params.Scope.Log(), budget: newBudget(config)}
 	if ix.log == nil {
 		ix.log = slog.New(slog.DiscardHandler)
 	}
@@ -51,7 +49,7 @@ func New(config Config, params Params) *Index {
 	ix.list.Store(&[]*rank{})
 	ix.lookup.begin(&ix.roster)
 	ix.snapshots.ix, ix.feeds, ix.parked.budget = ix, params.Feeds, &ix.budget
-	newMetrics(params.Meter, ix)
+	ix.observe(params.Scope.Meters())
 	return ix
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // collect reads all metrics as sums over their labels.
@@ -38,7 +39,7 @@ func collect(t *testing.T, from *metric.ManualReader) map[string]int64 {
 
 func TestMetricsExistAtZeroAndCountRanksThatAreGone(t *testing.T) {
 	reader := metric.NewManualReader()
-	ix := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{Meter: metric.NewMeterProvider(metric.WithReader(reader))})
+	ix := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{Scope: scope.Measured(metric.NewMeterProvider(metric.WithReader(reader)))})
 	for _, name := range []string{"held", "blocks", "memory", "sets", "believed", "ranks", "stored", "removed", "unkeyed", "removed_unknown", "cut", "lookup_retries"} {
 		if n, ok := collect(t, reader)["kvpilot.kvindex."+name]; !ok || n != 0 {
 			t.Errorf("%s = %d, exists %v, want zero from the start", name, n, ok)

@@ -44,7 +44,7 @@ func (r *Registry) ApplyRegistration(ctx context.Context, id replica.ID, registr
 			return nil
 		}
 		now.Spec.ID = id
-		spec, err := r.admit(now.Spec)
+		spec, err := r.settings.admit(now.Spec)
 		if err != nil {
 			return err
 		}

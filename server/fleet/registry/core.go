@@ -101,7 +101,7 @@ func (c *core) commit(ctx context.Context) {
 		if e.dirty {
 			e.dirty = false
 			if e.rebuild(c.drains[e.spec.ID]) {
-				c.metrics.stateChanged(ctx, e.state)
+				c.metrics.Changes.Add(e.state)
 			}
 			c.changed = true
 		}
@@ -301,7 +301,7 @@ func (c *core) restarted(e *entry, began time.Time) {
 	}
 	e.dirty = true
 	e.prober.forget()
-	c.metrics.restarts.Add(context.Background(), 1)
+	c.metrics.Restarts.Add(context.Background(), 1)
 	c.log.Info("replica restarted", "replica", e.spec.ID, "life", e.life.number, "began", began)
 	c.restarts = append(c.restarts, restart{e, began})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -143,7 +144,7 @@ func TestInferencePoolsAreChecked(t *testing.T) {
 	}
 	var log logged
 	config := a.config(func(c *registry.InferencePoolConfig) { c.MaxEndpoints = 3 })
-	r := start(t, config, registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	r := start(t, config, registry.Params{Client: unplugged(), Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))})
 	// Loopback passes: the API server of the test is there, too.
 	eventually(t, "three replicas", func() bool { return urls(r) == "p2-8000=127.0.0.2:8000, p3-8000=10.0.0.1:8000, p4-8000=10.0.0.2:8000" })
 	if !strings.Contains(log.String(), "bad_addresses=4 above_limit=5") || !strings.Contains(log.String(), "target port 70000 is none") {

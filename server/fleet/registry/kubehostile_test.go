@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // nowhere is a network without replicas.
@@ -35,7 +36,7 @@ func TestKubernetesRedirectsAreNotFollowed(t *testing.T) {
 			http.Redirect(w, r, elsewhere.URL+"/steal", status)
 		})
 		var log logged
-		start(t, k.config(), registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+		start(t, k.config(), registry.Params{Client: unplugged(), Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))})
 		eventually(t, "the failure is logged", func() bool {
 			return requests.Load() > 0 && strings.Contains(log.String(), fmt.Sprintf("status %d", status))
 		})
@@ -57,7 +58,7 @@ func TestKubernetesAddressesAreChecked(t *testing.T) {
 	k.put("vllm-1", "IPv4", true, append(pods, endpointPod{name: "a", address: "10.0.0.1"})...)
 	var log logged
 	config := k.config()
-	r := start(t, config, registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	r := start(t, config, registry.Params{Client: unplugged(), Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))})
 	eventually(t, "the good one", func() bool { return urls(r) == "a=10.0.0.1:8000" })
 	if got := urls(r); got != "a=10.0.0.1:8000" {
 		t.Errorf("replicas: %s", got)
@@ -86,7 +87,7 @@ func TestKubernetesEndpointsAreBounded(t *testing.T) {
 	config := k.config()
 	config.Kubernetes[0].MaxEndpoints = 100
 	config.Probe.Interval, config.Probe.MaxInterval = time.Hour, time.Hour
-	r := start(t, config, registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	r := start(t, config, registry.Params{Client: unplugged(), Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))})
 	eventually(t, "100 replicas", func() bool { return len(r.Snapshot().Replicas) == 100 })
 	eventually(t, "the log of the limit", func() bool { return strings.Contains(log.String(), "above_limit=19900 limit=100") })
 	if n := runtime.NumGoroutine() - before; n > 400 {
@@ -125,7 +126,7 @@ func TestKubernetesAnswersAreBounded(t *testing.T) {
 				}
 			})
 			var log logged
-			start(t, k.config(), registry.Params{Client: unplugged(), Log: slog.New(slog.NewTextHandler(&log, nil))})
+			start(t, k.config(), registry.Params{Client: unplugged(), Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))})
 			eventually(t, "an answer that is too long", func() bool { return strings.Contains(log.String(), "too long") })
 			if name == "many small items" && watches.Load() == 0 {
 				t.Error("the list is not taken")

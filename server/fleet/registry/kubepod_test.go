@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // logged collects what is logged.
@@ -52,7 +53,7 @@ func labelled(t *testing.T, k *kube, change func(*registry.KubernetesConfig)) (*
 	}
 	log := &logged{}
 	return start(t, config, registry.Params{
-		Client: &http.Client{Transport: f}, Log: slog.New(slog.NewTextHandler(log, nil)),
+		Client: &http.Client{Transport: f}, Scope: scope.Logged(slog.New(slog.NewTextHandler(log, nil))),
 		Observer: snapshots{log: log},
 	}), log
 }

@@ -10,48 +10,44 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// maxSeries bounds the replicas that have series of their own. The SDK would join those above 2,000 into one.
+// maxSeries bounds the m.Replicas that have series of their own. The SDK would join those above 2,000 into one.
 const maxSeries = 1024
 
 type metrics struct {
-	probes, states, passive, restarts, leasesExpired, sourceErrors, labelErrors metric.Int64Counter
+	Probes        instruments.Keyed[string]        `metric:"kvpilot.registry.probes" unit:"{probe}" by:"outcome" values:"ok failed refused" help:"Probes of replicas, by outcome: ok, failed, refused (the port is closed)."`
+	Changes       instruments.Keyed[replica.State] `metric:"kvpilot.registry.state_changes" unit:"{change}" by:"state" help:"Changes of replicas' states, by the new state."`
+	Passive       metric.Int64Counter              `metric:"kvpilot.registry.reported_failures" unit:"{failure}" help:"Failed requests that caused an immediate probe."`
+	Restarts      metric.Int64Counter              `metric:"kvpilot.registry.restarts" unit:"{restart}" help:"Engine restarts noticed behind a replica."`
+	LeasesExpired metric.Int64Counter              `metric:"kvpilot.registry.leases_expired" unit:"{lease}" help:"Registrations that expired because they were not renewed."`
+	SourceErrors  metric.Int64Counter              `metric:"kvpilot.registry.source_errors" unit:"{error}" by:"source" help:"Failed reads of a source, after which the old replicas were kept, by source."`
+	LabelErrors   metric.Int64Counter              `metric:"kvpilot.registry.label_errors" unit:"{value}" by:"source" help:"Labels, annotations and variables of pods that could not be used, by source."`
 
-	ok, failed, refused metric.MeasurementOption
-	byState             []metric.MeasurementOption
+	Replicas metric.Int64ObservableGauge `metric:"kvpilot.registry.replicas" unit:"{replica}" by:"state" help:"Replicas, by state."`
+	States   metric.Int64ObservableGauge `metric:"kvpilot.registry.replica_state" unit:"{replica}" by:"replica state" help:"1 for each replica's state: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out."`
+	Draining metric.Int64ObservableGauge `metric:"kvpilot.registry.draining" unit:"{replica}" by:"replica" help:"1 for each replica that drains, by replica."`
+	Left     metric.Int64ObservableGauge `metric:"kvpilot.registry.endpoints_left_out" unit:"{endpoint}" by:"source reason" help:"Endpoints of a Service or DNS name that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid."`
 }
 
 func newMetrics(provider metric.MeterProvider, out *published, leftOut *leftOut) *metrics {
-	s := instruments.New(provider, "server/fleet/registry")
-	m := &metrics{ok: instruments.Label("outcome", "ok"), failed: instruments.Label("outcome", "failed"), refused: instruments.Label("outcome", "refused")}
+	m := &metrics{}
+	s := instruments.Declare(provider, "server/fleet/registry", m)
 	for state := replica.StateStarting; state <= replica.StateUnhealthy; state++ {
-		m.byState = append(m.byState, instruments.Label("state", state.String()))
+		m.Changes.Know(state)
 	}
-	m.probes = s.CounterBy("kvpilot.registry.probes", "{probe}", "Probes of replicas, by outcome: ok, failed, refused (the port is closed).", m.ok, m.failed, m.refused)
-	m.states = s.CounterBy("kvpilot.registry.state_changes", "{change}", "Changes of replicas' states, by the new state.", m.byState...)
-	m.passive = s.Counter("kvpilot.registry.reported_failures", "{failure}", "Failed requests that caused an immediate probe.")
-	m.restarts = s.Counter("kvpilot.registry.restarts", "{restart}", "Engine restarts noticed behind a replica.")
-	m.leasesExpired = s.Counter("kvpilot.registry.leases_expired", "{lease}", "Registrations that expired because they were not renewed.")
-	m.sourceErrors = s.CounterBy("kvpilot.registry.source_errors", "{error}", "Failed reads of a source, after which the old replicas were kept, by source.")
-	m.labelErrors = s.CounterBy("kvpilot.registry.label_errors", "{value}", "Labels, annotations and variables of pods that could not be used, by source.")
-
-	replicas := s.ObservedGauge("kvpilot.registry.replicas", "{replica}", "Replicas, by state.")
-	states := s.ObservedGauge("kvpilot.registry.replica_state", "{replica}", "1 for the present state of each replica: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out.")
-	draining := s.ObservedGauge("kvpilot.registry.draining", "{replica}", "1 for each replica that drains, by replica.")
-	left := s.ObservedGauge("kvpilot.registry.endpoints_left_out", "{endpoint}", "Endpoints that a Service or a DNS name lists and that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid.")
 	s.Observe(func(o metric.Observer) {
-		leftOut.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(left, n, labels) })
-		counts := make([]int64, len(m.byState))
+		leftOut.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(m.Left, n, labels) })
+		var counts [replica.StateUnhealthy + 1]int64
 		snapshot := out.now()
-		named := observeStates(o, states, snapshot.Replicas, false, 0)
-		observeStates(o, states, snapshot.Replicas, true, named)
+		named := observeStates(o, m.States, snapshot.Replicas, false, 0)
+		observeStates(o, m.States, snapshot.Replicas, true, named)
 		for _, r := range snapshot.Replicas {
 			counts[r.State]++
 			if r.State == replica.StateDraining {
-				o.ObserveInt64(draining, 1, instruments.Label("replica", string(r.ID)))
+				o.ObserveInt64(m.Draining, 1, instruments.Label("replica", string(r.ID)))
 			}
 		}
-		for state, labels := range m.byState {
-			o.ObserveInt64(replicas, counts[state], labels)
+		for state, n := range counts {
+			o.ObserveInt64(m.Replicas, n, m.Changes.Label(replica.State(state)))
 		}
 	})
 	return m
@@ -69,25 +65,21 @@ func observeStates(o metric.Observer, states metric.Int64Observable, replicas []
 	return named
 }
 
-func (m *metrics) probed(ctx context.Context, res result) {
-	outcome := m.failed
+func (m *metrics) probed(res result) {
+	outcome := "failed"
 	switch {
 	case res.err == nil:
-		outcome = m.ok
+		outcome = "ok"
 	case res.refused:
-		outcome = m.refused
+		outcome = "refused"
 	}
-	m.probes.Add(ctx, 1, outcome)
-}
-
-func (m *metrics) stateChanged(ctx context.Context, s replica.State) {
-	m.states.Add(ctx, 1, m.byState[s])
+	m.Probes.Add(outcome)
 }
 
 func (m *metrics) sourceFailed(ctx context.Context, source string) {
-	m.sourceErrors.Add(ctx, 1, instruments.Label("source", source))
+	m.SourceErrors.Add(ctx, 1, instruments.Label("source", source))
 }
 
 func (m *metrics) labelRejected(source string) {
-	m.labelErrors.Add(context.Background(), 1, instruments.Label("source", source))
+	m.LabelErrors.Add(context.Background(), 1, instruments.Label("source", source))
 }

@@ -11,13 +11,14 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func TestMetricsShowTheFleet(t *testing.T) {
 	reader := sdk.NewManualReader()
 	f := newFleet("a", "b")
 	f.set("b", func(h *host) { h.status = 0 })
-	params := registry.Params{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}
+	params := registry.Params{Scope: scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))}
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		pass(time.Second)
 		if err := r.Drain(t.Context(), "a", registry.DrainOptions{Force: true}); err != nil {
@@ -84,7 +85,7 @@ func TestAMetricNamesTheStateOfEachReplica(t *testing.T) {
 	reader := sdk.NewManualReader()
 	f := newFleet("a", "b", "c")
 	f.set("c", func(h *host) { h.status = 0 })
-	params := registry.Params{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}
+	params := registry.Params{Scope: scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))}
 	virtual(t, f, listed(spec("a"), spec("b"), spec("c")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		want := func(when string, list map[string]string) {
 			t.Helper()
@@ -118,7 +119,7 @@ func TestTheSeriesOfReplicasAreBounded(t *testing.T) {
 	f := newFleet(names...)
 	last := names[len(names)-1]
 	f.set(last, func(h *host) { h.status = 0 })
-	params := registry.Params{Meter: sdk.NewMeterProvider(sdk.WithReader(reader))}
+	params := registry.Params{Scope: scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))}
 	virtual(t, f, listed(specs...), params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
 		pass(5 * time.Second)
 		got := states(t, reader)

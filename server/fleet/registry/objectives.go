@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"sync/atomic"
+
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // objectiveObject is the part of an InferenceObjective that matters here.
@@ -27,15 +29,8 @@ type Objectives struct {
 }
 
 // NewObjectives makes the objectives of the settings' InferencePools. log may be nil.
-func NewObjectives(c Config, log *slog.Logger) *Objectives {
-	return &Objectives{log: orDiscard(log), pools: c.InferencePools, known: make([]atomic.Pointer[map[string]int], len(c.InferencePools))}
-}
-
-func orDiscard(log *slog.Logger) *slog.Logger {
-	if log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return log
+func NewObjectives(c Config, s scope.Scope) *Objectives {
+	return &Objectives{log: s.Log(), pools: c.InferencePools, known: make([]atomic.Pointer[map[string]int], len(c.InferencePools))}
 }
 
 // Priority returns the priority of an objective, higher first. ok is false when no pool has one of that name; of two pools that have one,

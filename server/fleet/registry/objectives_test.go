@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -19,7 +20,7 @@ func (a *apiServer) putObjective(path, name, pool string, priority int) {
 // follow runs the objectives until the test ends.
 func follow(t *testing.T, c registry.Config) *registry.Objectives {
 	t.Helper()
-	o := registry.NewObjectives(c, nil)
+	o := registry.NewObjectives(c, scope.Scope{})
 	ctx, end := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- o.Run(ctx) }()

@@ -100,7 +100,7 @@ func (p *prober) run(ctx context.Context, report func(result)) {
 		if ctx.Err() != nil {
 			return
 		}
-		shared.metrics.probed(ctx, res)
+		shared.metrics.probed(res)
 		wait := s.note(res, now, &shared.settings.now().Probe)
 		if !res.own {
 			report(res)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
-	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
 )
 
 // Register adds a replica, or updates it and renews its lease when it is registered already. A
@@ -14,7 +13,7 @@ import (
 // spec has none, and when the lease ends.
 func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration) (replica.ID, time.Time, error) {
 	given := spec
-	spec, err := r.admit(spec)
+	spec, err := r.settings.admit(spec)
 	if err != nil {
 		return "", time.Time{}, err
 	}
@@ -28,16 +27,6 @@ func (r *Registry) Register(ctx context.Context, spec Spec, lease time.Duration)
 		return err
 	})
 	return spec.ID, ends, err
-}
-
-// admit completes a caller's spec and checks that such a replica may be registered.
-func (r *Registry) admit(spec Spec) (Spec, error) {
-	spec.APIKeyFile, spec.APIKeyEnv, spec.TLS, spec.Pool = "", "", tlspeer.Config{}, "" // a caller may not read this machine's files
-	spec, err := spec.complete(r.settings.now().Events)
-	if err != nil {
-		return spec, err
-	}
-	return spec, r.settings.now().Registration.permit(spec)
 }
 
 // Renew prolongs a registration by its lease. ErrUnknownReplica means: register again.
@@ -107,7 +96,7 @@ func (c *core) expire(now time.Time) {
 	for id, ends := range c.leases {
 		if !ends.After(now) {
 			c.deregister(id)
-			c.metrics.leasesExpired.Add(context.Background(), 1)
+			c.metrics.LeasesExpired.Add(context.Background(), 1)
 			c.log.Warn("registration expired", "replica", id)
 		}
 	}

@@ -28,11 +28,11 @@ type Registry struct {
 func New(config Config, params Params) *Registry {
 	params = params.or()
 	r := &Registry{
-		settings: newSettings(config, params.Env), log: params.Log,
+		settings: newSettings(config, params.Env), log: params.Scope.Log(),
 		inbox: newInbox(), published: newPublished(), done: make(chan struct{}),
 	}
 	in := &intake{settings: r.settings, inbox: r.inbox, log: r.log}
-	r.metrics = newMetrics(params.Meter, r.published, &in.left)
+	r.metrics = newMetrics(params.Scope.Meters(), r.published, &in.left)
 	in.metrics = r.metrics
 	r.sources = in.sources(params.Resolver)
 	r.probing = &probing{
@@ -108,7 +108,7 @@ func (r *Registry) ReportFailure(id replica.ID, err error) {
 	if !ok || rep.State == replica.StateUnhealthy {
 		return
 	}
-	r.metrics.passive.Add(context.Background(), 1)
+	r.metrics.Passive.Add(context.Background(), 1)
 	r.log.Debug("replica failed a request", "replica", id, "error", err)
 	s.probers[id].wake()
 }

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
+
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // rewriteObject is the part of an InferenceModelRewrite that matters here.
@@ -61,8 +63,8 @@ type rewriteRules struct {
 }
 
 // NewRewrites makes the rewrites of the settings' InferencePools. log may be nil.
-func NewRewrites(c Config, log *slog.Logger) *Rewrites {
-	return &Rewrites{log: orDiscard(log), pools: c.InferencePools, known: make([]atomic.Pointer[rewriteRules], len(c.InferencePools))}
+func NewRewrites(c Config, s scope.Scope) *Rewrites {
+	return &Rewrites{log: s.Log(), pools: c.InferencePools, known: make([]atomic.Pointer[rewriteRules], len(c.InferencePools))}
 }
 
 // Targets returns the models for requests that ask for one, which share them by their weights; nil when no rule matches. Of two pools with a

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const newRewrites = "/apis/llm-d.ai/v1alpha2/namespaces/models/inferencemodelrewrites"
@@ -41,7 +42,7 @@ func TestRewritesAreFollowed(t *testing.T) {
 	a.putRewrite("b-old", "2026-01-01T00:00:00Z", "vllm", rewriteRule([]string{"gpt", "other"}, to("sim", 0)), rewriteRule([]string{"gpt"}, to("never", 0)))
 	a.putRewrite("a-new", "2026-02-01T00:00:00Z", "vllm", rewriteRule([]string{"gpt"}, to("newer", 0)), rewriteRule(nil, to("rest", 0)))
 	a.putRewrite("elsewhere", "2025-01-01T00:00:00Z", "another", rewriteRule([]string{"gpt"}, to("elsewhere", 0)))
-	w := registry.NewRewrites(a.config(nil), nil)
+	w := registry.NewRewrites(a.config(nil), scope.Scope{})
 	ctx, end := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()

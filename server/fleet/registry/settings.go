@@ -1,6 +1,10 @@
 package registry
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/kvpilot/kvpilot/server/kit/tlspeer"
+)
 
 // settings are the configuration in force, with the credentials that it names.
 type settings struct {
@@ -26,6 +30,16 @@ func (s *settings) replace(c Config, keys *keyring) {
 // complete fills in a spec that a source lists, and checks that its credentials can be read.
 func (s *settings) complete(spec Spec) (Spec, error) {
 	return s.keys.Load().complete(spec, s.now().Events)
+}
+
+// admit completes a caller's spec and checks that such a replica may be registered.
+func (s *settings) admit(spec Spec) (Spec, error) {
+	spec.APIKeyFile, spec.APIKeyEnv, spec.TLS, spec.Pool = "", "", tlspeer.Config{}, "" // a caller may not read this machine's files
+	spec, err := spec.complete(s.now().Events)
+	if err != nil {
+		return spec, err
+	}
+	return spec, s.now().Registration.permit(spec)
 }
 
 // begin returns the specs of the fixed list.

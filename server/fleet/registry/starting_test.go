@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/test/programs"
 )
 
@@ -15,7 +16,7 @@ func TestReplicasThatStartAreNoWarning(t *testing.T) {
 	f := newFleet("a", "b")
 	f.set("b", func(h *host) { h.hangs = true })
 	var log programs.Log
-	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	params := registry.Params{Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))}
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		pass(20 * time.Second)
 		if p := r.Pulse("b", time.Now()); p.Late != 0 || !p.Asked.IsZero() {

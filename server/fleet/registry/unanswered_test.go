@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/test/programs"
 )
 
@@ -15,7 +16,7 @@ func TestReplicasThatDoNotAnswerAreLogged(t *testing.T) {
 	f := newFleet("a", "b")
 	f.set("b", func(h *host) { h.status = 0 })
 	var log programs.Log
-	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	params := registry.Params{Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))}
 	virtual(t, f, listed(spec("a"), spec("b")), params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
 		count := func(text string) int { return strings.Count(log.String(), text) }
 		pass(1500 * time.Millisecond)
@@ -45,7 +46,7 @@ func TestAReplicaURLThatEndsInV1IsExplained(t *testing.T) {
 	wrong.URL += "/v1/"
 	config := listed(wrong)
 	var log programs.Log
-	params := registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}
+	params := registry.Params{Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))}
 	virtual(t, f, config, params, func(t *testing.T, _ *registry.Registry, _ *watcher) {
 		pass(1500 * time.Millisecond)
 		if !strings.Contains(log.String(), "a at http://a:8000/v1: probe /health: status 404: remove /v1 from the replica's url") {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func TestAddressesThatDiffer(t *testing.T) {
@@ -57,7 +58,7 @@ func TestADifferenceIsLoggedOnce(t *testing.T) {
 		f.set(name, func(h *host) { h.sources, h.version = one, "0.33.0" })
 	}
 	var log bytes.Buffer
-	virtual(t, f, listed(wrong, right), registry.Params{Log: slog.New(slog.NewTextHandler(&log, nil))}, func(t *testing.T, r *registry.Registry, _ *watcher) {
+	virtual(t, f, listed(wrong, right), registry.Params{Scope: scope.Logged(slog.New(slog.NewTextHandler(&log, nil)))}, func(t *testing.T, r *registry.Registry, _ *watcher) {
 		const text = "reports other addresses of KV events"
 		pass(10 * time.Minute)
 		if n := strings.Count(log.String(), text); n != 1 || !strings.Contains(log.String(), "replica=a") || !strings.Contains(log.String(), "reported_replay=tcp://a:5657") {

@@ -297,7 +297,7 @@ func (d *Listener) admit(inner net.Conn) *Conn {
 
 func (d *Listener) closeAll(victims []*Conn) {
 	for _, v := range victims {
-		d.ledger.metrics.evict(Connection)
+		d.ledger.metrics.Evicted.Add(Connection)
 		_ = v.Close() // it is given up
 	}
 }

@@ -113,7 +113,7 @@ func (l *Ledger) evict(asking *Account, refused error) bool {
 		return false
 	}
 	victim.ended = true
-	l.metrics.evict(victim.kind)
+	l.metrics.Evicted.Add(victim.kind)
 	victim.end()
 	return true
 }

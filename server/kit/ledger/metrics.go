@@ -1,8 +1,6 @@
 package ledger
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -10,41 +8,38 @@ import (
 )
 
 type metrics struct {
-	refused, evicted metric.Int64Counter
-	refusals         map[Full]metric.MeasurementOption
-	evictions        [kinds]metric.MeasurementOption
+	Refused instruments.Keyed[Full]     `metric:"kvpilot.ledger.refused" unit:"{charge}" by:"kind by" help:"Refused charges, by kind (body, answer, stream, connection) and by whose share was used up."`
+	Evicted instruments.Keyed[Kind]     `metric:"kvpilot.ledger.evicted" unit:"{hold}" by:"kind" help:"Slow bodies and answers, idle streams and connections ended because their room was wanted, by kind."`
+	Held    metric.Int64ObservableGauge `metric:"kvpilot.ledger.held" unit:"By" by:"kind" help:"Memory held for callers, by kind; streams and connections at their fixed costs."`
+	Limit   metric.Int64ObservableGauge `metric:"kvpilot.ledger.limit" unit:"By" by:"pot" help:"The most that may be held, by pot: bytes (bodies and answers) and places (streams and connections)."`
 }
 
 func newMetrics(provider metric.MeterProvider, l *Ledger) *metrics {
-	s := instruments.New(provider, "server/kit/ledger")
-	m := &metrics{refusals: map[Full]metric.MeasurementOption{}}
-	var all []metric.MeasurementOption
+	m := &metrics{}
+	s := instruments.Declare(provider, "server/kit/ledger", m)
 	for k := range kinds {
-		m.evictions[k] = instruments.Label("kind", k.String())
+		m.Evicted.Know(k)
 		for _, by := range []string{"process", "tenant", "address", "nameless"} {
-			label := instruments.Labels(attribute.String("kind", k.String()), attribute.String("by", by))
-			m.refusals[Full{k, by}], all = label, append(all, label)
+			m.Refused.Know(Full{k, by})
 		}
 	}
-	m.refused = s.CounterBy("kvpilot.ledger.refused", "{charge}", "Charges that were refused, by kind (body, answer, stream, connection) and by whose share was used up.", all...)
-	m.evicted = s.CounterBy("kvpilot.ledger.evicted", "{hold}", "Bodies and answers slower than the least rate, idle streams and idle connections that were ended because their room was wanted, by kind.", m.evictions[:]...)
-	held := s.ObservedGauge("kvpilot.ledger.held", "By", "Memory that is held for callers, by kind: bodies and answers in bytes, streams and connections at their fixed costs.")
-	limit := s.ObservedGauge("kvpilot.ledger.limit", "By", "The most that may be held, by pot: bytes (bodies and answers) and places (streams and connections).")
-	ofBytes, ofPlaces := instruments.Label("pot", "bytes"), instruments.Label("pot", "places")
 	s.Observe(func(o metric.Observer) {
 		for k := range kinds {
-			o.ObserveInt64(held, l.Held(k), m.evictions[k])
+			o.ObserveInt64(m.Held, l.Held(k), m.Evicted.Label(k))
 		}
-		o.ObserveInt64(limit, l.config.Bytes, ofBytes)
-		o.ObserveInt64(limit, l.config.Places, ofPlaces)
+		o.ObserveInt64(m.Limit, l.config.Bytes, instruments.Label("pot", "bytes"))
+		o.ObserveInt64(m.Limit, l.config.Places, instruments.Label("pot", "places"))
 	})
 	return m
 }
 
-func (m *metrics) refuse(err error) {
-	if full := asFull(err); full != nil {
-		m.refused.Add(context.Background(), 1, m.refusals[*full])
-	}
+// Labels has the labels of the key in metrics.
+func (f Full) Labels() []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("kind", f.Kind.String()), attribute.String("by", f.By)}
 }
 
-func (m *metrics) evict(k Kind) { m.evicted.Add(context.Background(), 1, m.evictions[k]) }
+func (m *metrics) refuse(err error) {
+	if full := asFull(err); full != nil {
+		m.Refused.Add(*full)
+	}
+}

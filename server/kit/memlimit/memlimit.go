@@ -77,12 +77,13 @@ func (l Limit) Hold(env []string) {
 
 // Show makes the limit a metric, which dashboards hold process_resident_memory_bytes against.
 func (l Limit) Show(meters metric.MeterProvider) {
-	set := instruments.New(meters, "server/kit/memlimit")
-	limit := set.ObservedGauge("kvpilot.memory.limit", "By", "Memory that the process may take, by where the limit is from: setting, control group or machine.")
+	var m struct {
+		Limit metric.Int64ObservableGauge `metric:"kvpilot.memory.limit" unit:"By" by:"from" help:"Memory that the process may take, by where the limit is from: setting, control group or machine."`
+	}
 	from := instruments.Label("from", l.From)
-	set.Observe(func(o metric.Observer) {
+	instruments.Declare(meters, "server/kit/memlimit", &m).Observe(func(o metric.Observer) {
 		if l.Bytes > 0 {
-			o.ObserveInt64(limit, l.Bytes, from)
+			o.ObserveInt64(m.Limit, l.Bytes, from)
 		}
 	})
 }

@@ -314,25 +314,25 @@ func (m *Manager[C]) note(ctx context.Context, ask Request, r Result, err error)
 	log := m.log.With("origin", ask.Origin, "who", ask.Who, "dry_run", ask.DryRun)
 	switch {
 	case errors.Is(err, ErrClosed):
-		m.metrics.count(ctx, resultClosed)
+		m.metrics.Reloads.Add(resultClosed)
 		return
 	case errors.As(err, &refused), errors.Is(err, ErrNoVersion):
-		m.metrics.count(ctx, resultRefused)
+		m.metrics.Reloads.Add(resultRefused)
 		log.Error("settings rejected, the old ones stay in force", "error", err)
 		return
 	case err != nil:
-		m.metrics.count(ctx, resultFailed)
+		m.metrics.Reloads.Add(resultFailed)
 		log.Error("settings not applied", "error", err)
 		return
 	case ask.DryRun:
-		m.metrics.count(ctx, resultChecked)
+		m.metrics.Reloads.Add(resultChecked)
 		return
 	case r.Unchanged:
-		m.metrics.count(ctx, resultUnchanged)
+		m.metrics.Reloads.Add(resultUnchanged)
 		log.Info("settings are unchanged", "version", r.Version.Number)
 		return
 	}
-	m.metrics.count(ctx, resultApplied)
+	m.metrics.Reloads.Add(resultApplied)
 	var lines []string
 	for _, c := range r.Changes {
 		lines = append(lines, c.String())

@@ -1,7 +1,6 @@
 package reload
 
 import (
-	"context"
 	"strconv"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -20,7 +19,12 @@ const (
 	resultClosed    = "closed"
 )
 
-type metrics struct{ reloads metric.Int64Counter }
+type metrics struct {
+	Reloads instruments.Keyed[string]     `metric:"kvpilot.config.reloads" unit:"{reload}" by:"result" help:"Reloads of the settings, by result: applied, unchanged, checked (dry run), refused (wrong settings), failed (rolled back), closed (while shutting down)."`
+	Last    metric.Float64ObservableGauge `metric:"kvpilot.config.last.success" unit:"s" help:"Time of the last successful check of the settings, in seconds since 1970."`
+	Info    metric.Int64ObservableGauge   `metric:"kvpilot.config.info" unit:"{version}" by:"hash version" help:"1, with version and digest of the settings (secrets left out): routers with equal settings have equal ones."`
+	Waiting metric.Int64ObservableGauge   `metric:"kvpilot.config.restart.settings" unit:"{setting}" help:"Changed settings that take effect with the next start."`
+}
 
 // gauges are the figures about the current settings.
 type gauges struct {
@@ -31,25 +35,16 @@ type gauges struct {
 }
 
 func newMetrics(p metric.MeterProvider, read func() gauges) *metrics {
-	s := instruments.New(p, "server/kit/reload")
-	m := &metrics{reloads: s.CounterBy("kvpilot.config.reloads", "{reload}",
-		"Reloads of the settings, by result: applied, unchanged, checked (dry run), refused (wrong settings), failed (rolled back), closed (while shutting down).",
-		instruments.Values("result", resultApplied, resultUnchanged, resultChecked, resultRefused, resultFailed, resultClosed)...)}
-	last := s.ObservedFloat("kvpilot.config.last.success", "s", "Time of the last successful check of the settings, in seconds since 1970.")
-	info := s.ObservedGauge("kvpilot.config.info", "{version}",
-		"1, with the version of the settings in force and a digest of them (secrets left out): routers with equal settings have equal ones.")
-	waiting := s.ObservedGauge("kvpilot.config.restart.settings", "{setting}", "Changed settings that take effect with the next start.")
+	m := &metrics{}
+	s := instruments.Declare(p, "server/kit/reload", m)
+	m.Reloads.Know(resultApplied, resultUnchanged, resultChecked, resultRefused, resultFailed, resultClosed)
 	s.Observe(func(o metric.Observer) {
 		g := read()
-		o.ObserveFloat64(last, g.seconds)
-		o.ObserveInt64(waiting, int64(g.waiting))
-		o.ObserveInt64(info, 1, instruments.Labels(attribute.String("hash", g.hash), attribute.String("version", strconv.FormatUint(g.version, 10))))
+		o.ObserveFloat64(m.Last, g.seconds)
+		o.ObserveInt64(m.Waiting, int64(g.waiting))
+		o.ObserveInt64(m.Info, 1, instruments.Labels(attribute.String("hash", g.hash), attribute.String("version", strconv.FormatUint(g.version, 10))))
 	})
 	return m
-}
-
-func (m *metrics) count(ctx context.Context, result string) {
-	m.reloads.Add(context.WithoutCancel(ctx), 1, instruments.Label("result", result))
 }
 
 func (m *Manager[C]) gauges() gauges {

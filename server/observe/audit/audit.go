@@ -108,7 +108,7 @@ type reading struct {
 func New(c Config, p Params) *Log {
 	m := newMetrics(p.Scope.Meters())
 	l := &Log{metrics: m, tokens: refusedBurst, filled: time.Now(), read: map[reader]*reading{}}
-	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Losses: m, Log: p.Scope.Log()}
+	to := journal.Params{Name: "audit log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Losses: m, Scope: p.Scope}
 	switch c.File {
 	case "":
 		return l
@@ -135,7 +135,7 @@ func (l *Log) Write(e Event) {
 	if l == nil {
 		return
 	}
-	l.metrics.event(e.Kind)
+	l.metrics.Events.Add(e.Kind)
 	if l.to == nil {
 		return
 	}

@@ -37,7 +37,7 @@ type Lines interface {
 type fileLosses struct{ *metrics }
 
 // Lost implements journal.Losses.
-func (f fileLosses) Lost(n int64) { f.dropped("file", n) }
+func (f fileLosses) Lost(n int64) { f.Drops.Count("file", n) }
 
 // key names one attempt.
 type key struct {
@@ -71,7 +71,7 @@ func New(c Config, p Params) *Log {
 	l.metrics = newMetrics(p.Scope.Meters())
 	if c.File != "" {
 		l.file = journal.New(journal.Params{
-			Name: "decision log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Log: p.Scope.Log(), Losses: fileLosses{l.metrics},
+			Name: "decision log", Path: c.File, MaxBytes: int64(c.FileMaxBytes), Scope: p.Scope, Losses: fileLosses{l.metrics},
 		})
 	}
 	return l

@@ -48,7 +48,7 @@ func (l *Log) publish(e Entry) {
 		case s.queue <- e:
 		default:
 			s.lost.Add(1)
-			l.metrics.dropped("subscriber", 1)
+			l.metrics.Drops.Add("subscriber")
 		}
 	}
 }

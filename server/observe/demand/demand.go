@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -47,7 +48,7 @@ type Params struct {
 	Models []string
 	// Pools have the states; nil: all are idle.
 	Pools Pools
-	Meter metric.MeterProvider
+	Scope scope.Scope
 }
 
 // Demand measures the work of pools. Make one with New.
@@ -64,25 +65,27 @@ type pool struct {
 	work, requests float64
 }
 
+type metrics struct {
+	Wanted  metric.Int64ObservableGauge   `metric:"kvpilot.pool.wanted_replicas" unit:"{replica}" by:"model" help:"Replicas that a pool needs for its predicted work, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models, and those of scaling.models, have series."`
+	Offered metric.Float64ObservableGauge `metric:"kvpilot.pool.offered_load" unit:"{replica}" by:"model" help:"Predicted work of the last minute's requests, in busy replicas, by model."`
+	Waiting metric.Int64ObservableGauge   `metric:"kvpilot.pool.waiting" unit:"{request}" by:"model" help:"Requests that wait for a replica of their pool, or for room on one, by model."`
+}
+
 // New makes a Demand without requests.
 func New(p Params) *Demand {
 	d := &Demand{params: p, pools: map[string]*pool{}}
 	for _, model := range p.Models[:min(len(p.Models), mostPools)] {
 		d.pools[model] = &pool{}
 	}
-	s := instruments.New(p.Meter, "server/observe/demand")
-	wanted := s.ObservedGauge("kvpilot.pool.wanted_replicas", "{replica}",
-		"Replicas that a pool needs for the work that is predicted of its requests, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models have series; the models of scaling.models have one before their first request.")
-	offered := s.ObservedFloat("kvpilot.pool.offered_load", "{replica}", "Predicted work of the requests of the last minute, in replicas that it would keep busy, by model.")
-	waiting := s.ObservedGauge("kvpilot.pool.waiting", "{request}", "Requests that wait for a replica of their pool, or for room on one, by model.")
-	s.Observe(func(o metric.Observer) {
+	var m metrics
+	instruments.Declare(p.Scope.Meters(), "server/observe/demand", &m).Observe(func(o metric.Observer) {
 		now := time.Now()
 		for _, model := range d.models() {
 			state := d.state(model)
 			label := instruments.Label("model", model)
-			o.ObserveInt64(wanted, int64(d.Wanted(model, state, now)), label)
-			o.ObserveFloat64(offered, d.load(model, now), label)
-			o.ObserveInt64(waiting, int64(state.Waiting), label)
+			o.ObserveInt64(m.Wanted, int64(d.Wanted(model, state, now)), label)
+			o.ObserveFloat64(m.Offered, d.load(model, now), label)
+			o.ObserveInt64(m.Waiting, int64(state.Waiting), label)
 		}
 	})
 	return d

@@ -8,23 +8,26 @@ package genai
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 )
+
+type metrics struct {
+	Duration metric.Float64Histogram `metric:"gen_ai.server.request.duration" unit:"s" bounds:"0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92" help:"Time from a request's first byte to the last byte of its answer."`
+	TTFT     metric.Float64Histogram `metric:"gen_ai.server.time_to_first_token" unit:"s" bounds:"0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10" help:"Time from a request's first byte to the first content of its streamed answer, of successful requests."`
+	PerToken metric.Float64Histogram `metric:"gen_ai.server.time_per_output_token" unit:"s" bounds:"0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5" help:"Mean time per output token after the first, of successful streamed requests."`
+	Tokens   metric.Int64Histogram   `metric:"gen_ai.client.token.usage" unit:"{token}" bounds:"1 4 16 64 256 1024 4096 16384 65536 262144 1048576 4194304 16777216 67108864" help:"Input and output tokens of a request."`
+}
 
 // Metrics records ended requests. It is safe for concurrent use. Label sets are kept, so a record allocates only the SDK's copies of its
 // options.
 type Metrics struct {
-	duration metric.Float64Histogram
-	ttft     metric.Float64Histogram
-	perToken metric.Float64Histogram
-	tokens   metric.Int64Histogram
+	metrics metrics
 
 	models   *labels.Names
 	requests labels.Sets[requestLabels]
@@ -51,26 +54,10 @@ type requestLabels struct{ operation, model, errorType string }
 type usageLabels struct{ operation, model, kind string }
 
 // New returns the instruments of provider; of nil, instruments that do nothing.
-func New(provider metric.MeterProvider) (*Metrics, error) {
-	if provider == nil {
-		provider = noop.NewMeterProvider()
-	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/observe/genai")
-	m := Metrics{models: labels.NewNames(mostModels)}
-	var errs [4]error
-	m.duration, errs[0] = meter.Float64Histogram("gen_ai.server.request.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time from a request's first byte to the last byte of its answer."),
-		metric.WithExplicitBucketBoundaries(.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92))
-	m.ttft, errs[1] = meter.Float64Histogram("gen_ai.server.time_to_first_token", metric.WithUnit("s"),
-		metric.WithDescription("Time from a request's first byte to the first content of its streamed answer, of successful requests."),
-		metric.WithExplicitBucketBoundaries(.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10))
-	m.perToken, errs[2] = meter.Float64Histogram("gen_ai.server.time_per_output_token", metric.WithUnit("s"),
-		metric.WithDescription("Mean time per output token after the first, of successful streamed requests."),
-		metric.WithExplicitBucketBoundaries(.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5))
-	m.tokens, errs[3] = meter.Int64Histogram("gen_ai.client.token.usage", metric.WithUnit("{token}"),
-		metric.WithDescription("Input and output tokens of a request."),
-		metric.WithExplicitBucketBoundaries(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864))
-	return &m, errors.Join(errs[:]...)
+func New(provider metric.MeterProvider) *Metrics {
+	m := &Metrics{models: labels.NewNames(mostModels)}
+	instruments.Declare(provider, "server/observe/genai", &m.metrics)
+	return m
 }
 
 // Record counts one request.
@@ -80,11 +67,11 @@ func (m *Metrics) Record(r Request) {
 		r.Model = m.models.Of(r.Model)
 	}
 	ended := m.requests.Of(requestLabels{r.Operation, r.Model, r.ErrorType}, requestLabels.attributes)
-	m.duration.Record(ctx, r.Duration.Seconds(), ended)
+	m.metrics.Duration.Record(ctx, r.Duration.Seconds(), ended)
 	if r.ErrorType == "" && r.FirstToken > 0 {
-		m.ttft.Record(ctx, r.FirstToken.Seconds(), ended)
+		m.metrics.TTFT.Record(ctx, r.FirstToken.Seconds(), ended)
 		if r.Output > 1 && r.Duration > r.FirstToken {
-			m.perToken.Record(ctx, (r.Duration-r.FirstToken).Seconds()/float64(r.Output-1), ended)
+			m.metrics.PerToken.Record(ctx, (r.Duration-r.FirstToken).Seconds()/float64(r.Output-1), ended)
 		}
 	}
 	m.recordUsage(ctx, r, "input", r.Input)
@@ -93,7 +80,7 @@ func (m *Metrics) Record(r Request) {
 
 func (m *Metrics) recordUsage(ctx context.Context, r Request, kind string, n int) {
 	if n > 0 {
-		m.tokens.Record(ctx, int64(n), m.usage.Of(usageLabels{r.Operation, r.Model, kind}, usageLabels.attributes))
+		m.metrics.Tokens.Record(ctx, int64(n), m.usage.Of(usageLabels{r.Operation, r.Model, kind}, usageLabels.attributes))
 	}
 }
 

@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"time"
+
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 const (
@@ -35,7 +36,7 @@ type Params struct {
 	To io.Writer
 	// Losses counts lost lines; nil: nothing does.
 	Losses Losses
-	Log    *slog.Logger
+	Scope  scope.Scope
 }
 
 // Losses counts lost lines.
@@ -59,9 +60,6 @@ type Writer struct {
 
 // New makes a Writer. It opens nothing.
 func New(p Params) *Writer {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	return &Writer{Params: p, queue: make(chan any, queueLength)}
 }
 
@@ -202,10 +200,10 @@ func (w *Writer) note(err error) {
 	switch {
 	case err != nil && !w.failing:
 		w.failing = true
-		w.Log.Error(w.Name+" cannot be written; retrying every second", "file", w.Path, "error", err)
+		w.Scope.Log().Error(w.Name+" cannot be written; retrying every second", "file", w.Path, "error", err)
 	case err == nil && w.failing:
 		w.failing = false
-		w.Log.Info(w.Name+" can be written again", "file", w.Path, "lost", w.lost)
+		w.Scope.Log().Info(w.Name+" can be written again", "file", w.Path, "lost", w.lost)
 		w.lost = 0
 	}
 }

@@ -43,9 +43,6 @@ const (
 	EventResume     = "kvpilot.resume"
 )
 
-// SchemaURL names the version of the conventions that the attributes follow, for the tracers of those parts.
-const SchemaURL = semconv.SchemaURL
-
 // Attribute keys. Counts are tokens or blocks as the name says; times are seconds.
 const (
 	Model         = semconv.GenAIRequestModelKey

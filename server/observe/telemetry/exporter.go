@@ -93,7 +93,7 @@ func isSet(env []string, names ...string) bool {
 type counting struct {
 	sdktrace.SpanExporter
 	log   *slog.Logger
-	drops drops
+	drops *drops
 }
 
 // ExportSpans implements sdktrace.SpanExporter.
@@ -124,7 +124,7 @@ func batching(e sdktrace.SpanExporter, env []string) sdktrace.SpanProcessor {
 // drawer has kept traces drawn and hands their spans to the processors, in one goroutine, which sleeps until
 // there are some sixty requests to draw or a second has passed. Handing traces over never blocks: further traces are dropped and counted.
 type drawer struct {
-	drops
+	*drops
 	processors []sdktrace.SpanProcessor
 	full       chan struct{}
 	done       chan struct{}
@@ -136,7 +136,7 @@ type drawer struct {
 	size    int               // guarded by mu: bytes, about
 }
 
-func newDrawer(processors []sdktrace.SpanProcessor, drops drops) *drawer {
+func newDrawer(processors []sdktrace.SpanProcessor, drops *drops) *drawer {
 	return &drawer{processors: processors, drops: drops, full: make(chan struct{}, 1), done: make(chan struct{}), stop: make(chan struct{})}
 }
 

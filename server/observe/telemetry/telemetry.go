@@ -20,6 +20,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 )
@@ -107,10 +108,8 @@ func (t *Telemetry) startTracing(ctx context.Context, c Traces, res *resource.Re
 		t.tracers = off{}
 		return nil
 	}
-	drops, err := newDrops(t.meters)
-	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	}
+	drops := &drops{}
+	instruments.Declare(t.meters, "server/observe/telemetry", drops)
 	t.sampling = newSampling(c)
 	t.slow.Store(int64(c.Slow))
 	sink := recorder.Sink(nowhere{drops})
@@ -139,24 +138,15 @@ func sampler(c Traces) sdktrace.Sampler {
 }
 
 // drops counts the spans that are lost.
-type drops struct{ counter metric.Int64Counter }
-
-func newDrops(m metric.MeterProvider) (drops, error) {
-	counter, err := m.Meter("github.com/kvpilot/kvpilot/server/observe/telemetry").Int64Counter("kvpilot.telemetry.spans.dropped",
-		metric.WithUnit("{span}"), metric.WithDescription("Spans lost because the exporter was too slow or failed."))
-	if err != nil {
-		return drops{}, err
-	}
-	d := drops{counter}
-	d.Dropped(0)
-	return d, nil
+type drops struct {
+	Lost metric.Int64Counter `metric:"kvpilot.telemetry.spans.dropped" unit:"{span}" help:"Spans lost because the exporter was too slow or failed."`
 }
 
 // Dropped counts lost spans.
-func (d drops) Dropped(spans int) { d.counter.Add(context.Background(), int64(spans)) }
+func (d *drops) Dropped(spans int) { d.Lost.Add(context.Background(), int64(spans)) }
 
 // nowhere is the sink of traces that are only shown.
-type nowhere struct{ drops }
+type nowhere struct{ *drops }
 
 // Keep implements recorder.Sink.
 func (nowhere) Keep(t *recorder.Trace) { t.Drop() }
@@ -216,7 +206,7 @@ func (t *Telemetry) Close(ctx context.Context) error {
 // Of joins providers that the caller made; Close shuts none of them. It is for tools that look at
 // what the parts measure.
 func Of(log *slog.Logger, meters metric.MeterProvider, tracers trace.TracerProvider) *Telemetry {
-	_, _ = newDrops(meters) // declared, so that it is listed
+	instruments.Declare(meters, "server/observe/telemetry", &drops{}) // declared, so that it is listed
 	none := prometheus.NewRegistry()
 	return &Telemetry{log: log, given: meters, tracers: tracers, shown: shown{none, none}}
 }

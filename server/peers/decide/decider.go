@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 )
@@ -15,6 +17,7 @@ type Decider struct {
 	cfg     Config
 	params  Params
 	metrics *deciderMetrics
+	tracer  trace.Tracer
 	orders  atomic.Uint64 // of copies, so far
 
 	mu      sync.Mutex
@@ -63,7 +66,7 @@ type booked struct {
 // NewDecider returns a Decider without clients. cfg must be valid. It starts nothing.
 func NewDecider(cfg Config, params Params) *Decider {
 	params.fill()
-	d := &Decider{cfg: cfg, params: params, clients: map[ID]*client{}, ability: params.Fleet.Ability()}
+	d := &Decider{cfg: cfg, params: params, clients: map[ID]*client{}, ability: params.Fleet.Ability(), tracer: params.Scope.Tracer("server/peers/decide")}
 	d.metrics = newDeciderMetrics(params.Scope.Meters(), d)
 	return d
 }
@@ -218,7 +221,7 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 		c.unname(q.id, number)
 	}
 	if err != nil {
-		d.metrics.decided(outcomeRefused)
+		d.metrics.Answers.Add(outcomeRefused)
 		d.reply(c, &peerv1.DeciderReply{Reply: &peerv1.DeciderReply_Refused{Refused: refusalOf(number, err)}})
 		d.mu.Unlock()
 		return
@@ -231,7 +234,7 @@ func (d *Decider) decided(c *client, number uint64, q *question, choice *chooser
 			c.numbers[q.id+prefillSuffix] = q.prefill
 		}
 	}
-	d.metrics.decided(outcomeChosen)
+	d.metrics.Answers.Add(outcomeChosen)
 	chosen := chosenOf(number, choice, d.params.Clock.Now())
 	if chosen.Prefill != nil {
 		chosen.Prefill.Number = q.prefill

@@ -20,6 +20,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 )
 
@@ -27,7 +28,7 @@ const block = 16
 
 // world plays routers before shared replicas in virtual time, on one goroutine.
 type world struct {
-	tracer  trace.Tracer // nil: none
+	scope   scope.Scope
 	t       *testing.T
 	now     time.Time
 	events  timeline
@@ -112,9 +113,9 @@ type router struct {
 }
 
 // newTracedWorld is two routers whose deciders record their work.
-func newTracedWorld(t *testing.T, tracer trace.Tracer) *world {
+func newTracedWorld(t *testing.T, tracers trace.TracerProvider) *world {
 	w := bareWorld(t, 1)
-	w.tracer = tracer
+	w.scope = scope.New(nil, nil, tracers)
 	for range 2 {
 		w.add(2)
 	}
@@ -145,7 +146,7 @@ func (w *world) add(replicas int) *router {
 		w: w, id: fmt.Sprintf("%08x", w.dice.Uint32()), last: map[decide.ID]time.Time{}, link: map[decide.ID]int{},
 		live: map[*chooser.Choice]bool{}, leads: map[*chooser.Choice]bool{}, waiting: map[*decide.Waiting]bool{}, ability: peerv1.Ability_ABILITY_ABLE,
 	}
-	r.book = load.New(load.DefaultConfig(), load.Params{Clock: r})
+	r.book = load.New(load.DefaultConfig(), load.Params{Scope: scope.Scope{}.At(r)})
 	r.index = kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	r.chooser = chooser.New(w.config, chooser.Params{Index: r.index, Book: r.book, Seed: 1})
 	for i := range replicas {
@@ -163,7 +164,7 @@ func (w *world) add(replicas int) *router {
 		r.index.SetState(slot, kvblock.FeedExact)
 		r.chooser.AddRank(slot, rep, 0)
 	}
-	params := decide.Params{Self: r.id, Chooser: r.chooser, Tracer: w.tracer, Replicas: r, Fleet: r, Clock: r}
+	params := decide.Params{Self: r.id, Chooser: r.chooser, Scope: w.scope, Replicas: r, Fleet: r, Clock: r}
 	r.frontend, r.decider = decide.NewFrontend(decide.DefaultConfig(), params), decide.NewDecider(decide.DefaultConfig(), params)
 	w.routers = append(w.routers, r)
 	r.every(r.frontend.TickEvery(), r.frontend.Tick)

@@ -7,9 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
-
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -29,8 +26,6 @@ type Params struct {
 	// Clock is the time; nil takes the system's.
 	Clock Clock
 	Scope scope.Scope
-	// Tracer records a decider's work below the spans of the routers that ask; nil records none.
-	Tracer trace.Tracer
 }
 
 // Replicas is this router's view of the replicas.
@@ -56,7 +51,7 @@ type Fleet interface {
 
 // Clock is the time.
 type Clock interface {
-	Now() time.Time
+	scope.Clock
 	// After calls a function when a time has passed, without locks held.
 	After(d time.Duration, do func())
 }
@@ -70,9 +65,6 @@ func (system) After(d time.Duration, do func()) { time.AfterFunc(d, do) }
 func (p *Params) fill() {
 	if p.Clock == nil {
 		p.Clock = system{}
-	}
-	if p.Tracer == nil {
-		p.Tracer = noop.Tracer{}
 	}
 }
 
@@ -301,7 +293,7 @@ func (w *Waiting) decide(turn int, number uint64, alone string) {
 	}
 	req.Copier = w.follow(req.Copier)
 	if alone != "" {
-		f.metrics.decidedAlone(alone)
+		f.metrics.Alone.Add(alone)
 	}
 	local := f.params.Chooser.Submit(&req, w.deadline, func(c *chooser.Choice, err error) { w.decided(turn, b, lead, c, err) })
 	if local == nil {

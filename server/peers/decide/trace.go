@@ -27,7 +27,7 @@ func (d *Decider) trace(ask *peerv1.Ask, from ID) work {
 		return work{}
 	}
 	above := trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: trace.FlagsSampled, Remote: true})
-	_, s := spans.Start(trace.ContextWithRemoteSpanContext(context.Background(), above), d.params.Tracer, spans.Decide, trace.SpanKindServer)
+	_, s := spans.Start(trace.ContextWithRemoteSpanContext(context.Background(), above), d.tracer, spans.Decide, trace.SpanKindServer)
 	spans.Set(s, spans.DecisionID.String(ask.GetId()), spans.AskedBy.String(from))
 	return work{s}
 }

@@ -29,7 +29,7 @@ func TestADecidersWorkIsInTheTraceOfTheRequest(t *testing.T) {
 			recorded := recorder.New(recorder.Params{
 				Sampler: sdktrace.ParentBased(sdktrace.NeverSample()), To: recorder.KeepFunc(func(tr *recorder.Trace) { got = append(got, tr.Spans()...) }),
 			})
-			w := newTracedWorld(t, recorded.Tracer("test"))
+			w := newTracedWorld(t, recorded)
 			asker := w.routers[0]
 			if asker.frontend.Decider("m") == asker.id {
 				asker = w.routers[1]

@@ -67,7 +67,7 @@ func (s *Store) applyOne(ctx context.Context, r ref) {
 }
 
 // registrationOf is the present state of a registration.
-func (s *Store) registrationOf(key string) registry.Registration {
+func (s *known) registrationOf(key string) registry.Registration {
 	s.mu.Lock()
 	e := s.regs.facts[key]
 	s.mu.Unlock()

@@ -36,17 +36,17 @@ func (s *Store) FindPin(ctx context.Context, response string) bool {
 		Digest: s.digest(), WantedResponses: []string{response},
 	})
 	if err != nil {
-		s.metrics.asked("failed")
+		s.metrics.Pins.Add("failed")
 		return false
 	}
 	for _, p := range out.GetFacts().GetPins() {
 		if p.GetResponseId() == response && p.GetReplicaId() != "" {
-			s.metrics.asked("found")
+			s.metrics.Pins.Add("found")
 			s.params.Pins.Put(p.GetTenant(), response, replica.ID(p.GetReplicaId()))
 			return true
 		}
 	}
-	s.metrics.asked("unknown")
+	s.metrics.Pins.Add("unknown")
 	return false
 }
 

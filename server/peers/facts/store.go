@@ -90,15 +90,20 @@ type Store struct {
 	log     *slog.Logger
 	metrics *metrics
 
-	mu      sync.Mutex
+	known
 	clock   clock
-	drains  *table[registry.Drain]
-	regs    *table[registration]
-	rates   *table[rate]
 	senders map[string]*sender // by peer; guarded by mu
 	due     map[ref]struct{}   // to be put in force; guarded by mu
 	apply   chan struct{}      // holds one token when something is due
 	peers   chan struct{}      // holds one token when the peers have changed
+}
+
+// known has the facts by kind. Its mu guards the Store, too.
+type known struct {
+	mu     sync.Mutex
+	drains *table[registry.Drain]
+	regs   *table[registration]
+	rates  *table[rate]
 }
 
 // ref names a fact.
@@ -111,9 +116,11 @@ type ref struct {
 func New(p Params) *Store {
 	s := &Store{
 		params: p, log: p.Scope.Log(), clock: clock{router: p.Self},
-		drains:  newTable[registry.Drain](kindDrain, keepGone, 0, maxDrains, math.MaxInt),
-		regs:    newTable[registration](kindRegistration, keepGone, 0, maxRegistrations, maxRegistrationBytes),
-		rates:   newTable[rate](kindRate, keepRates, keepRates, maxRates, math.MaxInt),
+		known: known{
+			drains: newTable[registry.Drain](kindDrain, keepGone, 0, maxDrains, math.MaxInt),
+			regs:   newTable[registration](kindRegistration, keepGone, 0, maxRegistrations, maxRegistrationBytes),
+			rates:  newTable[rate](kindRate, keepRates, keepRates, maxRates, math.MaxInt),
+		},
 		senders: map[string]*sender{}, due: map[ref]struct{}{},
 		apply: make(chan struct{}, 1), peers: make(chan struct{}, 1),
 	}
@@ -223,9 +230,9 @@ func (s *Store) expire() {
 }
 
 // digest is equal on routers that know the same facts.
-func (s *Store) digestLocked() uint64 { return s.drains.digest ^ s.regs.digest ^ s.rates.digest }
+func (s *known) digestLocked() uint64 { return s.drains.digest ^ s.regs.digest ^ s.rates.digest }
 
-func (s *Store) digest() uint64 {
+func (s *known) digest() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.digestLocked()

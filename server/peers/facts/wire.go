@@ -43,7 +43,7 @@ func (s *Store) merge(in *peerv1.Facts) (news int) {
 	took := func(k kind, key string, put bool) {
 		if put {
 			news++
-			s.metrics.applied(k)
+			s.metrics.Taken.Add(k)
 			s.dueLocked(ref{k, key})
 		}
 	}
@@ -116,7 +116,7 @@ func tooLarge(n int) error {
 }
 
 // messages gives facts for peers, in messages of bounded size, in the order of refs.
-func (s *Store) messages(refs []ref) []*peerv1.Facts {
+func (s *known) messages(refs []ref) []*peerv1.Facts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []*peerv1.Facts
@@ -140,7 +140,7 @@ func (s *Store) messages(refs []ref) []*peerv1.Facts {
 }
 
 // factLocked gives the present version of one fact; nil when it is not known any more.
-func (s *Store) factLocked(r ref) *peerv1.Facts {
+func (s *known) factLocked(r ref) *peerv1.Facts {
 	out := &peerv1.Facts{}
 	switch r.kind {
 	case kindDrain:
@@ -177,7 +177,7 @@ func (s *Store) factLocked(r ref) *peerv1.Facts {
 }
 
 // all names every fact, the latest first.
-func (s *Store) all() []ref {
+func (s *known) all() []ref {
 	type dated struct {
 		ref
 		version

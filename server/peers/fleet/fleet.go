@@ -6,7 +6,6 @@ import (
 	"os"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
-	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/peers/decide"
 	"github.com/kvpilot/kvpilot/server/peers/facts"
 	"github.com/kvpilot/kvpilot/server/peers/forward"
@@ -85,11 +83,10 @@ func New(c members.Config, p Params) (*Fleet, error) {
 	f.steps = forward.NewAnnouncer(f.Forward(), part("splits").Log())
 	core := decide.Params{
 		Self: f.id, Chooser: p.Chooser, Replicas: f.replicas, Fleet: f, Scope: part("decide"),
-		Tracer: p.Scope.Tracers().Tracer("github.com/kvpilot/kvpilot/server/peers/decide", trace.WithSchemaURL(span.SchemaURL)),
 	}
 	bounds := decide.Config{Patience: c.Patience, Grace: c.Grace}
 	f.frontend, f.decider = decide.NewFrontend(bounds, core), decide.NewDecider(bounds, core)
-	refused := refusals.New(part("peers").Log(), p.Scope.Meters())
+	refused := refusals.New(part("peers"))
 	f.links, err = link.New(link.Params{
 		ID: f.id, Name: cmp.Or(c.Name, host, f.id), Identity: who, Refused: refused, Able: f, Frontend: f, Decider: f.decider,
 		Index: f.warm, Facts: f.facts, Limits: f.grants, Scope: part("link"),

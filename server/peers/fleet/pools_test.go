@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 func TestModelsThatShareReplicasAreOnePool(t *testing.T) {
@@ -24,7 +25,7 @@ func TestModelsThatShareReplicasAreOnePool(t *testing.T) {
 		c.Replicas = append(c.Replicas, registry.Spec{ID: replica.ID(id), URL: engine.URL})
 	}
 	c.Aliases = map[string]string{"a-llama": "llama"}
-	r := registry.New(c, registry.Params{Log: slog.New(slog.DiscardHandler)})
+	r := registry.New(c, registry.Params{Scope: scope.Logged(slog.New(slog.DiscardHandler))})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {

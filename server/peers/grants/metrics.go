@@ -1,14 +1,10 @@
 package grants
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
-
-const ns = "kvpilot.peers.limits."
 
 // outcomes of a report.
 const (
@@ -19,8 +15,12 @@ const (
 )
 
 type metrics struct {
-	reports  metric.Int64Counter
-	outcomes map[string]metric.MeasurementOption
+	Reports instruments.Keyed[string]     `metric:"kvpilot.peers.limits.reports" unit:"{report}" by:"outcome" help:"Reports about tenants' limits to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed."`
+	Owned   metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.owned" unit:"{account}" help:"Accounts of tenants that this router owns."`
+	Leased  metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.leases" unit:"{lease}" help:"Accounts of tenants of which this router has a lease."`
+	Moved   metric.Int64ObservableCounter `metric:"kvpilot.peers.limits.owner.changes" unit:"{change}" help:"Accounts that got another owner, as this router sees it."`
+	Share   metric.Float64ObservableGauge `metric:"kvpilot.peers.limits.share" unit:"1" help:"The part of tenants' limits that this router and the routers that it reaches grant; 1 while it reaches all of the last minute."`
+	Old     metric.Int64ObservableGauge   `metric:"kvpilot.peers.limits.unable" unit:"{router}" help:"Routers of another major wire version, with which this one shares no limits."`
 }
 
 // counts has the counts of Accounts for metrics.
@@ -30,32 +30,18 @@ type counts interface {
 }
 
 func newMetrics(p metric.MeterProvider, g *Grants) *metrics {
-	s := instruments.New(p, "server/peers/grants")
-	m := &metrics{outcomes: map[string]metric.MeasurementOption{}}
-	var series []metric.MeasurementOption
-	for _, o := range []string{outcomeAnswered, outcomeNotOwner, outcomeEpoch, outcomeFailed} {
-		m.outcomes[o] = instruments.Label("outcome", o)
-		series = append(series, m.outcomes[o])
-	}
-	m.reports = s.CounterBy(ns+"reports", "{report}", "Reports about tenants' limits that this router sent to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed.", series...)
-	owned := s.ObservedGauge(ns+"owned", "{account}", "Accounts of tenants that this router owns.")
-	leased := s.ObservedGauge(ns+"leases", "{lease}", "Accounts of tenants that another router owns and of which this one has a lease.")
-	moved := s.ObservedCounter(ns+"owner.changes", "{change}", "Accounts that got another owner, as this router sees it, because a router joined, left or was not reached.")
-	share := s.ObservedFloat(ns+"share", "1", "The part of tenants' limits that this router and those that it reaches grant: 1, unless a router that was seen in the last minute is not reached.")
-	old := s.ObservedGauge(ns+"unable", "{router}", "Routers of another major wire version, with which this one shares no limits: the routers of each version grant their share.")
+	m := &metrics{}
+	s := instruments.Declare(p, "server/peers/grants", m)
+	m.Reports.Know(outcomeAnswered, outcomeNotOwner, outcomeEpoch, outcomeFailed)
 	s.Observe(func(o metric.Observer) {
 		if c, ok := g.params.Accounts.(counts); ok {
 			a, b, n := c.Shown()
-			o.ObserveInt64(owned, int64(a))
-			o.ObserveInt64(leased, int64(b))
-			o.ObserveInt64(moved, n)
+			o.ObserveInt64(m.Owned, int64(a))
+			o.ObserveInt64(m.Leased, int64(b))
+			o.ObserveInt64(m.Moved, n)
 		}
-		o.ObserveFloat64(share, g.View().Share())
-		o.ObserveInt64(old, g.strangers.Load())
+		o.ObserveFloat64(m.Share, g.View().Share())
+		o.ObserveInt64(m.Old, g.strangers.Load())
 	})
 	return m
-}
-
-func (m *metrics) reported(outcome string) {
-	m.reports.Add(context.Background(), 1, m.outcomes[outcome])
 }

@@ -244,7 +244,7 @@ var errUnreached = errors.New("the router that owns the account is not reached")
 func (g *Grants) Ask(owner string, r Report) (Grant, error) {
 	s := g.sender(owner)
 	if s == nil || !s.reached(time.Now()) {
-		g.metrics.reported(outcomeFailed)
+		g.metrics.Reports.Add(outcomeFailed)
 		return Grant{}, errUnreached
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), g.params.Patience)

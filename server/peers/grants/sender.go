@@ -222,7 +222,7 @@ func (s *sender) call(ctx context.Context, reports []Report, copies []Account) (
 	m := s.grants.metrics
 	if err != nil {
 		for range reports {
-			m.reported(outcomeFailed)
+			m.Reports.Add(outcomeFailed)
 		}
 		return nil, err
 	}
@@ -231,11 +231,11 @@ func (s *sender) call(ctx context.Context, reports []Report, copies []Account) (
 		list[i] = fromGrant(g)
 		switch list[i].Refusal {
 		case Answered:
-			m.reported(outcomeAnswered)
+			m.Reports.Add(outcomeAnswered)
 		case NotOwner:
-			m.reported(outcomeNotOwner)
+			m.Reports.Add(outcomeNotOwner)
 		case UnknownEpoch:
-			m.reported(outcomeEpoch)
+			m.Reports.Add(outcomeEpoch)
 		}
 	}
 	return list, nil

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
@@ -35,7 +36,7 @@ func newIdentity(t *testing.T, key, id string) *identity.Identity {
 func shake(t *testing.T, a, b net.Conn, client, server func(*refusals.Log) credentials.TransportCredentials) (text string, clientErr, serverErr error) {
 	t.Helper()
 	var out bytes.Buffer
-	to := refusals.New(slog.New(slog.NewTextHandler(&out, nil)), nil)
+	to := refusals.New(scope.Logged(slog.New(slog.NewTextHandler(&out, nil))))
 	defer a.Close()
 	defer b.Close()
 	var wg sync.WaitGroup
@@ -103,7 +104,7 @@ func TestRefusals(t *testing.T) {
 
 func TestAServerRefusesPlainText(t *testing.T) {
 	var out bytes.Buffer
-	server := newIdentity(t, fleetKey, "0000000a").Server(refusals.New(slog.New(slog.NewTextHandler(&out, nil)), nil))
+	server := newIdentity(t, fleetKey, "0000000a").Server(refusals.New(scope.Logged(slog.New(slog.NewTextHandler(&out, nil)))))
 	a, b := tcpPair(t)
 	if _, err := a.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
 		t.Fatal(err)

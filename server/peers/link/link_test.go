@@ -91,7 +91,7 @@ func newNode(t testing.TB, id, key string, options ...option) *node {
 	n := &node{id: id}
 	text := slog.New(slog.NewTextHandler(&n.log, nil))
 	p := link.Params{
-		ID: id, Name: "name-" + id, Identity: who, Refused: refusals.New(text, nil), Scope: scope.New(text, nil, nil),
+		ID: id, Name: "name-" + id, Identity: who, Refused: refusals.New(scope.Logged(text)), Scope: scope.Logged(text),
 		Able: n, Frontend: frontend{n}, Decider: decider{n},
 	}
 	for _, o := range options {

@@ -25,15 +25,16 @@ func (t *traffic) received(n int) { t.in.Add(int64(n)) }
 func (t *traffic) sent(n int)     { t.out.Add(int64(n)) }
 
 type metrics struct {
+	Links    metric.Int64ObservableGauge   `metric:"kvpilot.peers.links" unit:"{link}" by:"half state" help:"Links with other routers, by half (frontend: this router asks; decider: it is asked) and state (up, connecting)."`
+	Messages metric.Int64ObservableCounter `metric:"kvpilot.peers.messages" unit:"{message}" by:"kind direction" help:"Messages between routers, by kind (event: from frontend to decider; reply: back) and direction (in, out)."`
+	Bytes    metric.Int64ObservableCounter `metric:"kvpilot.peers.bytes" unit:"By" by:"direction" help:"Bytes of messages between routers, without the framing, by direction (in, out)."`
+
 	events, replies, bytes traffic
 }
 
 func newMetrics(p metric.MeterProvider, l *Links) *metrics {
 	m := &metrics{}
-	s := instruments.New(p, "server/peers/link")
-	links := s.ObservedGauge("kvpilot.peers.links", "{link}", "Links with other routers, by half (frontend: this router asks; decider: it is asked) and state (up, connecting).")
-	messages := s.ObservedCounter("kvpilot.peers.messages", "{message}", "Messages between routers, by kind (event: from frontend to decider; reply: back) and direction (in, out).")
-	bytes := s.ObservedCounter("kvpilot.peers.bytes", "By", "Bytes of messages between routers, without the framing, by direction (in, out).")
+	s := instruments.Declare(p, "server/peers/link", m)
 	label := func(key, value string, more ...string) metric.MeasurementOption {
 		set := []attribute.KeyValue{attribute.String(key, value)}
 		for i := 0; i+1 < len(more); i += 2 {
@@ -54,15 +55,15 @@ func newMetrics(p metric.MeterProvider, l *Links) *metrics {
 			}
 		}
 		l.mu.Unlock()
-		o.ObserveInt64(links, int64(up), askUp)
-		o.ObserveInt64(links, int64(all-up), asking)
-		o.ObserveInt64(links, int64(inlets), asked)
-		o.ObserveInt64(messages, m.events.in.Load(), eventIn)
-		o.ObserveInt64(messages, m.events.out.Load(), eventOut)
-		o.ObserveInt64(messages, m.replies.in.Load(), replyIn)
-		o.ObserveInt64(messages, m.replies.out.Load(), replyOut)
-		o.ObserveInt64(bytes, m.bytes.in.Load(), in)
-		o.ObserveInt64(bytes, m.bytes.out.Load(), out)
+		o.ObserveInt64(m.Links, int64(up), askUp)
+		o.ObserveInt64(m.Links, int64(all-up), asking)
+		o.ObserveInt64(m.Links, int64(inlets), asked)
+		o.ObserveInt64(m.Messages, m.events.in.Load(), eventIn)
+		o.ObserveInt64(m.Messages, m.events.out.Load(), eventOut)
+		o.ObserveInt64(m.Messages, m.replies.in.Load(), replyIn)
+		o.ObserveInt64(m.Messages, m.replies.out.Load(), replyOut)
+		o.ObserveInt64(m.Bytes, m.bytes.in.Load(), in)
+		o.ObserveInt64(m.Bytes, m.bytes.out.Load(), out)
 	})
 	return m
 }

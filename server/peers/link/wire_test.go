@@ -1,7 +1,6 @@
 package link_test
 
 import (
-	"log/slog"
 	"net"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	pb "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/identity"
 	"github.com/kvpilot/kvpilot/server/peers/link"
 	"github.com/kvpilot/kvpilot/server/peers/members"
@@ -32,7 +32,7 @@ func both(t *testing.T, id, callee string) (server, client credentials.Transport
 	if err != nil {
 		t.Fatal(err)
 	}
-	quiet := refusals.New(slog.New(slog.DiscardHandler), nil)
+	quiet := refusals.New(scope.Scope{})
 	return who.Server(quiet), who.Client(callee, quiet)
 }
 

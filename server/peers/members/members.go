@@ -95,7 +95,7 @@ func New(c Config, p Params) *Members {
 	m.self = Member{
 		ID: p.ID, Name: cmp.Or(c.Name, p.Host, p.ID), WireMajor: cmp.Or(p.WireMajor, WireMajor), WireMinor: WireMinor, Started: m.started,
 	}
-	m.meter(p.Scope.Meters())
+	m.observe(p.Scope.Meters())
 	return m
 }
 

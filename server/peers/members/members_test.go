@@ -140,7 +140,7 @@ func start(t *testing.T, address, key string, options ...option) *router {
 	c := members.DefaultConfig()
 	c.Listen, c.Name = r.at, "router-"+id
 	text := slog.New(slog.NewTextHandler(&r.log, nil))
-	p := members.Params{ID: id, GossipKey: who.GossipKey(), Scope: scope.New(text, nil, nil), Refused: refusals.New(text, nil), Watcher: &r.changes}
+	p := members.Params{ID: id, GossipKey: who.GossipKey(), Scope: scope.Logged(text), Refused: refusals.New(scope.Logged(text)), Watcher: &r.changes}
 	for _, o := range options {
 		o(&c, &p)
 	}

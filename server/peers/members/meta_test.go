@@ -52,7 +52,7 @@ func TestAnnouncementsThatCannotBeTrueAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var text log
 			out := slog.New(slog.NewTextHandler(&text, nil))
-			m := members.New(members.Config{Listen: own.String()}, members.Params{ID: "0000000a", Scope: scope.New(out, nil, nil), Refused: refusals.New(out, nil)})
+			m := members.New(members.Config{Listen: own.String()}, members.Params{ID: "0000000a", Scope: scope.Logged(out), Refused: refusals.New(scope.Logged(out))})
 			err := members.Announce(m, c.age, own, node(c.change))
 			switch {
 			case c.want == "" && (err != nil || text.String() != ""):

@@ -6,18 +6,17 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// meter registers the instruments, which read the list.
-func (m *Members) meter(p metric.MeterProvider) {
-	s := instruments.New(p, "server/peers/members")
-	members := s.ObservedGauge("kvpilot.peers.members", "{router}", "Routers of the fleet, this one included, by state: alive, stranger (another major wire version), dead (in the last ten minutes, without leaving).")
-	versions := s.ObservedGauge("kvpilot.peers.wire_versions", "{version}", "Major wire versions that the living routers of the fleet speak: more than one is an update in progress, or one that stopped halfway.")
-	states := []State{Alive, Stranger, Dead}
-	labels := make([]metric.MeasurementOption, len(states))
-	for i, state := range states {
-		labels[i] = instruments.Label("state", state.String())
-	}
-	s.Observe(func(o metric.Observer) {
-		counts := make([]int64, len(states))
+// metrics read the list.
+type metrics struct {
+	Members  metric.Int64ObservableGauge `metric:"kvpilot.peers.members" unit:"{router}" by:"state" help:"Routers of the fleet, this one included, by state: alive, stranger (another major wire version), dead (in the last ten minutes, without leaving)."`
+	Versions metric.Int64ObservableGauge `metric:"kvpilot.peers.wire_versions" unit:"{version}" help:"Major wire versions of the living routers: more than one is an update in progress."`
+}
+
+// observe has the metrics read.
+func (m *Members) observe(p metric.MeterProvider) {
+	var shown metrics
+	instruments.Declare(p, "server/peers/members", &shown).Observe(func(o metric.Observer) {
+		var counts [Dead + 1]int64
 		m.mu.Lock()
 		counts[Alive] = 1
 		majors := map[uint32]bool{m.self.WireMajor: true}
@@ -29,8 +28,8 @@ func (m *Members) meter(p metric.MeterProvider) {
 		}
 		m.mu.Unlock()
 		for i, n := range counts {
-			o.ObserveInt64(members, n, labels[i])
+			o.ObserveInt64(shown.Members, n, instruments.Label("state", State(i).String()))
 		}
-		o.ObserveInt64(versions, int64(len(majors)))
+		o.ObserveInt64(shown.Versions, int64(len(majors)))
 	})
 }

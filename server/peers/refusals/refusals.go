@@ -5,14 +5,12 @@
 package refusals
 
 import (
-	"context"
 	"log/slog"
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Reason is why something was refused.
@@ -58,9 +56,8 @@ const (
 
 // Log records refusals.
 type Log struct {
-	log    *slog.Logger
-	count  metric.Int64Counter
-	labels map[Reason]metric.MeasurementOption
+	log     *slog.Logger
+	metrics metrics
 
 	mu   sync.Mutex
 	last map[source]time.Time // guarded by mu
@@ -71,24 +68,22 @@ type source struct {
 	name   string
 }
 
-// New makes a Log. A nil provider counts nothing.
-func New(log *slog.Logger, provider metric.MeterProvider) *Log {
-	l := &Log{log: log, labels: map[Reason]metric.MeasurementOption{}, last: map[source]time.Time{}}
-	var series []metric.MeasurementOption
-	for _, reason := range reasons() {
-		l.labels[reason] = instruments.Label("reason", string(reason))
-		series = append(series, l.labels[reason])
-	}
-	l.count = instruments.New(provider, "server/peers/refusals").CounterBy("kvpilot.peers.refused", "{refusal}",
-		"What was refused of other routers, by reason: key (another key), wire (another major version), identity (another router than it says), conflict (two routers with one id), name (two routers with one name, shown with their ids), address (an announced address leads to another router, as that of a Service does), join (an address to join is no member's own), clock (a certificate is not valid now), handshake (the other end rejected this router), malformed, limit (a bound was exceeded).",
-		series...)
+type metrics struct {
+	Refused instruments.Keyed[Reason] `metric:"kvpilot.peers.refused" unit:"{refusal}" by:"reason" help:"Refused messages of other routers, by reason: key, wire (another major version), identity, conflict (one id twice), name (one name twice), address (it leads to another router), join (no member's own address), clock (a certificate is not valid now), handshake (the other end refused), malformed, limit."`
+}
+
+// New makes a Log.
+func New(s scope.Scope) *Log {
+	l := &Log{log: s.Log(), last: map[source]time.Time{}}
+	instruments.Declare(s.Meters(), "server/peers/refusals", &l.metrics)
+	l.metrics.Refused.Know(reasons()...)
 	return l
 }
 
 // Refuse counts a refusal and logs message, unless the same source was refused for the same reason within the last minute.
 // from names the source: an address without a port, or a router's id.
 func (l *Log) Refuse(reason Reason, from, message string, attrs ...any) {
-	l.count.Add(context.Background(), 1, l.labels[reason])
+	l.metrics.Refused.Add(reason)
 	if l.isDue(source{reason, from}, time.Now()) {
 		l.log.Warn(message, append([]any{"reason", string(reason), "from", from}, attrs...)...)
 	}

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.uber.org/goleak"
 
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/refusals"
 )
 
@@ -22,7 +23,7 @@ func TestEachSourceHasOneLinePerMinuteAndEachRefusalCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		reader := sdk.NewManualReader()
-		l := refusals.New(slog.New(slog.NewTextHandler(&text, nil)), sdk.NewMeterProvider(sdk.WithReader(reader)))
+		l := refusals.New(scope.New(slog.New(slog.NewTextHandler(&text, nil)), sdk.NewMeterProvider(sdk.WithReader(reader)), nil))
 		lines := func() int { return strings.Count(text.String(), "\n") }
 		for range 5 {
 			l.Refuse(refusals.Key, "10.0.0.1", "a sender has another key")

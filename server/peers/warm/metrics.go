@@ -20,24 +20,22 @@ const (
 	outcomes
 )
 
-var outcomeNames = [outcomes]string{"ok", "incomplete", "failed", "busy"}
+func (o outcome) String() string {
+	return [outcomes]string{"ok", "incomplete", "failed", "busy"}[o]
+}
 
 type metrics struct {
-	took   metric.Float64Histogram
-	served metric.Int64Counter
-	by     []metric.MeasurementOption
+	Took   metric.Float64Histogram    `metric:"kvpilot.peers.pull" unit:"s" by:"outcome" bounds:"0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60" help:"Time to pull a peer's index, by outcome: ok, incomplete, failed."`
+	Served instruments.Keyed[outcome] `metric:"kvpilot.peers.pulls_served" unit:"{pull}" by:"outcome" help:"Pulls of this router's index by peers, by outcome: ok, failed, busy."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {
-	s := instruments.New(provider, "server/peers/warm")
-	m := &metrics{by: instruments.Values("outcome", outcomeNames[:]...)}
-	m.took = s.Histogram("kvpilot.peers.pull", "s", "Time to pull a peer's index, by outcome: ok, incomplete, failed.", .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)
-	m.served = s.CounterBy("kvpilot.peers.pulls_served", "{pull}", "Pulls of this router's index by peers, by outcome: ok, failed, busy.", m.by[outcomeOK], m.by[outcomeFailed], m.by[outcomeBusy])
+	m := &metrics{}
+	instruments.Declare(provider, "server/peers/warm", m)
+	m.Served.Know(outcomeOK, outcomeFailed, outcomeBusy)
 	return m
 }
 
 func (m *metrics) pulled(how outcome, took time.Duration) {
-	m.took.Record(context.Background(), took.Seconds(), m.by[how])
+	m.Took.Record(context.Background(), took.Seconds(), instruments.Label("outcome", how.String()))
 }
-
-func (m *metrics) servedOne(how outcome) { m.served.Add(context.Background(), 1, m.by[how]) }

@@ -27,7 +27,7 @@ func (w *Warm) PullIndex(from string, in *peerv1.PullIndexRequest, out grpc.Serv
 	case w.serving <- struct{}{}:
 		defer func() { <-w.serving }()
 	default:
-		w.metrics.servedOne(outcomeBusy)
+		w.metrics.Served.Add(outcomeBusy)
 		return status.Error(codes.ResourceExhausted, "as many routers as may pull at the same time do; ask another one")
 	}
 	wanted := map[replica.ID]bool{}
@@ -43,11 +43,11 @@ func (w *Warm) PullIndex(from string, in *peerv1.PullIndexRequest, out grpc.Serv
 		err = to.flush()
 	}
 	if err != nil {
-		w.metrics.servedOne(outcomeFailed)
+		w.metrics.Served.Add(outcomeFailed)
 		w.log.Info("a peer did not take this router's index", "peer", from, "bytes", to.bytes, "error", err)
 		return err
 	}
-	w.metrics.servedOne(outcomeOK)
+	w.metrics.Served.Add(outcomeOK)
 	w.log.Info("a peer pulled this router's index", "peer", from, "bytes", to.bytes, "took", time.Since(begin).Round(time.Millisecond))
 	return nil
 }

@@ -3,18 +3,17 @@ package placement
 import (
 	"context"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/adapters"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/upstream"
 )
 
@@ -55,22 +54,25 @@ type Fleet interface {
 	Decides(id replica.ID) bool
 }
 
-// Params are the arguments of New. Log and Meter may be nil.
+// Params are the arguments of New.
 type Params struct {
 	Registry Registry
 	Record   Record
 	Client   Caller
 	// Fleet says whether this router places the adapters of a replica; nil: it is alone.
 	Fleet Fleet
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
+}
+
+type metrics struct {
+	Changes instruments.Keyed[change] `metric:"kvpilot.adapters.changes" unit:"{change}" by:"action result" help:"Adapters loaded and unloaded by rule (adapters.spread), by result: done, refused (by the engine) or failed (no answer)."`
 }
 
 // Rule places adapters. Make one with New.
 type Rule struct {
 	config  Config
 	params  Params
-	changes instruments.Keyed[change]
+	metrics metrics
 
 	calls  sync.WaitGroup
 	mu     sync.Mutex
@@ -88,22 +90,20 @@ type rest struct {
 // change is a change of a replica, with its result.
 type change struct{ action, result string }
 
+// Labels has the labels of the key in metrics.
+func (c change) Labels() []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.String("action", c.action), attribute.String("result", c.result)}
+}
+
 // New makes a Rule of a valid Config.
 func New(c Config, p Params) *Rule {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
 	r := &Rule{config: c, params: p, loaded: map[key]*placed{}, rests: map[key]*rest{}, busy: map[replica.ID]*step{}}
-	var all []change
+	instruments.Declare(p.Scope.Meters(), "server/route/placement", &r.metrics)
 	for _, action := range []string{"load", "unload"} {
 		for _, result := range []string{"done", "refused", "failed"} {
-			all = append(all, change{action, result})
+			r.metrics.Changes.Know(change{action, result})
 		}
 	}
-	r.changes = instruments.NewKeyed(instruments.New(p.Meter, "server/route/placement"), "kvpilot.adapters.changes", "{change}",
-		"Adapters that were loaded and unloaded by rule (adapters.spread), by result: done, refused (by the engine) or failed (no answer).", all, func(c change) metric.MeasurementOption {
-			return metric.WithAttributes(attribute.String("action", c.action), attribute.String("result", c.result))
-		})
 	return r
 }
 
@@ -192,7 +192,7 @@ func (r *Rule) make(ctx context.Context, s *step) {
 	if !s.load {
 		action, path = "unload", ""
 	}
-	log := r.params.Log.With("replica", string(s.on.ID), "adapter", s.adapter, "action", action, "took", time.Since(began).Round(time.Millisecond))
+	log := r.params.Scope.Log().With("replica", string(s.on.ID), "adapter", s.adapter, "action", action, "took", time.Since(began).Round(time.Millisecond))
 	k := key{s.on.ID, s.adapter}
 	result := "done"
 	switch {
@@ -208,7 +208,7 @@ func (r *Rule) make(ctx context.Context, s *step) {
 		log.Info("an adapter was placed by demand")
 	}
 	if ctx.Err() == nil {
-		r.changes.Add(change{action, result})
+		r.metrics.Changes.Add(change{action, result})
 		r.params.Registry.Refresh(s.on.ID)
 	}
 	r.mu.Lock()

@@ -6,8 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/peers/grants"
 )
 
@@ -25,7 +24,7 @@ const (
 
 // Params is what the code passes in. Its zero value is valid.
 type Params struct {
-	Meter metric.MeterProvider
+	Scope scope.Scope
 }
 
 // Limiter has the accounts of all tenants: whole ones in a router that stands alone, this router's part of them in a fleet. Make one with
@@ -77,7 +76,7 @@ func (t *table) of(name string) limits {
 func New(c Config, p Params) *Limiter {
 	l := &Limiter{tenants: map[string]*tenant{}}
 	l.table.Store(newTable(c))
-	l.meter(p.Meter)
+	observe(p.Scope.Meters(), l)
 	return l
 }
 

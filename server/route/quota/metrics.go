@@ -9,7 +9,18 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-const ns = "kvpilot.tenant."
+// metrics are read from the accounts at each collection: requests cost nothing for them.
+type metrics struct {
+	Admitted   metric.Int64ObservableCounter `metric:"kvpilot.tenant.requests" unit:"{request}" by:"tenant" help:"Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\"."`
+	Refused    metric.Int64ObservableCounter `metric:"kvpilot.tenant.refusals" unit:"{request}" by:"tenant cause" help:"Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens."`
+	Tokens     metric.Int64ObservableCounter `metric:"kvpilot.tenant.tokens" unit:"{token}" by:"tenant" help:"Tokens charged to a tenant: as engines counted them, or as predicted where they did not."`
+	Unbelieved metric.Int64ObservableCounter `metric:"kvpilot.tenant.tokens.unbelieved" unit:"{token}" by:"tenant" help:"Reported tokens beyond a request's prompt, answer and limit. They are not charged."`
+	Unrefunded metric.Int64ObservableCounter `metric:"kvpilot.tenant.tokens.unrefunded" unit:"{token}" by:"tenant" help:"Tokens that external callers' reports claimed back beyond the allowed share (5 %). They stay charged."`
+	Alone      metric.Int64ObservableCounter `metric:"kvpilot.tenant.grants.alone" unit:"{grant}" by:"tenant" help:"Grants from this router's share of a tenant's limits, because the account's owner did not answer."`
+	InFlight   metric.Int64ObservableGauge   `metric:"kvpilot.tenant.requests.in_flight" unit:"{request}" by:"tenant" help:"A tenant's requests in flight, reservations among them."`
+	Reserved   metric.Int64ObservableGauge   `metric:"kvpilot.tenant.tokens.reserved" unit:"{token}" by:"tenant" help:"Tokens booked by a tenant's reservations."`
+	Left       metric.Int64ObservableGauge   `metric:"kvpilot.tenant.tokens.left" unit:"{token}" by:"tenant" help:"Tokens that a tenant may use now, at the router that owns its account; below zero when answers were longer than predicted."`
+}
 
 // shown is what metrics show under one label.
 type shown struct {
@@ -33,34 +44,25 @@ func (c *counts) add(o *counts) {
 // owned reports whether the account is this router's. mu is held.
 func (t *tenant) owned() bool { return t.part == nil || t.part.owner == "" }
 
-// meter registers the instruments. Requests cost nothing for them: they read the accounts.
-func (l *Limiter) meter(p metric.MeterProvider) {
-	s := instruments.New(p, "server/route/quota")
-	admitted := s.ObservedCounter(ns+"requests", "{request}", "Requests that a tenant's limits admitted. Tenants with an entry in the settings, and the first 64 others, have a label of their own; the rest are \"other\".")
-	refused := s.ObservedCounter(ns+"refusals", "{request}", "Requests rejected by a tenant's limits, by cause: requests, tokens, in_flight or reserved_tokens.")
-	tokens := s.ObservedCounter(ns+"tokens", "{token}", "Tokens charged to a tenant: as engines counted them, or as predicted where they did not.")
-	unbelieved := s.ObservedCounter(ns+"tokens.unbelieved", "{token}", "Tokens that engines or callers reported beyond what a request can have taken, by its prompt, its answer and its limit. They are not charged.")
-	unrefunded := s.ObservedCounter(ns+"tokens.unrefunded", "{token}", "Tokens that external callers' reports claimed back beyond the share that a tenant's own word may release (5 %). They stay charged.")
-	alone := s.ObservedCounter(ns+"grants.alone", "{grant}", "Grants to requests of a tenant from this router's share of its limits, because the router that owns the tenant's account did not answer.")
-	inFlight := s.ObservedGauge(ns+"requests.in_flight", "{request}", "A tenant's requests in flight, reservations among them.")
-	reserved := s.ObservedGauge(ns+"tokens.reserved", "{token}", "Tokens booked by a tenant's reservations.")
-	left := s.ObservedGauge(ns+"tokens.left", "{token}", "Tokens that a tenant may use now, at the router that owns its account; below zero when answers were longer than predicted.")
-	s.Observe(func(o metric.Observer) {
+// observe has the accounts of l read.
+func observe(p metric.MeterProvider, l *Limiter) {
+	var m metrics
+	instruments.Declare(p, "server/route/quota", &m).Observe(func(o metric.Observer) {
 		for name, s := range l.shown() {
 			tenant := attribute.String("tenant", name)
 			label := metric.WithAttributes(tenant)
-			o.ObserveInt64(admitted, s.admitted, label)
-			o.ObserveInt64(tokens, int64(s.tokens), label)
-			o.ObserveInt64(unbelieved, int64(s.unbelieved), label)
-			o.ObserveInt64(unrefunded, int64(s.unrefunded), label)
-			o.ObserveInt64(alone, s.alone, label)
-			o.ObserveInt64(inFlight, s.inFlight, label)
-			o.ObserveInt64(reserved, s.reserved, label)
+			o.ObserveInt64(m.Admitted, s.admitted, label)
+			o.ObserveInt64(m.Tokens, int64(s.tokens), label)
+			o.ObserveInt64(m.Unbelieved, int64(s.unbelieved), label)
+			o.ObserveInt64(m.Unrefunded, int64(s.unrefunded), label)
+			o.ObserveInt64(m.Alone, s.alone, label)
+			o.ObserveInt64(m.InFlight, s.inFlight, label)
+			o.ObserveInt64(m.Reserved, s.reserved, label)
 			if s.limited {
-				o.ObserveInt64(left, int64(s.level), label)
+				o.ObserveInt64(m.Left, int64(s.level), label)
 			}
 			for cause := range causes {
-				o.ObserveInt64(refused, s.refused[cause], metric.WithAttributes(tenant, attribute.String("cause", cause.String())))
+				o.ObserveInt64(m.Refused, s.refused[cause], metric.WithAttributes(tenant, attribute.String("cause", cause.String())))
 			}
 		}
 	})

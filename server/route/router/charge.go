@@ -47,7 +47,7 @@ func (rq bill) used(d *attempt.Delivery, err error) quota.Usage {
 
 // usedHere is the part of the cost that arose at this router: another one has charged the tokens of a stream that the client carried here.
 func (rq bill) usedHere(d *attempt.Delivery, err error) quota.Usage {
-	if rq.Events != nil && !d.Chosen {
+	if rq.Events != nil && !d.WasChosen() {
 		return quota.Usage{}
 	}
 	if u, ok := d.Scan.Usage(); ok {
@@ -63,15 +63,15 @@ func (rq bill) usedHere(d *attempt.Delivery, err error) quota.Usage {
 	switch n := d.Scan.ContentEvents(); {
 	case rq.Question != nil && !rq.OnlyIDs && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked} // its usage is not reported; a dry run has booked nothing
-	case n > 0 && !d.FirstToken.IsZero(): // a stream without usage: the router's own count
+	case n > 0 && !d.FirstToken().IsZero(): // a stream without usage: the router's own count
 		used := quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.PromptSize(), Output: rq.TokensIn(n)}
 		if rq.Before > 0 { // its beginning, which has no token, came from another router
 			used.Output = n
 		}
 		return used
-	case d.Begun && err == nil:
+	case d.HasBegun() && err == nil:
 		return quota.Usage{Charge: quota.ChargeBooked}
-	case d.Chosen && clientLeft(err): // the engine was computing when the client left
+	case d.WasChosen() && clientLeft(err): // the engine was computing when the client left
 		return quota.Usage{Charge: quota.ChargeUsage, Prompt: rq.PromptSize()}
 	}
 	return quota.Usage{}

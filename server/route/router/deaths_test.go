@@ -11,6 +11,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
@@ -65,7 +66,7 @@ func TestAStreamThatStopsTwoReplicasIsNotTriedOnAThird(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			reader := sdk.NewManualReader()
 			f := start(t, 4, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-				p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+				p.Scope = scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))
 			})
 			f.resuming(2)
 			f.inTurn(c.steps(f)...)

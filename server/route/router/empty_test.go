@@ -15,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -30,7 +31,7 @@ const (
 func metered(t *testing.T, n int, change func(*router.Params)) (*fleet, *sdk.ManualReader) {
 	reader := sdk.NewManualReader()
 	return start(t, n, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-		p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+		p.Scope = scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))
 		if change != nil {
 			change(p)
 		}

@@ -66,22 +66,22 @@ func (e *requestEnds) logLine(rq *intake.Request, d *attempt.Delivery, public *a
 		c := d.Attempt.Choice
 		line = append(line, slog.String("replica", string(c.Replica.ID)), slog.Int("prompt_tokens", c.Decision.PromptTokens), slog.Int("overlap_tokens", c.Held()))
 	}
-	if !d.FirstToken.IsZero() {
-		line = append(line, slog.Duration("ttft", d.FirstToken.Sub(rq.Received).Round(time.Microsecond)))
+	if !d.FirstToken().IsZero() {
+		line = append(line, slog.Duration("ttft", d.FirstToken().Sub(rq.Received).Round(time.Microsecond)))
 	}
-	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.Attempts)))
+	line = append(line, slog.Duration("took", took.Round(time.Microsecond)), slog.Int("attempts", max(1, d.Attempts())))
 	if public == nil {
-		return append(line, slog.Int("status", d.Status))
+		return append(line, slog.Int("status", d.Status()))
 	}
-	if d.Doubts.Cause != retry.CauseNone {
-		line = append(line, slog.String("cause", d.Doubts.Cause.String()))
+	if d.Cause() != retry.CauseNone {
+		line = append(line, slog.String("cause", d.Cause().String()))
 	}
 	return append(line, slog.Int("status", public.HTTPStatus()), slog.String("reason", apierror.Name(public.Reason)), slog.Any("error", public))
 }
 
 // countEnd counts a request that this router sent; public is its error, nil when it has none.
 func (e *requestEnds) countEnd(d *attempt.Delivery, public *apierror.Error) {
-	if e.count != nil && d.Chosen {
+	if e.count != nil && d.WasChosen() {
 		e.count.Served(isFailure(public))
 		return
 	}
@@ -90,7 +90,7 @@ func (e *requestEnds) countEnd(d *attempt.Delivery, public *apierror.Error) {
 
 // countUnserved counts a request that no replica was chosen for, by a fault that is not its own.
 func (e *requestEnds) countUnserved(d *attempt.Delivery, public *apierror.Error) {
-	if e.count != nil && !d.Chosen && isFailure(public) {
+	if e.count != nil && !d.WasChosen() && isFailure(public) {
 		e.count.Unserved(apierror.Name(public.Reason))
 	}
 }
@@ -120,9 +120,9 @@ func leaveStory(rq *intake.Request, d *attempt.Delivery, public *apierror.Error)
 			of.Model = strings.Clone(intake.Clip(rq.Parsed.Model, 128))
 		}
 	}
-	end := story.Ending{AnswerID: intake.Clip(d.Scan.ResponseID(), 128), Finish: intake.Clip(d.Scan.FinishReason(), 32), FirstToken: d.FirstToken}
-	if d.Doubts.Cause != retry.CauseNone {
-		end.Cause = d.Doubts.Cause.String()
+	end := story.Ending{AnswerID: intake.Clip(d.Scan.ResponseID(), 128), Finish: intake.Clip(d.Scan.FinishReason(), 32), FirstToken: d.FirstToken()}
+	if d.Cause() != retry.CauseNone {
+		end.Cause = d.Cause().String()
 	}
 	end.Usage, end.Counted = d.Scan.Usage()
 	rq.Story.Leave(of, end, public)
@@ -133,9 +133,9 @@ func endSide(rq *intake.Request, d *attempt.Delivery, public *apierror.Error, e 
 	if rq.Side == nil || public != nil && (public.Fault() == apierror.FaultGone || public.Reason == apierror.RateLimitExceeded) {
 		return
 	}
-	e.Failed = public != nil || d.Status >= 400
-	if !d.FirstToken.IsZero() {
-		e.FirstToken = d.FirstToken.Sub(rq.Received)
+	e.Failed = public != nil || d.Status() >= 400
+	if !d.FirstToken().IsZero() {
+		e.FirstToken = d.FirstToken().Sub(rq.Received)
 	}
 	if d.Attempt != nil {
 		if shadow := d.Attempt.Choice.Decision.Shadow; shadow != nil {

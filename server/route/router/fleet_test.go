@@ -278,13 +278,11 @@ func startVersion(t testing.TB, n int, version string, change func(*router.Param
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	f.index = index
 	f.book = load.New(load.DefaultConfig(), load.Params{})
-	var err error
 	p.Chooser = chooser.New(cc, chooser.Params{Index: index, Book: f.book, Seed: 1, Gate: p.Breaker, Record: f, Engines: f})
 	f.chooser = p.Chooser
 	p.Registry = registry.New(rc, wired(t, f.book, index, p.Chooser))
 	f.params = p
-	f.router, err = router.New(intake.DefaultConfig(), p)
-	must(t, err)
+	f.router = router.New(intake.DefaultConfig(), p)
 	t.Cleanup(running(t, p))
 	f.eventually("every replica is ready", func() bool {
 		ready := 0

@@ -113,7 +113,7 @@ func (h *Handoff) choose(ctx context.Context) error {
 	h.ahead.lead = a.Choice.Prefill()
 	h.parts.attempts.Picker.LearnRouted(ctx, h.rq, h.t, a)
 	a.Hop = attempt.BeginHop(h.rq, a)
-	a.Hop.Sends(intake.Clip(h.rq.Call.EnginePath(), 256), a.Chosen)
+	a.Hop.Sends(intake.Clip(h.rq.Call.EnginePath(), 256), a.ChosenAt())
 	return nil
 }
 
@@ -179,7 +179,7 @@ func (h *Handoff) Header(ctx context.Context) http.Header {
 // Served reports that another replica served the request than the one that was chosen. The booking moves there.
 func (h *Handoff) Served(ctx context.Context, id replica.ID) {
 	a := h.d.Attempt
-	if id == a.Choice.Replica.ID || a.Ended || h.begun {
+	if id == a.Choice.Replica.ID || a.HasEnded() || h.begun {
 		return
 	}
 	// Nothing is known about the first replica but that the gateway left it: it is probed again.
@@ -189,7 +189,7 @@ func (h *Handoff) Served(ctx context.Context, id replica.ID) {
 	h.t.Ask.Attempt++
 	h.t.Ask.Options.Pinned, h.t.Ask.Options.PinnedRank, h.t.Ask.NoQueue = id, -1, true
 	if err := h.choose(ctx); err != nil {
-		h.d.Attempt, h.d.Chosen = a, true // what follows is still about this request
+		h.d.Take(a) // what follows is still about this request
 	}
 }
 
@@ -206,7 +206,7 @@ func (h *Handoff) Begin(head Head) http.Header {
 	a, out := h.d.Attempt, http.Header{}
 	h.begun = true
 	h.verdict = verdictOf(head)
-	h.d.Begun, h.d.Status = true, head.Status
+	h.d.Begin(head.Status)
 	a.Hop.Head(h.verdict, head.Status)
 	if wait, known := retry.After(head.Header, time.Now()); known && (h.verdict == retry.Refused || h.verdict == retry.Unavailable) {
 		h.parts.breaker.Pause(a.Choice.Replica.ID, wait)
@@ -258,10 +258,7 @@ func (h *Handoff) Write(piece []byte) {
 		h.ahead.computed()
 		d.SawFirstToken()
 	}
-	if n >= a.Reported+attempt.ProgressStep {
-		a.Choice.Progress(n)
-		a.Reported = n
-	}
+	a.Progress(n)
 }
 
 // Complete reports whether the stream of events said that it is over; false for other answers.
@@ -273,14 +270,14 @@ func (h *Handoff) End(ctx context.Context, err error) {
 		return
 	}
 	if err == nil && !h.begun { // its answer is not seen
-		h.d.Begun, h.d.Status = true, http.StatusOK
+		h.d.Begin(http.StatusOK)
 	}
 	a := h.d.Attempt
 	outcome, end := h.verdict, attempt.EndOf(h.verdict)
 	var f *attempt.Failure
 	switch {
 	case h.verdict != retry.OK:
-		f = &attempt.Failure{Outcome: h.verdict, Public: apierror.Upstream(h.d.Status, "", nil)}
+		f = &attempt.Failure{Outcome: h.verdict, Public: apierror.Upstream(h.d.Status(), "", nil)}
 		if end == decision.EndMoved { // the gateway may retry, unseen
 			end = decision.EndFailed
 		}
@@ -293,7 +290,7 @@ func (h *Handoff) End(ctx context.Context, err error) {
 	default:
 		outcome, end = retry.Canceled, decision.EndCompleted // says nothing about the replica
 	}
-	if !a.Ended {
+	if !a.HasEnded() {
 		blamed := outcome
 		if a.IsSplit() && outcome == retry.EngineError { // perhaps the other replica's doing, or the transfer's
 			blamed = retry.Canceled
@@ -313,7 +310,7 @@ func (h *Handoff) End(ctx context.Context, err error) {
 
 // release ends an attempt.
 func (h *Handoff) release(a *attempt.Attempt, f *attempt.Failure, result chooser.Result) {
-	a.Ended = true
+	a.Finish()
 	attempt.EndHop(h.rq, h.d, f)
 	if result.End == decision.EndCompleted {
 		h.ahead.computed()

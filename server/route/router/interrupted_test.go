@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
@@ -46,7 +47,7 @@ func TestInterruptedStreamsAreCounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			reader := sdk.NewManualReader()
 			f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-				p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+				p.Scope = scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))
 			})
 			f.resuming(1)
 			f.inTurn(c.steps...)

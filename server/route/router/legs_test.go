@@ -21,6 +21,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -84,7 +85,7 @@ func newPairAt(t *testing.T, connector, bootstrap string, prefill, decode http.H
 	t.Helper()
 	p := &pair{reader: metric.NewManualReader(), legs: map[int][]leg{}}
 	p.fleet = start(t, 3, func(params *router.Params, _ *chooser.Config, rc *registry.Config) {
-		params.Meter = metric.NewMeterProvider(metric.WithReader(p.reader))
+		params.Scope = scope.Measured(metric.NewMeterProvider(metric.WithReader(p.reader)))
 		for i, role := range []string{"prefill", "decode"} {
 			rc.Replicas[i].Labels = map[string]string{replica.LabelConnector: connector, replica.LabelRole: role}
 			if bootstrap != "" {

@@ -20,9 +20,9 @@ import (
 // metrics counts requests. Attribute sets are made once: a request adds no garbage.
 type metrics struct {
 	histograms
-	inFlight metric.Int64UpDownCounter
-	tokens   metric.Int64Counter
-	requests metric.Int64Counter
+	InFlight metric.Int64UpDownCounter `metric:"kvpilot.router.requests.in_flight" unit:"{request}" help:"Requests in progress: read and not yet fully answered."`
+	Tokens   metric.Int64Counter       `metric:"kvpilot.router.tokens" unit:"{token}" by:"model kind source" help:"Tokens by model, kind (prompt, cached, output; overlap: as predicted) and source: engine, or router (its own count, of streams without usage)."`
+	Requests metric.Int64Counter       `metric:"kvpilot.router.requests" unit:"{request}" by:"model route status reason" help:"Ended requests by model (the first 200 served ones, or other), route, HTTP status and error reason."`
 	genai    *genai.Metrics
 
 	routes [routeCount]metric.MeasurementOption
@@ -30,31 +30,23 @@ type metrics struct {
 }
 
 // histograms has a request's times.
-type histograms struct{ duration, ttft, perToken, overhead, held, encode metric.Float64Histogram }
+type histograms struct {
+	Duration metric.Float64Histogram `metric:"kvpilot.router.request.duration" unit:"s" by:"model route" bounds:"0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time from a request's first byte to its answer's last, by model and route."`
+	TTFT     metric.Float64Histogram `metric:"kvpilot.router.ttft" unit:"s" by:"model route" bounds:"0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time from a request's first byte to the first content of its streamed answer, by model and route."`
+	PerToken metric.Float64Histogram `metric:"kvpilot.router.time_per_output_token" unit:"s" by:"model route source" bounds:"0.001 0.0025 0.005 0.01 0.02 0.03 0.05 0.075 0.1 0.15 0.25 0.5 1" help:"Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens."`
+	Overhead metric.Float64Histogram `metric:"kvpilot.router.overhead" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"kvpilot's own time before a request left for its replica, without the waits for tokenizer and queue."`
+	Held     metric.Float64Histogram `metric:"kvpilot.router.held" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"Time in the hold queue."`
+	Encode   metric.Float64Histogram `metric:"kvpilot.router.tokenize" unit:"s" by:"route" bounds:"0.00005 0.0001 0.0002 0.0005 0.001 0.002 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 5" help:"Time until the prompt's token ids were known or the attempt was abandoned."`
+}
 
-func newMetrics(p metric.MeterProvider) (*metrics, error) {
-	s := instruments.New(p, "server/route/router")
-	m := &metrics{}
-	var err error
-	if m.genai, err = genai.New(p); err != nil {
-		return nil, err
-	}
+func newMetrics(p metric.MeterProvider) *metrics {
+	m := &metrics{genai: genai.New(p)}
+	instruments.Declare(p, "server/route/router", m)
 	for route := range m.routes {
 		m.routes[route] = instruments.Label("route", openai.Route(route).String())
 	}
-	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
-	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
-	m.inFlight = s.UpDownCounter(intake.MetricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(intake.MetricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
-		m.models.of(otherModel).result(endLabels{route: openai.RouteChat, status: http.StatusOK}))
-	m.duration = s.Histogram(intake.MetricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
-	m.ttft = s.Histogram(intake.MetricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
-	m.perToken = s.Histogram(intake.MetricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
-	m.held = s.Histogram(intake.MetricNS+"held", "s", "Time in the hold queue.", fast...)
-	m.encode = s.Histogram(intake.MetricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = s.CounterBy(intake.MetricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
-	return m, nil
+	m.Requests.Add(context.Background(), 0, m.models.of(otherModel).result(endLabels{route: openai.RouteChat, status: http.StatusOK}))
+	return m
 }
 
 // notable is kvpilot's own time from which a trace is worth an exemplar.
@@ -65,41 +57,41 @@ const notable = time.Millisecond
 func (m *metrics) end(ctx context.Context, rq *intake.Request, d *attempt.Delivery, public *apierror.Error, took time.Duration) {
 	route, model := m.routes[rq.Call.Route], m.models.of(modelLabel(rq))
 	plain := context.Background() // makes no exemplar
-	m.inFlight.Add(plain, -1)
-	res := endLabels{route: rq.Call.Route, status: d.Status}
+	m.InFlight.Add(plain, -1)
+	res := endLabels{route: rq.Call.Route, status: d.Status()}
 	if public != nil {
 		res.status, res.reason = public.HTTPStatus(), public.Reason
 	}
-	m.requests.Add(plain, 1, model.result(res))
-	if d.FirstToken.IsZero() { // else the first token's latency has it
-		m.duration.Record(ctx, took.Seconds(), model.timed.routes[rq.Call.Route])
+	m.Requests.Add(plain, 1, model.result(res))
+	if d.FirstToken().IsZero() { // else the first token's latency has it
+		m.Duration.Record(ctx, took.Seconds(), model.timed.routes[rq.Call.Route])
 	} else {
-		m.duration.Record(plain, took.Seconds(), model.timed.routes[rq.Call.Route])
+		m.Duration.Record(plain, took.Seconds(), model.timed.routes[rq.Call.Route])
 	}
 	if rq.Tokenizing > 0 {
-		m.encode.Record(plain, rq.Tokenizing.Seconds(), route)
+		m.Encode.Record(plain, rq.Tokenizing.Seconds(), route)
 	}
 	a := d.Attempt
 	if a == nil {
 		m.genai.Record(genaiOf(rq, d, res, sse.Usage{}, took))
 		return
 	}
-	if a.Overhead > notable {
-		m.overhead.Record(ctx, a.Overhead.Seconds(), route)
+	if a.Overhead() > notable {
+		m.Overhead.Record(ctx, a.Overhead().Seconds(), route)
 	} else {
-		m.overhead.Record(plain, a.Overhead.Seconds(), route)
+		m.Overhead.Record(plain, a.Overhead().Seconds(), route)
 	}
-	m.held.Record(plain, a.Held.Seconds(), route)
-	m.tokens.Add(plain, int64(a.Choice.Held()), model.kinds[fromRouter][tokensOverlap])
-	if !d.FirstToken.IsZero() {
-		m.ttft.Record(ctx, d.FirstToken.Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
+	m.Held.Record(plain, a.Held().Seconds(), route)
+	m.Tokens.Add(plain, int64(a.Choice.Held()), model.kinds[fromRouter][tokensOverlap])
+	if !d.FirstToken().IsZero() {
+		m.TTFT.Record(ctx, d.FirstToken().Sub(rq.Received).Seconds(), model.timed.routes[rq.Call.Route])
 	}
 	u, source := costOf(rq, d)
-	m.tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
-	m.tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
-	m.tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
-	if n := u.CompletionTokens; n > 1 && !d.FirstToken.IsZero() {
-		m.perToken.Record(plain, time.Since(d.FirstToken).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
+	m.Tokens.Add(plain, int64(max(0, u.PromptTokens)), model.kinds[source][tokensPrompt])
+	m.Tokens.Add(plain, int64(max(0, u.CachedTokens)), model.kinds[source][tokensCached])
+	m.Tokens.Add(plain, int64(max(0, u.CompletionTokens)), model.kinds[source][tokensOutput])
+	if n := u.CompletionTokens; n > 1 && !d.FirstToken().IsZero() {
+		m.PerToken.Record(plain, time.Since(d.FirstToken()).Seconds()/float64(n-1), model.timed.paces[source][rq.Call.Route])
 	}
 	m.genai.Record(genaiOf(rq, d, res, u, took))
 }
@@ -113,8 +105,8 @@ func genaiOf(rq *intake.Request, d *attempt.Delivery, res endLabels, u sse.Usage
 	if modelLabel(rq) != otherModel {
 		r.Model = rq.Pool.Model
 	}
-	if !d.FirstToken.IsZero() {
-		r.FirstToken = d.FirstToken.Sub(rq.Received)
+	if !d.FirstToken().IsZero() {
+		r.FirstToken = d.FirstToken().Sub(rq.Received)
 	}
 	switch {
 	case res.reason != apierror.Unspecified:
@@ -130,7 +122,7 @@ func costOf(rq *intake.Request, d *attempt.Delivery) (u sse.Usage, source int) {
 	if u, ok := d.Scan.Usage(); ok {
 		return u, fromEngine
 	}
-	if n := d.Scan.ContentEvents(); n > 0 && !d.FirstToken.IsZero() {
+	if n := d.Scan.ContentEvents(); n > 0 && !d.FirstToken().IsZero() {
 		return sse.Usage{PromptTokens: d.Attempt.Choice.Decision.PromptTokens, CachedTokens: d.Attempt.CachedOwn(), CompletionTokens: rq.TokensIn(n)}, fromRouter
 	}
 	return sse.Usage{}, fromRouter
@@ -139,10 +131,10 @@ func costOf(rq *intake.Request, d *attempt.Delivery) (u sse.Usage, source int) {
 // decided counts a choice that was handed to the caller.
 func (m *metrics) decided(rq *intake.Request, a *attempt.Attempt) {
 	route := m.routes[rq.Call.Route]
-	m.overhead.Record(context.Background(), a.Overhead.Seconds(), route)
-	m.held.Record(context.Background(), a.Held.Seconds(), route)
+	m.Overhead.Record(context.Background(), a.Overhead().Seconds(), route)
+	m.Held.Record(context.Background(), a.Held().Seconds(), route)
 	if rq.Tokenizing > 0 {
-		m.encode.Record(context.Background(), rq.Tokenizing.Seconds(), route)
+		m.Encode.Record(context.Background(), rq.Tokenizing.Seconds(), route)
 	}
 }
 

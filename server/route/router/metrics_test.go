@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestMetricsHaveTheModel(t *testing.T) {
 	reader := sdk.NewManualReader()
 	f := start(t, 1, func(p *router.Params, _ *chooser.Config, rc *registry.Config) {
-		p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+		p.Scope = scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))
 		rc.Aliases = map[string]string{"gpt": "m"}
 	})
 	f.script(streaming([]string{piece(0, "a", ""), piece(0, "b", "stop"), `data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}` + "\n\n", "data: [DONE]\n\n"}, nil))
@@ -104,7 +105,7 @@ func countsBy(t *testing.T, reader *sdk.ManualReader, name, label string) map[st
 func TestFaultsAreCountedByCauseAndOutcome(t *testing.T) {
 	reader := sdk.NewManualReader()
 	f := start(t, 2, func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
-		p.Meter = sdk.NewMeterProvider(sdk.WithReader(reader))
+		p.Scope = scope.Measured(sdk.NewMeterProvider(sdk.WithReader(reader)))
 	})
 	f.script(text(429, "later"))
 	call := chat(`{"model":"m","messages":[]}`)

@@ -219,15 +219,13 @@ func startPartitioned(t *testing.T, n int, bounds retry.Config) (p *partitioned,
 	}
 	index := kvindex.New(kvindex.DefaultConfig(), kvindex.Params{})
 	p.book = load.New(load.DefaultConfig(), load.Params{})
-	var err error
 	params.Chooser = chooser.New(chooser.DefaultConfig(), chooser.Params{
 		Index: index, Book: p.book, Seed: 1, Gate: p.breaker,
 	})
 	hooks := wired(t, p.book, index, params.Chooser)
 	hooks.Client = &http.Client{Transport: p.network}
 	params.Registry = registry.New(rc, hooks)
-	p.router, err = router.New(intake.DefaultConfig(), params)
-	must(t, err)
+	p.router = router.New(intake.DefaultConfig(), params)
 	halt := running(t, params)
 	time.Sleep(10 * time.Second) // all are found ready
 	return p, func() {

@@ -3,16 +3,13 @@ package router
 import (
 	"context"
 	"hash/maphash"
-	"log/slog"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/observe/span"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router/answer"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
@@ -55,9 +52,7 @@ type Params struct {
 	// Count counts requests by their ends; nil counts none.
 	Count attempt.Counter
 
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
-	Tracer trace.TracerProvider
+	Scope scope.Scope
 }
 
 // Router answers calls. It is safe for concurrent use.
@@ -81,39 +76,28 @@ type Router struct {
 }
 
 // New makes a Router.
-func New(c intake.Config, p Params) (*Router, error) {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	if p.Tracer == nil {
-		p.Tracer = noop.NewTracerProvider()
-	}
+func New(c intake.Config, p Params) *Router {
 	if p.Decider == nil {
 		p.Decider = p.Chooser
 	}
-	m, err := newMetrics(p.Meter)
-	if err != nil {
-		return nil, err
-	}
-	r := &Router{Catalog: direct.NewCatalog(p.Registry), inFlight: m.inFlight}
+	m, log := newMetrics(p.Scope.Meters()), p.Scope.Log()
+	r := &Router{Catalog: direct.NewCatalog(p.Registry), inFlight: m.InFlight}
 	r.intake = intake.New(c, p.Attempts, intake.Params{
 		Registry: p.Registry, Tokens: p.Tokens, Upstream: p.Upstream, Policies: p.Chooser, Pins: p.Pins, Fleet: p.Fleet, Bodies: p.Bodies,
-		Limits: p.Limits, PerModel: p.PerModel, Origin: p.Origin, Meter: p.Meter,
-		Tracer: p.Tracer.Tracer("github.com/kvpilot/kvpilot/server/route/router", trace.WithSchemaURL(span.SchemaURL)),
+		Limits: p.Limits, PerModel: p.PerModel, Origin: p.Origin, Scope: p.Scope,
 	})
-	results := answer.NewResumes(p.Meter)
 	r.attempts = attempt.New(attempt.Params{
 		Registry: p.Registry, Tokens: p.Tokens, Decider: p.Decider, Upstream: p.Upstream, Breaker: p.Breaker, Budget: p.Budget, Guesses: p.Guesses,
-		Count: p.Count, Intake: r.intake, Resumes: results, Meter: p.Meter, Log: p.Log,
+		Count: p.Count, Intake: r.intake, Scope: p.Scope,
 	})
-	r.answers = answer.New(r.intake, r.attempts, results, p.Meter, p.Log)
-	r.ends = &requestEnds{metrics: m, count: p.Count, log: p.Log}
+	r.answers = answer.New(r.intake, r.attempts, p.Scope)
+	r.ends = &requestEnds{metrics: m, count: p.Count, log: log}
 	r.stored = direct.NewStored(p.Registry, p.Breaker, r.intake, r.attempts, r.answers)
 	r.adapters = direct.NewAdapters(p.Registry, p.Upstream, p.Chooser)
 	r.realtime = direct.NewRealtime(r.intake, r.attempts, p.Upstream)
-	r.handoffs = &handoffs{intake: r.intake, attempts: r.attempts, registry: p.Registry, breaker: p.Breaker, ends: r.ends, inFlight: m.inFlight}
+	r.handoffs = &handoffs{intake: r.intake, attempts: r.attempts, registry: p.Registry, breaker: p.Breaker, ends: r.ends, inFlight: m.InFlight}
 	r.advisor = &advisor{intake: r.intake, attempts: r.attempts, ends: r.ends, metrics: m, chooser: p.Chooser, lease: p.Lease, claims: claims{seed: maphash.MakeSeed()}}
-	return r, nil
+	return r
 }
 
 // Update puts new settings in force, for requests that begin from now on. UnknownRoutes is the surfaces' and stays.

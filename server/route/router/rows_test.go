@@ -14,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
@@ -64,7 +65,7 @@ func TestEveryRowShowsWhatBecameOfItsPrompt(t *testing.T) {
 			reader := metric.NewManualReader()
 			k := startTraced(t, 1, sdktrace.AlwaysSample(), func(p *router.Params, _ *chooser.Config, _ *registry.Config) {
 				c := tokenizer.DefaultConfig()
-				p.Tokens = tokenizer.New(c, tokenizer.Params{Meter: metric.NewMeterProvider(metric.WithReader(reader))})
+				p.Tokens = tokenizer.New(c, tokenizer.Params{Scope: scope.Measured(metric.NewMeterProvider(metric.WithReader(reader)))})
 			})
 			if r.tokenize != nil {
 				k.engines[0].tokenizes(r.tokenize)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/route/router"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
@@ -41,7 +42,7 @@ func startTraced(t *testing.T, n int, sampler sdktrace.Sampler, change func(*rou
 		k.got = append(k.got, tr.Spans()...)
 	})})
 	k.fleet = start(t, n, func(p *router.Params, c *chooser.Config, rc *registry.Config) {
-		p.Tracer = k.recorder
+		p.Scope = scope.New(nil, nil, k.recorder)
 		if change != nil {
 			change(p, c, rc)
 		}

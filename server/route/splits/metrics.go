@@ -10,8 +10,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 )
 
-const ns = "kvpilot.splits."
-
 // mostSeries bounds the sides with series of their own.
 const mostSeries = 64
 
@@ -19,28 +17,20 @@ const mostSeries = 64
 type sideKey struct{ model, side, result string }
 
 type metrics struct {
-	requests  metric.Int64Counter
-	first     metric.Float64Histogram
-	whole     metric.Float64Histogram
-	stepBacks metric.Int64Counter
-	back      metric.Int64ObservableGauge
-	names     *labels.Names // of sides with series of their own
-	sets      labels.Sets[sideKey]
+	Requests  metric.Int64Counter         `metric:"kvpilot.splits.requests" unit:"{request}" by:"model side result" help:"Ended requests for models that are split, by model, side and result (ok, failed). The first 64 sides have series of their own; the others share those of other."`
+	First     metric.Float64Histogram     `metric:"kvpilot.splits.ttft" unit:"s" by:"model side" bounds:"0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300" help:"Time to the first token of streams, by model and side of the split."`
+	Whole     metric.Float64Histogram     `metric:"kvpilot.splits.answer.duration" unit:"s" by:"model side" bounds:"0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300" help:"Time to the end of answers that did not fail, by model and side of the split."`
+	StepBacks metric.Int64Counter         `metric:"kvpilot.splits.step_backs" unit:"{step}" by:"model side by" help:"Sides that got no further requests, by model, side and by (rule, caller)."`
+	Back      metric.Int64ObservableGauge `metric:"kvpilot.splits.stepped_back" unit:"{side}" help:"Sides of splits that get no requests because they were sent back."`
+
+	names *labels.Names // of sides with series of their own
+	sets  labels.Sets[sideKey]
 }
 
 func newMetrics(p metric.MeterProvider, of *Splits) *metrics {
-	s := instruments.New(p, "server/route/splits")
-	slow := []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
-	m := &metrics{
-		names:     labels.NewNames(mostSeries),
-		requests:  s.CounterBy(ns+"requests", "{request}", "Ended requests for models that are split, by model, side and result (ok, failed). The first 64 sides have series of their own; the others share those of other."),
-		first:     s.Histogram(ns+"ttft", "s", "Time to the first token of streams, by model and side of the split.", slow...),
-		whole:     s.Histogram(ns+"answer.duration", "s", "Time to the end of answers that did not fail, by model and side of the split.", slow...),
-		stepBacks: s.CounterBy(ns+"step_backs", "{step}", "Sides that got no further requests, by model, side and by (rule, caller)."),
-		back:      s.ObservedGauge(ns+"stepped_back", "{side}", "Sides of splits that get no requests because they were sent back."),
-	}
-	s.Observe(func(o metric.Observer) {
-		o.ObserveInt64(m.back, int64(of.steppedBack()))
+	m := &metrics{names: labels.NewNames(mostSeries)}
+	instruments.Declare(p, "server/route/splits", m).Observe(func(o metric.Observer) {
+		o.ObserveInt64(m.Back, int64(of.steppedBack()))
 	})
 	return m
 }
@@ -65,15 +55,15 @@ func (m *metrics) ended(a *Assignment, e End) {
 		result = "failed"
 	}
 	ctx := context.Background()
-	m.requests.Add(ctx, 1, m.label(a.Split, a.Side, result))
+	m.Requests.Add(ctx, 1, m.label(a.Split, a.Side, result))
 	if e.Failed {
 		return
 	}
 	plain := m.label(a.Split, a.Side, "")
 	if e.FirstToken > 0 {
-		m.first.Record(ctx, e.FirstToken.Seconds(), plain)
+		m.First.Record(ctx, e.FirstToken.Seconds(), plain)
 	}
-	m.whole.Record(ctx, e.Took.Seconds(), plain)
+	m.Whole.Record(ctx, e.Took.Seconds(), plain)
 }
 
 func (m *metrics) steppedBack(model, side string, byRule bool) {
@@ -81,5 +71,5 @@ func (m *metrics) steppedBack(model, side string, byRule bool) {
 	if byRule {
 		by = actorRule
 	}
-	m.stepBacks.Add(context.Background(), 1, m.label(model, side, ""), metric.WithAttributes(attribute.String("by", by)))
+	m.StepBacks.Add(context.Background(), 1, m.label(model, side, ""), metric.WithAttributes(attribute.String("by", by)))
 }

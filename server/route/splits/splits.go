@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
-	"go.opentelemetry.io/otel/metric"
+
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Splits shares requests and compares the sides. Make one with New.
@@ -38,17 +39,13 @@ type Fleet interface {
 // Params is what code passes to New. Nil fields are valid.
 type Params struct {
 	Fleet Fleet
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 }
 
 // New makes Splits of a valid Config.
 func New(c Config, p Params) *Splits {
-	if p.Log == nil {
-		p.Log = slog.New(slog.DiscardHandler)
-	}
-	s := &Splits{log: p.Log, fleet: p.Fleet, splits: map[string]*split{}, wished: map[wish]*Back{}}
-	s.metrics = newMetrics(p.Meter, s)
+	s := &Splits{log: p.Scope.Log(), fleet: p.Fleet, splits: map[string]*split{}, wished: map[wish]*Back{}}
+	s.metrics = newMetrics(p.Scope.Meters(), s)
 	s.setConfig(c)
 	return s
 }

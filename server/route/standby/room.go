@@ -3,7 +3,6 @@ package standby
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Registry has the replicas; *registry.Registry does.
@@ -30,15 +30,20 @@ type Demand interface {
 	WantedNow(model string) int
 }
 
-// Params are the arguments of New. Log and Meter may be nil.
+// Params are the arguments of New.
 type Params struct {
 	Registry Registry
 	// Engines knows which engines sleep; nil: none does. Client wakes them, as many as Demand says; both are needed with Config.Wake only.
 	Engines Engines
 	Client  Caller
 	Demand  Demand
-	Log     *slog.Logger
-	Meter   metric.MeterProvider
+	Scope   scope.Scope
+}
+
+type metrics struct {
+	Waits  instruments.Keyed[string] `metric:"kvpilot.pool.waits" unit:"{request}" by:"result" values:"ready full timeout shutdown left" help:"Requests that found no ready replica of a model of scaling.models, by result: ready (a replica came in time), timeout, full (too many waited), left (the client went) or shutdown."`
+	Waited metric.Float64Histogram   `metric:"kvpilot.pool.wait" unit:"s" bounds:"0.1 0.5 1 2.5 5 10 30 60 120 300 600" help:"Time that requests waited for the first ready replica of their model."`
+	Wakes  instruments.Keyed[string] `metric:"kvpilot.pool.wakes" unit:"{wake}" by:"result" help:"Calls to wake engines (scaling.wake), by result: woken, refused (an unknown call) or failed."`
 }
 
 // Room holds requests. Make one with New.
@@ -49,9 +54,7 @@ type Room struct {
 	demand   Demand
 	waker    *waker
 	nudge    chan struct{} // a request waits
-	ends     map[error]metric.MeasurementOption
-	counted  metric.Int64Counter
-	waited   metric.Float64Histogram
+	metrics  metrics
 
 	mu     sync.Mutex
 	held   map[string]int // requests that wait, by model; guarded by mu
@@ -75,16 +78,9 @@ var (
 
 // New makes a Room of a valid Config.
 func New(c Config, p Params) *Room {
-	s := instruments.New(p.Meter, "server/route/standby")
-	r := &Room{config: c, registry: p.Registry, engines: p.Engines, demand: p.Demand, waker: newWaker(p, s), nudge: make(chan struct{}, 1), held: map[string]int{}, leave: make(chan struct{}), ends: map[error]metric.MeasurementOption{}}
-	var all []metric.MeasurementOption
-	for err, result := range map[error]string{nil: "ready", ErrFull: "full", ErrTimeout: "timeout", ErrClosed: "shutdown", context.Canceled: "left"} {
-		r.ends[err] = instruments.Label("result", result)
-		all = append(all, r.ends[err])
-	}
-	r.counted = s.CounterBy("kvpilot.pool.waits", "{request}",
-		"Requests that found no ready replica of a model of scaling.models, by result: ready (a replica came in time), timeout, full (too many waited), left (the client went) or shutdown.", all...)
-	r.waited = s.Histogram("kvpilot.pool.wait", "s", "Time that requests waited for the first ready replica of their model.", 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+	r := &Room{config: c, registry: p.Registry, engines: p.Engines, demand: p.Demand, nudge: make(chan struct{}, 1), held: map[string]int{}, leave: make(chan struct{})}
+	instruments.Declare(p.Scope.Meters(), "server/route/standby", &r.metrics)
+	r.waker = newWaker(p, &r.metrics.Wakes)
 	return r
 }
 
@@ -140,16 +136,23 @@ func (r *Room) Wait(ctx context.Context, model string, size int, begins func()) 
 	err = r.await(ctx, model)
 	waited = time.Since(began)
 	r.end(err)
-	r.waited.Record(context.Background(), waited.Seconds())
+	r.metrics.Waited.Record(context.Background(), waited.Seconds())
 	return waited, err
 }
 
 func (r *Room) end(err error) {
-	label, ok := r.ends[err]
-	if !ok {
-		label = r.ends[context.Canceled]
+	result := "left"
+	switch {
+	case err == nil:
+		result = "ready"
+	case errors.Is(err, ErrFull):
+		result = "full"
+	case errors.Is(err, ErrTimeout):
+		result = "timeout"
+	case errors.Is(err, ErrClosed):
+		result = "shutdown"
 	}
-	r.counted.Add(context.Background(), 1, label)
+	r.metrics.Waits.Add(result)
 }
 
 // probeEach is how often replicas that are not ready are probed while requests wait, mostProbed how many of them.

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -51,7 +49,7 @@ type waker struct {
 	engines Engines
 	client  Caller
 	log     *slog.Logger
-	counted metric.Int64Counter
+	counted *instruments.Keyed[string]
 	calls   sync.WaitGroup
 
 	mu    sync.Mutex
@@ -64,13 +62,9 @@ type wake struct {
 	until   time.Time // it rests
 }
 
-func newWaker(p Params, s *instruments.Set) *waker {
-	w := &waker{engines: p.Engines, client: p.Client, log: p.Log, wakes: map[replica.ID]*wake{}}
-	if w.log == nil {
-		w.log = slog.New(slog.DiscardHandler)
-	}
-	w.counted = s.CounterBy("kvpilot.pool.wakes", "{wake}", "Sleeping engines that were to be woken (scaling.wake), by result: woken, refused (the engine does not know the call) or failed.",
-		instruments.Label("result", woken), instruments.Label("result", refused), instruments.Label("result", failed))
+func newWaker(p Params, counted *instruments.Keyed[string]) *waker {
+	w := &waker{engines: p.Engines, client: p.Client, log: p.Scope.Log(), wakes: map[replica.ID]*wake{}, counted: counted}
+	counted.Know(woken, refused, failed)
 	return w
 }
 
@@ -129,7 +123,7 @@ func (w *waker) wake(ctx context.Context, one *replica.Replica) (rest time.Durat
 	default:
 		log.Info("a sleeping engine was woken")
 	}
-	w.counted.Add(context.Background(), 1, instruments.Label("result", result))
+	w.counted.Add(result)
 	if result == woken && !w.seen(ctx, one) {
 		rest = failedRest
 	}

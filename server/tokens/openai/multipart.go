@@ -36,7 +36,7 @@ func ReadForm(p Params, contentType string, body io.Reader, head int) (*Form, er
 			Status: http.StatusUnsupportedMediaType, Offset: -1}
 	}
 	held := &holder{from: body, left: head}
-	f := &Form{Request: &Request{Route: p.Route, N: 1}, boundary: params["boundary"]}
+	f := &Form{Request: &Request{Route: p.Route, Wanted: Wanted{N: 1}}, boundary: params["boundary"]}
 	err = f.read(multipart.NewReader(held, f.boundary))
 	f.Head, f.Whole = held.bytes.Bytes(), held.err == io.EOF
 	switch {

@@ -30,24 +30,10 @@ type Request struct {
 	// Route is Params.Route; for RouteAny, the route that the body's shape stands for.
 	Route Route
 	Model string
-	// Stream says that the answer comes as server-sent events.
-	Stream bool
-	// IncludeUsage says that the stream's last event will hold the usage.
-	IncludeUsage bool
-	Prompt       prompt.Prompt
-	// MaxTokens is the client's limit on generated tokens.
-	MaxTokens int
-	// N is the number of choices asked for, at least 1.
-	N int
-	// Session is the session's name: the body's session_id, then a header, then vllm_xargs.session_id, then the session in
-	// Anthropic's metadata.user_id, then prompt_cache_key. SessionSource says which of them it is, a header by its name.
-	Session       string
-	SessionSource string
-	// SessionReturn is in how long the session's next request is expected, 0 when that is not said; SessionEnds says that
-	// none follows.
-	SessionReturn time.Duration
-	SessionEnds   bool
-	Salt          string
+	Wanted
+	Prompt prompt.Prompt
+	SessionHints
+	Salt string
 	// Priority is the engine's scheduling priority; smaller goes first.
 	Priority int
 	User     string
@@ -69,6 +55,30 @@ type Request struct {
 	imposed  []Edit
 }
 
+// Wanted is the form of the answer that the client asks for.
+type Wanted struct {
+	// Stream says that the answer comes as server-sent events.
+	Stream bool
+	// IncludeUsage says that the stream's last event will hold the usage.
+	IncludeUsage bool
+	// MaxTokens is the client's limit on generated tokens.
+	MaxTokens int
+	// N is the number of choices asked for, at least 1.
+	N int
+}
+
+// SessionHints are the client's statements about the request's session.
+type SessionHints struct {
+	// Session is the session's name: the body's session_id, then a header, then vllm_xargs.session_id, then the session in
+	// Anthropic's metadata.user_id, then prompt_cache_key. SessionSource says which of them it is, a header by its name.
+	Session       string
+	SessionSource string
+	// SessionReturn is in how long the session's next request is expected, 0 when that is not said; SessionEnds says that
+	// none follows.
+	SessionReturn time.Duration
+	SessionEnds   bool
+}
+
 // own has the body's own values where a header may say something else.
 type own struct {
 	session, xargs, cacheKey string
@@ -85,7 +95,7 @@ type member struct {
 
 // Read reads a body. The error is always a *BadRequest; there is none where the body may be a prefix.
 func Read(p Params) (*Request, error) {
-	r := &reader{req: &Request{Route: p.Route, N: 1, Body: p.Body}, limits: p.Limits, truncated: p.Truncated}
+	r := &reader{req: &Request{Route: p.Route, Wanted: Wanted{N: 1}, Body: p.Body}, limits: p.Limits, truncated: p.Truncated}
 	r.s.Data = p.Body
 	r.req.Prompt.Body = p.Body
 	if err := r.body(); err != nil {
@@ -285,8 +295,8 @@ func (r *reader) finish() {
 	if q.Truncated {
 		r.partial = true
 	}
-	r.settleRoute()
-	r.settlePrompt()
+	settler{r}.route()
+	settler{r}.prompt()
 	switch {
 	case q.Route == RouteResponses:
 		q.MaxTokens = r.maxOutputTokens

@@ -2,24 +2,27 @@ package openai
 
 import "github.com/kvpilot/kvpilot/server/domain/prompt"
 
-// settleRoute decides what a body of unknown route is: messages that hold something make it
+// settler decides the fields that depend on several members of a body, once all have been read.
+type settler struct{ *reader }
+
+// route decides what a body of unknown route is: messages that hold something make it
 // chat, else a prompt that holds something makes it a completion, else an input a response.
-func (r *reader) settleRoute() {
+func (r settler) route() {
 	if r.req.Route != RouteAny {
 		return
 	}
 	switch {
 	case r.messages.truthy():
 		r.req.Route = RouteChat
-	case r.prompt.truthy():
+	case r.reader.prompt.truthy():
 		r.req.Route = RouteCompletions
 	case r.input.truthy():
 		r.req.Route = RouteResponses
 	}
 }
 
-// settlePrompt takes the prompt from the member that the route reads it from.
-func (r *reader) settlePrompt() {
+// prompt takes the prompt from the member that the route reads it from.
+func (r settler) prompt() {
 	p := &r.req.Prompt
 	var from found
 	switch r.req.Route {
@@ -28,7 +31,7 @@ func (r *reader) settlePrompt() {
 	case RouteMessages, RouteCountTokens:
 		p.API, from = prompt.APIMessages, r.messages
 	case RouteCompletions:
-		p.API, from = prompt.APICompletions, r.prompt
+		p.API, from = prompt.APICompletions, r.reader.prompt
 	case RouteResponses:
 		p.API, from = prompt.APIResponses, r.input
 	default:
@@ -54,7 +57,7 @@ func (r *reader) settlePrompt() {
 }
 
 // fields collects the members that may change the prompt's ids, each name once.
-func (r *reader) fields() []prompt.Field {
+func (r settler) fields() []prompt.Field {
 	count := 0
 	for _, m := range r.req.members {
 		if changesIDs(m.name) {

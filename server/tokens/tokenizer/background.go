@@ -31,7 +31,7 @@ func (b *background) full() bool { return b.queued.Load() >= b.limit }
 func (b *background) behind(ctx context.Context, key cache.Key, do work) {
 	if b.queued.Add(1) > b.limit {
 		b.queued.Add(-1)
-		b.metrics.skipped.Add(ctx, 1)
+		b.metrics.Skipped.Add(ctx, 1)
 		return
 	}
 	b.flights.detached(ctx, key, func(ctx context.Context) (*entry, Source, error) {

@@ -85,7 +85,7 @@ func (c *completer) learn(ctx context.Context, req Request, m *model, k *known, 
 	if !broke {
 		return
 	}
-	c.metrics.broken.Add(ctx, 1)
+	c.metrics.Broken.Add(ctx, 1)
 	c.log.Warn("a chat template renders older messages differently: this kind of turn is tokenized in full",
 		slog.String("model", m.name), slog.Int("position", position), slog.Int("known", k.stable))
 }
@@ -131,7 +131,7 @@ func (c *completer) verify(ctx context.Context, req Request, m *model, key cache
 func (c *completer) judgeDelta(ctx context.Context, m *model, k *known, equal bool) {
 	m.learned.compared(k, equal)
 	if !equal {
-		c.metrics.broken.Add(ctx, 1)
+		c.metrics.Broken.Add(ctx, 1)
 		c.log.Warn("a part of a conversation is rendered differently than in the whole: this kind of turn is tokenized in full",
 			slog.String("model", m.name))
 	}

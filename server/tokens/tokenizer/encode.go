@@ -134,7 +134,7 @@ func (p *Pool) natively(ctx context.Context, req Request, m *model) (*Encoding, 
 		return p.completer.full(ctx, req, m, key, nil)
 	})
 	if shared {
-		p.metrics.shared.Add(ctx, 1)
+		p.metrics.Shared.Add(ctx, 1)
 	}
 	if err != nil {
 		return p.failed(pr, m, err)
@@ -181,7 +181,7 @@ func (p *Pool) text(ctx context.Context, req Request, m *model, body cache.Key) 
 	}
 	e, source, shared, err := p.flights.wait(ctx, way, all)
 	if shared {
-		p.metrics.shared.Add(ctx, 1)
+		p.metrics.Shared.Add(ctx, 1)
 	}
 	if err != nil {
 		return p.failed(pr, m, err)

@@ -48,7 +48,7 @@ func (g *guard) Observe(ctx context.Context, o Observation) {
 	isCounted := e != nil && o.PromptTokens > 0 && !o.HandedOff
 	if isCounted && e.derived && o.PromptTokens != e.length {
 		m.learned.disproved(e.steps)
-		g.metrics.broken.Add(ctx, 1)
+		g.metrics.Broken.Add(ctx, 1)
 		g.log.Warn("the engine counted another number of prompt tokens than were joined: this kind of turn is tokenized in full",
 			slog.String("model", o.Pool), slog.Int("joined", e.length), slog.Int("counted", o.PromptTokens))
 		return

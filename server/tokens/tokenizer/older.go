@@ -74,7 +74,7 @@ func (p *Pool) waitOrBegin(ctx context.Context, w waiting, k *known, all work) (
 	pr, begun := w.req.Prompt, new(later)
 	e, source, shared, err := p.flights.waitOr(ctx, w.key, p.notifying(begun, &w.req, w.model, all), news, func() bool { return patience.Err() != nil && judge() })
 	if shared {
-		p.metrics.shared.Add(ctx, 1)
+		p.metrics.Shared.Add(ctx, 1)
 	}
 	outcome := olderWhole
 	switch _, refused := errors.AsType[*ClientFault](err); {
@@ -86,7 +86,7 @@ func (p *Pool) waitOrBegin(ctx context.Context, w waiting, k *known, all work) (
 		outcome = olderLate
 	}
 	if w.patience > 0 {
-		p.metrics.older(outcome)
+		p.metrics.Older.Add(outcome)
 	}
 	if e != nil {
 		return fromEntry(pr, e, source, w.model), nil

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
 )
@@ -126,7 +127,7 @@ func TestAnOlderBeginningIsEnoughWhenTokenizersAreNot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			reader := metric.NewManualReader()
 			r := &simulated{render: true}
-			pool, rep := taught(t, r, tokenizer.Params{Meter: metric.NewMeterProvider(metric.WithReader(reader))})
+			pool, rep := taught(t, r, tokenizer.Params{Scope: scope.Measured(metric.NewMeterProvider(metric.WithReader(reader)))})
 			if tc.patient {
 				pool.Patient()
 			}

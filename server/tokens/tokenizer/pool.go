@@ -3,24 +3,18 @@ package tokenizer
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
-
 	"github.com/kvpilot/kvpilot/server/kit/cache"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote"
 )
 
 // Params has the arguments of the code.
 type Params struct {
-	Log    *slog.Logger
-	Meter  metric.MeterProvider
-	Tracer trace.Tracer
+	Scope scope.Scope
 	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
 	PlainSockets bool
 	// Sender replaces the connections to the replicas; nil makes them.
@@ -49,12 +43,6 @@ func New(cfg Config, params Params) *Pool {
 	if cfg.CacheBytes < 0 {
 		cfg.CacheBytes = unknownCache
 	}
-	if params.Log == nil {
-		params.Log = slog.New(slog.DiscardHandler)
-	}
-	if params.Tracer == nil {
-		params.Tracer = noop.NewTracerProvider().Tracer("")
-	}
 	p := &Pool{
 		cfg:     cfg,
 		held:    held{limit: cmp.Or(int64(cfg.HeldBytes), unknownHeld)},
@@ -67,16 +55,16 @@ func New(cfg Config, params Params) *Pool {
 			bodies:  cache.New[cache.Key](int64(cfg.CacheBytes) / 64),
 		},
 		asker: asker{
-			remote: remote.New(cfg.Remote, remote.Params{Log: params.Log, Meter: params.Meter, PlainSockets: params.PlainSockets, Sender: params.Sender}),
-			tracer: params.Tracer,
+			remote: remote.New(cfg.Remote, remote.Params{Scope: params.Scope, PlainSockets: params.PlainSockets, Sender: params.Sender}),
+			tracer: params.Scope.Tracer("server/tokens/tokenizer"),
 		},
 		leastWait: leastWait,
 	}
-	p.metrics = newMetrics(params.Meter, p.mem.prompts.Stats, p.held.now)
+	p.metrics = newMetrics(params.Scope.Meters(), p.mem.prompts.Stats, p.held.now)
 	p.models = &models{cfg: &p.cfg, metrics: p.metrics}
 	p.background = newBackground(cfg.Background, p.flights, p.metrics)
-	p.completer = &completer{cfg: &p.cfg, log: params.Log, metrics: p.metrics, mem: p.mem, asker: p.asker, background: p.background}
-	p.guard = &guard{log: params.Log, metrics: p.metrics, mem: p.mem, models: p.models}
+	p.completer = &completer{cfg: &p.cfg, log: params.Scope.Log(), metrics: p.metrics, mem: p.mem, asker: p.asker, background: p.background}
+	p.guard = &guard{log: params.Scope.Log(), metrics: p.metrics, mem: p.mem, models: p.models}
 	return p
 }
 

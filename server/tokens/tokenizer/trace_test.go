@@ -6,6 +6,7 @@ import (
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/recorder"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
 	"github.com/kvpilot/kvpilot/sim/enginesim"
@@ -26,7 +27,7 @@ func TestOnlyATokenizersFaultKeepsATrace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			kept := false
 			rec := recorder.New(recorder.Params{Sampler: sdktrace.NeverSample(), To: recorder.KeepFunc(func(*recorder.Trace) { kept = true })})
-			pool := startWith(t, tokenizer.DefaultConfig(), tokenizer.Params{Tracer: rec.Tracer("test")})
+			pool := startWith(t, tokenizer.DefaultConfig(), tokenizer.Params{Scope: scope.New(nil, nil, rec)})
 			rep := serve(t, "a", &simulated{faults: c.faults})
 			ctx, s := rec.Tracer("test").Start(t.Context(), "surface")
 			ctx, leave := context.WithCancel(ctx)

@@ -36,11 +36,11 @@ func (b *Breaker) Bar(barred, usable, avoid []replica.ID, tried int) []replica.I
 		}
 	}
 	if len(barred)-from == len(usable) {
-		b.metrics.ignored(reasonAll)
+		b.metrics.Used.Add(reasonAll)
 		return barred[:from]
 	}
 	if over > 0 {
-		b.metrics.ignored(reasonShare)
+		b.metrics.Used.Add(reasonShare)
 	}
 	return barred
 }

@@ -16,7 +16,7 @@ import (
 type Breaker struct {
 	cfg atomic.Pointer[Config]
 
-	metrics  *metrics
+	metrics  metrics
 	mu       sync.Mutex
 	circuits map[replica.ID]*circuit // guarded by mu
 	faults   map[replica.ID]int64    // guarded by mu: attempts that count against a replica
@@ -78,7 +78,7 @@ const trialLease = time.Minute
 
 // New makes a breaker with all circuits closed.
 func New(cfg Config) *Breaker {
-	b := &Breaker{circuits: map[replica.ID]*circuit{}, faults: map[replica.ID]int64{}, metrics: newMetrics(nil)}
+	b := &Breaker{circuits: map[replica.ID]*circuit{}, faults: map[replica.ID]int64{}}
 	b.cfg.Store(&cfg)
 	return b
 }
@@ -220,7 +220,7 @@ func (b *Breaker) reportTrial(c *circuit, pass Pass, f retry.Finding, now time.T
 func (b *Breaker) trip(c *circuit, f retry.Finding, now time.Time, openFor time.Duration) {
 	*c = circuit{open: true, firm: f.Verdict == retry.Unreachable, openFor: openFor, until: now.Add(openFor), turn: b.turn()}
 	b.mayBeOpen(c.until)
-	b.metrics.trip(f.Cause)
+	b.metrics.Opened.Add(f.Cause)
 }
 
 // turn numbers a change of any circuit's state.

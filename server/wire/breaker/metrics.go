@@ -1,8 +1,6 @@
 package breaker
 
 import (
-	"context"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
@@ -17,46 +15,29 @@ const (
 	reasonShare = "max_ejected"
 )
 
-// metrics are the breaker's counts.
+// metrics are the breaker's counts. The zero value counts nothing.
 type metrics struct {
-	opened, used metric.Int64Counter
-	causes       map[retry.Cause]metric.MeasurementOption
-	reasons      map[string]metric.MeasurementOption
+	Opened instruments.Keyed[retry.Cause] `metric:"kvpilot.upstream.breaker.opened" unit:"{replica}" by:"cause" help:"Times that a replica's breaker opened, by the cause of the last failure: network, replica, rank."`
+	Used   instruments.Keyed[string]      `metric:"kvpilot.upstream.breaker.ignored" unit:"{choice}" by:"reason" help:"Choices that used replicas with an open breaker, by reason: all_open (there is no other) or max_ejected (more than upstream.breaker.max_ejected are open)."`
+	State  metric.Int64ObservableGauge    `metric:"kvpilot.upstream.breaker.state" unit:"{replica}" by:"replica state" help:"One for the present state of each replica's breaker: closed, trial, open (gets no requests)."`
+	Faults metric.Int64ObservableCounter  `metric:"kvpilot.upstream.replica_faults" unit:"{attempt}" by:"replica" help:"Attempts that failed by the fault of network, replica or rank, by replica."`
 }
-
-func newMetrics(provider metric.MeterProvider) *metrics {
-	s := instruments.New(provider, "server/wire/breaker")
-	m := &metrics{causes: map[retry.Cause]metric.MeasurementOption{}, reasons: map[string]metric.MeasurementOption{}}
-	var causes, reasons []metric.MeasurementOption
-	for _, c := range retry.Causes() {
-		if c.Against() {
-			m.causes[c] = instruments.Label("cause", c.String())
-			causes = append(causes, m.causes[c])
-		}
-	}
-	for _, reason := range []string{reasonAll, reasonShare} {
-		m.reasons[reason] = instruments.Label("reason", reason)
-		reasons = append(reasons, m.reasons[reason])
-	}
-	m.opened = s.CounterBy("kvpilot.upstream.breaker.opened", "{replica}", "Times that a replica's breaker opened, by the cause of the last failure: network, replica, rank.", causes...)
-	m.used = s.CounterBy("kvpilot.upstream.breaker.ignored", "{choice}", "Choices that used replicas with an open breaker, by reason: all_open (no other replica can serve the request) or max_ejected (more than upstream.breaker.max_ejected of them are open).", reasons...)
-	return m
-}
-
-func (m *metrics) trip(c retry.Cause)    { m.opened.Add(context.Background(), 1, m.causes[c]) }
-func (m *metrics) ignored(reason string) { m.used.Add(context.Background(), 1, m.reasons[reason]) }
 
 // Meter adds the breaker's counters and the state of each replica's circuit to the metrics, before the first request. replicas lists
 // the replicas that exist.
 func (b *Breaker) Meter(provider metric.MeterProvider, replicas func() []replica.ID) {
-	b.metrics = newMetrics(provider)
-	s := instruments.New(provider, "server/wire/breaker")
-	state := s.ObservedGauge("kvpilot.upstream.breaker.state", "{replica}", "One for the present state of each replica's breaker: closed, trial, open (gets no requests).")
-	faults := s.ObservedCounter("kvpilot.upstream.replica_faults", "{attempt}", "Attempts that failed by the fault of their network, replica or rank, by replica: what its breaker counts.")
+	m := &b.metrics
+	s := instruments.Declare(provider, "server/wire/breaker", m)
+	for _, c := range retry.Causes() {
+		if c.Against() {
+			m.Opened.Know(c)
+		}
+	}
+	m.Used.Know(reasonAll, reasonShare)
 	s.Observe(func(o metric.Observer) {
 		for _, id := range replicas() {
-			o.ObserveInt64(faults, b.faultsOf(id), instruments.Label("replica", string(id)))
-			o.ObserveInt64(state, 1, instruments.Labels(attribute.String("replica", string(id)), attribute.String("state", b.State(id).String())))
+			o.ObserveInt64(m.Faults, b.faultsOf(id), instruments.Label("replica", string(id)))
+			o.ObserveInt64(m.State, 1, instruments.Labels(attribute.String("replica", string(id)), attribute.String("state", b.State(id).String())))
 		}
 	})
 }

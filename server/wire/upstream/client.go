@@ -8,15 +8,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/wire/http1"
 )
 
 // Params are the parts of a Client.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// Dial opens TCP connections; nil is package net's.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
@@ -34,7 +32,7 @@ type Client struct {
 
 // New makes a client; it opens nothing. cfg must be valid.
 func New(cfg Config, p Params) *Client {
-	c := &Client{log: p.Log, metrics: newMetrics(p.Meter)}
+	c := &Client{log: p.Scope.Log(), metrics: newMetrics(p.Scope.Meters())}
 	c.cfg.Store(&cfg)
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)

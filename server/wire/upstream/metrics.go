@@ -12,26 +12,20 @@ import (
 
 // metrics are the client's counts.
 type metrics struct {
-	attempts, redials, dials metric.Int64Counter
-	head                     metric.Float64Histogram
-	byVerdict                []metric.MeasurementOption
+	Attempts instruments.Keyed[retry.Verdict] `metric:"kvpilot.upstream.attempts" unit:"{request}" by:"outcome" help:"Requests sent to replicas, by outcome up to the header of the answer."`
+	Head     metric.Float64Histogram          `metric:"kvpilot.upstream.response_head.duration" unit:"s" by:"outcome" bounds:"0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300" help:"Time from sending a request to the header of its answer."`
+	Redials  metric.Int64Counter              `metric:"kvpilot.upstream.stale_connections" unit:"{request}" help:"Requests sent again on a fresh connection because the replica had closed the idle one."`
+	Dials    metric.Int64Counter              `metric:"kvpilot.upstream.dials" unit:"{connection}" help:"Connections opened to replicas."`
 }
 
 func newMetrics(provider metric.MeterProvider) *metrics {
-	s := instruments.New(provider, "server/wire/upstream")
 	m := &metrics{}
-	for _, v := range retry.Verdicts() {
-		m.byVerdict = append(m.byVerdict, instruments.Label("outcome", v.String()))
-	}
-	m.attempts = s.CounterBy("kvpilot.upstream.attempts", "{request}", "Requests sent to replicas, by outcome up to the header of the answer.", m.byVerdict...)
-	m.head = s.Histogram("kvpilot.upstream.response_head.duration", "s", "Time from sending a request to the header of its answer.",
-		.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300)
-	m.redials = s.Counter("kvpilot.upstream.stale_connections", "{request}", "Requests sent again on a fresh connection because the replica had closed the idle one.")
-	m.dials = s.Counter("kvpilot.upstream.dials", "{connection}", "Connections opened to replicas.")
+	instruments.Declare(provider, "server/wire/upstream", m)
+	m.Attempts.Know(retry.Verdicts()...)
 	return m
 }
 
 func (m *metrics) answered(v retry.Verdict, took time.Duration) {
-	m.attempts.Add(context.Background(), 1, m.byVerdict[v])
-	m.head.Record(context.Background(), took.Seconds(), m.byVerdict[v])
+	m.Attempts.Add(v)
+	m.Head.Record(context.Background(), took.Seconds(), m.Attempts.Label(v))
 }

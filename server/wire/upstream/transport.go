@@ -156,7 +156,7 @@ func (l *transport) do(ctx context.Context, t Target, r *Request) (*Response, er
 		if !reused || !err.unanswered || ctx.Err() != nil || !r.again() {
 			return nil, failed(ctx, t.Replica.ID, err.phase, err.cause)
 		}
-		l.metrics.redials.Add(ctx, 1)
+		l.metrics.Redials.Add(ctx, 1)
 		c = nil
 	}
 }
@@ -188,7 +188,7 @@ func (l *transport) dial(ctx context.Context, h *host, cfg *Config) (c *conn, er
 
 // connect opens a connection.
 func (l *transport) connect(ctx context.Context, h *host, cfg *Config) (*conn, error) {
-	l.metrics.dials.Add(ctx, 1)
+	l.metrics.Dials.Add(ctx, 1)
 	limit, cancel := context.WithTimeout(ctx, cfg.DialTimeout)
 	base, err := l.opens(limit, "tcp", h.address)
 	cancel()

@@ -145,7 +145,7 @@ func (b *Booker) finish(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 		b.joinLegs(choice, s, req, of, made)
 	}
 	b.start(choice, req, of, &made.booking, b.Record)
-	b.Metrics.decisions.decided(d)
+	b.Metrics.decided(d)
 	b.publish(d)
 	return choice
 }

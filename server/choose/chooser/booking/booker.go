@@ -6,8 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
@@ -35,7 +33,7 @@ type Booker struct {
 	Waiters follow.Waiters
 	Metrics *Metrics
 	// Withdrawn counts the requests that are withdrawn from their rank.
-	Withdrawn metric.Int64Counter
+	Withdrawn *follow.Withdrawn
 	// Learning has the parts that the lessons work with.
 	Learning follow.Learning
 
@@ -113,7 +111,7 @@ func (b *Booker) adapt(c *Choice, adapter string, cand *decision.Candidate) {
 		return
 	}
 	d, adapting := c.Decision, cand.Adapting
-	b.Metrics.Adapters.Add(adapting.Adapter)
+	b.Metrics.Adapters.Add(residence(adapting.Adapter))
 	if d.Split() != nil {
 		adapting = decision.Adapting{} // its first token comes after another rank's
 	}

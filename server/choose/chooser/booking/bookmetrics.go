@@ -3,7 +3,6 @@ package booking
 import (
 	"cmp"
 	"context"
-	"sync/atomic"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -14,81 +13,52 @@ import (
 
 // Metrics measure the decisions and their bookings.
 type Metrics struct {
-	Rejected, Races atomic.Int64
-	decisions       decisions
-	Shadow          shadows
+	Rejected instruments.Total                  `metric:"kvpilot.chooser.refused" unit:"{request}" help:"Requests that no replica could serve."`
+	Races    instruments.Total                  `metric:"kvpilot.chooser.races" unit:"{request}" help:"Choices repeated because another request booked the rank first."`
+	Took     metric.Float64Histogram            `metric:"kvpilot.chooser.duration" unit:"s" by:"policy" bounds:"5e-6 1e-5 2e-5 5e-5 1e-4 2e-4 5e-4 1e-3 5e-3 2e-2" help:"Time to decide and book, without waiting in the hold queue."`
+	Made     instruments.Keyed[decision.Policy] `metric:"kvpilot.chooser.decisions" unit:"{decision}" by:"policy" help:"Requests placed on a rank, by policy."`
+	Ways     instruments.Keyed[string]          `metric:"kvpilot.chooser.ways" unit:"{request}" by:"way" values:"whole split copy" help:"Requests that could be split, by the cheapest way: whole (one rank), split (one rank computes the prompt, another one writes the answer) or copy (one rank, after a copy of the prompt's beginning)."`
 	// Adapters counts the bookings of requests with a LoRA adapter by where the rank has it.
-	Adapters instruments.Keyed[decision.AdapterState]
+	Adapters instruments.Keyed[residence] `metric:"kvpilot.chooser.adapter_choices" unit:"{request}" by:"state" help:"Requests with a LoRA adapter by where the chosen rank has it: running (with requests in flight), resident (in GPU memory), absent (to be loaded), full (as many other adapters run as the engine can run at once)."`
+	Shadow   shadows
 }
 
-// NewMetrics declares the metrics of bookings.
-func NewMetrics(s *instruments.Set) *Metrics {
-	return &Metrics{
-		decisions: newDecisions(s),
-		Adapters: instruments.NewKeyed(s, "kvpilot.chooser.adapter_choices", "{request}", "Requests with a LoRA adapter by where the chosen rank has it: running (with requests in flight), resident (in GPU memory), absent (to be loaded), full (as many other adapters run as the engine can run at once).",
-			append(decision.AdapterStates(), decision.AdapterNone), func(st decision.AdapterState) metric.MeasurementOption {
-				return instruments.Label("state", cmp.Or(st.String(), "unknown"))
-			}),
+// residence is where a rank has a request's LoRA adapter.
+type residence decision.AdapterState
+
+// String is the form that metrics use.
+func (r residence) String() string { return cmp.Or(decision.AdapterState(r).String(), "unknown") }
+
+// Know makes the series whose labels are known.
+func (m *Metrics) Know() {
+	m.Made.Know(decision.Policies()...)
+	m.Made.Expect(decision.PolicyOther)
+	for _, state := range append(decision.AdapterStates(), decision.AdapterNone) {
+		m.Adapters.Know(residence(state))
 	}
 }
 
-// decisions measures the decisions that are booked.
-type decisions struct {
-	took     metric.Float64Histogram
-	made     metric.Int64Counter
-	policies map[decision.Policy]metric.MeasurementOption
-	ways     ways
-}
-
-// ways counts the requests by the way in which they are served.
-type ways struct {
-	count              metric.Int64Counter
-	whole, split, copy metric.MeasurementOption
-}
-
-func newWays(s *instruments.Set) ways {
-	m := ways{whole: instruments.Label("way", "whole"), split: instruments.Label("way", "split"), copy: instruments.Label("way", "copy")}
-	m.count = s.CounterBy("kvpilot.chooser.ways", "{request}", "Requests that could be split, by the way that cost least: whole (one rank serves them), split (one rank computes the prompt, another one writes the answer) or copy (they waited for a copy of the prompt's beginning, and one rank served them).", m.whole, m.split, m.copy)
-	return m
-}
-
-func (m *ways) add(d *decision.Decision) {
+func (m *Metrics) decided(d *decision.Decision) {
+	m.Took.Record(context.Background(), d.Took.Seconds(), m.Made.Label(d.Policy))
+	m.Made.Add(d.Policy)
 	switch {
 	case len(d.Ways) == 0:
 	case d.Split() != nil:
-		m.count.Add(context.Background(), 1, m.split)
+		m.Ways.Add("split")
 	case d.Copied() != nil:
-		m.count.Add(context.Background(), 1, m.copy)
+		m.Ways.Add("copy")
 	default:
-		m.count.Add(context.Background(), 1, m.whole)
+		m.Ways.Add("whole")
 	}
-}
-
-func newDecisions(s *instruments.Set) decisions {
-	m := decisions{policies: map[decision.Policy]metric.MeasurementOption{}, ways: newWays(s)}
-	var policies []metric.MeasurementOption
-	for _, p := range decision.Policies() {
-		m.policies[p] = instruments.Label("policy", string(p))
-		policies = append(policies, m.policies[p])
-	}
-	m.policies[decision.PolicyOther] = instruments.Label("policy", string(decision.PolicyOther))
-	m.took = s.Histogram("kvpilot.chooser.duration", "s", "Time to decide and book, without waiting in the hold queue.",
-		5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2)
-	m.made = s.CounterBy("kvpilot.chooser.decisions", "{decision}", "Requests placed on a rank, by policy.", policies...)
-	return m
-}
-
-func (m *decisions) decided(d *decision.Decision) {
-	ctx := context.Background()
-	m.took.Record(ctx, d.Took.Seconds(), m.policies[d.Policy])
-	m.made.Add(ctx, 1, m.policies[d.Policy])
-	m.ways.add(d)
 }
 
 // shadows counts the decisions by whether the shadow policy agreed.
 type shadows struct {
-	Agreed, Differed atomic.Int64
-	regret           number.Float // seconds, summed
+	Agreed   instruments.Total             `metric:"kvpilot.chooser.shadow_agreed" unit:"{request}" help:"Decisions with which the shadow policy agreed."`
+	Differed instruments.Total             `metric:"kvpilot.chooser.shadow_differed" unit:"{request}" help:"Decisions that the shadow policy would have made differently."`
+	Regret   metric.Float64ObservableGauge `metric:"kvpilot.chooser.shadow_regret" unit:"s" help:"Sum of the additional predicted first-token time of the shadow policy's choices."`
+
+	regret number.Float // seconds, summed
 }
 
 func (m *shadows) add(s *decision.Shadow) {
@@ -100,8 +70,5 @@ func (m *shadows) add(s *decision.Shadow) {
 	m.regret.Add(s.Regret)
 }
 
-// Metrics declares the regret, and returns the function that reads it.
-func (m *shadows) Metrics(s *instruments.Set) (observe func(metric.Observer)) {
-	regret := s.ObservedFloat("kvpilot.chooser.shadow_regret", "s", "Sum of the additional predicted first-token time of the shadow policy's choices.")
-	return func(o metric.Observer) { o.ObserveFloat64(regret, m.regret.Get()) }
-}
+// Observe reports the regret.
+func (m *shadows) Observe(o metric.Observer) { o.ObserveFloat64(m.Regret, m.regret.Get()) }

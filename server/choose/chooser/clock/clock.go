@@ -3,17 +3,17 @@ package clock
 import (
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/load"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // Clock is the time of a chooser. Its scale, which the load estimate uses, is in nanoseconds since start.
 type Clock struct {
-	source load.Clock
+	source scope.Clock
 	start  time.Time
 }
 
 // New returns a clock whose scale begins now.
-func New(source load.Clock) *Clock { return &Clock{source: source, start: source.Now()} }
+func New(source scope.Clock) *Clock { return &Clock{source: source, start: source.Now()} }
 
 // Now is the present time.
 func (k *Clock) Now() time.Time { return k.source.Now() }

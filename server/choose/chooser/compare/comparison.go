@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
@@ -34,7 +32,7 @@ type Comparison struct {
 	Clock      *clock.Clock
 	Waiting    Waiting
 	Log        *slog.Logger
-	Suspicions metric.Int64Counter
+	Suspicions *Suspicions
 	running    atomic.Bool // Run compares
 }
 
@@ -123,7 +121,7 @@ func (u *usualSpeed) median() speed.Model {
 func (c *Comparison) changed(change conduct.Change) {
 	for _, s := range conduct.Suspicions() {
 		if change.After&s != 0 && change.Before&s == 0 {
-			c.Suspicions.Add(context.Background(), 1, suspicion(s))
+			c.Suspicions.Count.Add(s)
 		}
 	}
 	for r := range c.Ranks.All() {
@@ -142,15 +140,10 @@ func (c *Comparison) changed(change conduct.Change) {
 	c.Waiting.Changed()
 }
 
-// NewCounter declares the counter of suspicions.
-func NewCounter(s *instruments.Set) metric.Int64Counter {
-	var all []metric.MeasurementOption
-	for _, one := range conduct.Suspicions() {
-		all = append(all, suspicion(one))
-	}
-	return s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
+// Suspicions counts the suspicions. The zero value counts nothing.
+type Suspicions struct {
+	Count instruments.Keyed[conduct.Suspicion] `metric:"kvpilot.chooser.suspicions" unit:"{suspicion}" by:"suspicion" help:"Times that a rank was avoided because it differs from its equals: slow (output tokens), empty (answers) or unproven (its answers do not confirm its claimed cache)."`
 }
 
-func suspicion(s conduct.Suspicion) metric.MeasurementOption {
-	return instruments.Label("suspicion", s.String())
-}
+// Know makes the series.
+func (s *Suspicions) Know() { s.Count.Know(conduct.Suspicions()...) }

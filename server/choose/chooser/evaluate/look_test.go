@@ -37,6 +37,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // plainLook is look without what makes it quick: it asks each part about each rank, one by one, and remembers nothing. d is what
@@ -305,14 +306,16 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 	icfg := kvindex.DefaultConfig()
 	icfg.MaxRanks = max(icfg.MaxRanks, ranks+8)
 	z.index = kvindex.New(icfg, kvindex.Params{})
-	z.book = load.New(load.DefaultConfig(), load.Params{Clock: (*variable)(&z.now)})
+	z.book = load.New(load.DefaultConfig(), load.Params{Scope: scope.Scope{}.At((*variable)(&z.now))})
 	cfg := settings.DefaultConfig()
 	if r.IntN(3) == 0 {
 		cfg.MaxRequestsPerRank = 1 + r.IntN(4)
 	}
 	cfg.Shadow = one(r, append(decision.Policies(), "", "")...)
 	cfg.Objective = one(r, decision.Objectives()...)
-	scale, dice, inForce, measured := clock.New(z.book.Clock()), &evaluate.Dice{}, &settings.Current{}, instruments.New(nil, "test")
+	scale, dice, inForce := clock.New(z.book.Clock()), &evaluate.Dice{}, &settings.Current{}
+	measured, predictions := &booking.Metrics{}, &follow.Predictions{}
+	set := instruments.Declare(nil, "test", measured, predictions)
 	dice.Seed.Store(1)
 	inForce.Store(settings.New(cfg))
 	table, queue := rank.NewTable(scale), holdqueue.New(cfg.Queue, holdqueue.Params{})
@@ -320,14 +323,13 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 	z.Booker = &booking.Booker{
 		Evaluator: &evaluate.Evaluator{
 			Clock: scale, Settings: inForce, Ranks: table, Index: z.index, Book: z.book, Reports: zooReports(z.reports), Gate: zooGate{z}, Queue: queue,
-			Memory:     &past.Memory{Clock: scale, Settings: inForce, Index: z.index, Ring: cfg.Ring, Tree: cfg.Tree, Sessions: past.NewSessions(past.NewTurns(measured)), Affinity: past.NewAffinity(measured, cfg.Ring)},
-			Comparison: &compare.Comparison{Ranks: table, Book: z.book, Clock: scale, Waiting: nobody{}, Log: slog.New(slog.DiscardHandler), Suspicions: compare.NewCounter(measured)},
+			Memory:     &past.Memory{Clock: scale, Settings: inForce, Index: z.index, Ring: cfg.Ring, Tree: cfg.Tree, Sessions: past.NewSessions(&past.Turns{}), Affinity: past.NewAffinity(set, cfg.Ring)},
+			Comparison: &compare.Comparison{Ranks: table, Book: z.book, Clock: scale, Waiting: nobody{}, Log: slog.New(slog.DiscardHandler), Suspicions: &compare.Suspicions{}},
 			Residence:  answers.NewResidence(), Lanes: &transfer.Lanes{}, Dice: dice, Contexts: programs.NewRanks(), Bias: 1, Unreachable: &unreachable,
 		},
-		Leases: leases.New(z.book), Waiters: nobody{}, Metrics: booking.NewMetrics(measured), Withdrawn: follow.NewWithdrawn(measured),
+		Leases: leases.New(z.book), Waiters: nobody{}, Metrics: measured, Withdrawn: &follow.Withdrawn{},
 	}
-	predictions := follow.NewPredictions(measured)
-	z.Learning = follow.Learning{Book: z.book, Reports: zooReports(z.reports), Clock: scale, Log: slog.New(slog.DiscardHandler), Predictions: &predictions}
+	z.Learning = follow.Learning{Book: z.book, Reports: zooReports(z.reports), Clock: scale, Log: slog.New(slog.DiscardHandler), Predictions: predictions}
 	z.model = z.NewModel("m")
 	for slot := 0; slot < ranks; {
 		rep := &replica.Replica{

@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // pointed is a clock that a test sets.
@@ -19,7 +20,7 @@ func (p *pointed) Now() time.Time { return time.Time(*p) }
 // What was routed to a rank is counted per second of the last minute, and fades.
 func TestARankKnowsWhoReturnedLately(t *testing.T) {
 	now := time.Unix(1000, 0)
-	book := load.New(load.DefaultConfig(), load.Params{Clock: (*pointed)(&now)})
+	book := load.New(load.DefaultConfig(), load.Params{Scope: scope.Scope{}.At((*pointed)(&now))})
 	scale := clock.New(book.Clock())
 	ranks := rank.NewTable(scale)
 	ranks.AddRank(0, &replica.Replica{ID: "r"}, 0)

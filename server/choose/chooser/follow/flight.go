@@ -2,12 +2,10 @@ package follow
 
 import (
 	"cmp"
-	"context"
 	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
@@ -47,7 +45,7 @@ type Flight struct {
 	terms    terms
 
 	abandon   func(ask.Withdrawal)
-	Abandoned metric.Int64Counter
+	Abandoned *Withdrawn
 
 	mu        sync.Mutex
 	began     bool // the client has received something; guarded by mu
@@ -209,7 +207,7 @@ func (f *Flight) Withdraw(afterBegin bool, why ask.Withdrawal) {
 	}
 	f.withdrawn = true
 	f.mu.Unlock()
-	f.Abandoned.Add(context.Background(), 1, begun(afterBegin))
+	f.Abandoned.Count.Add(begun(afterBegin))
 	f.abandon(why)
 }
 
@@ -268,11 +266,18 @@ func (f *Flight) ShouldMove(clock *clock.Clock) bool {
 	return f.Rank != nil && f.Rank.Leaving.Load() && f.Ranks.IsLeft(f.Rank) && f.CanMove(clock.Now())
 }
 
-// NewWithdrawn declares the counter of withdrawn requests.
-func NewWithdrawn(s *instruments.Set) metric.Int64Counter {
-	return s.CounterBy("kvpilot.chooser.forsaken", "{request}", "Requests withdrawn from a stalled rank, by whether their answer had begun.", begun(false), begun(true))
+// Withdrawn counts the requests that are withdrawn from their rank. The zero value counts nothing.
+type Withdrawn struct {
+	Count instruments.Keyed[begun] `metric:"kvpilot.chooser.forsaken" unit:"{request}" by:"begun" help:"Requests withdrawn from a stalled rank, by whether their answer had begun."`
 }
 
-func begun(yes bool) metric.MeasurementOption {
-	return instruments.Labels(attribute.Bool("begun", yes))
+// Know makes the series.
+func (w *Withdrawn) Know() { w.Count.Know(false, true) }
+
+// begun says that the answer of a withdrawn request had begun.
+type begun bool
+
+// Labels has the labels of the key in metrics.
+func (b begun) Labels() []attribute.KeyValue {
+	return []attribute.KeyValue{attribute.Bool("begun", bool(b))}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // mark is a moment in a stream from which the time of decode steps is measured.
@@ -167,18 +166,14 @@ func (s *Lesson) foreign(now time.Time, prefilling int) bool {
 }
 
 // Predictions measures how right the predicted first tokens were.
-type Predictions struct{ errors metric.Float64Histogram }
-
-// NewPredictions declares the metric of predictions.
-func NewPredictions(s *instruments.Set) Predictions {
-	return Predictions{errors: s.Histogram("kvpilot.chooser.prediction_error", "1", "Predicted over actual time to the first token of streamed requests, from the choice on. Its ranks: kvpilot_chooser_predictions_total.",
-		0.1, 0.33, 0.6, 0.8, 0.9, 1.1, 1.25, 1.6, 3, 10)}
+type Predictions struct {
+	Errors metric.Float64Histogram `metric:"kvpilot.chooser.prediction_error" unit:"1" help:"Predicted over actual time to the first token of streamed requests, from the choice on. Its ranks: kvpilot_chooser_predictions_total."`
 }
 
 // add counts a prediction, in seconds, and the actual time.
 func (m *Predictions) add(r *rank.Rank, predicted, actual float64) {
 	if actual > 0 {
-		m.errors.Record(context.Background(), predicted/actual)
+		m.Errors.Record(context.Background(), predicted/actual)
 		r.Accuracy.Add(predicted / actual)
 	}
 }

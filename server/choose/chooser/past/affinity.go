@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"context"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -25,10 +24,10 @@ const (
 // Affinity measures whether consistent-hash keeps sessions on their ranks. Sessions are counted by
 // place in the list of the busiest, never by name: names belong to the callers.
 type Affinity struct {
-	fallbacks metric.Int64Counter
-	built     metric.Float64Histogram
-	rate      metric.Float64ObservableGauge
-	top       metric.Int64ObservableGauge
+	Fallbacks instruments.Keyed[int]        `metric:"kvpilot.chooser.ring_fallbacks" unit:"{request}" by:"rank" help:"Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors."`
+	Built     metric.Float64Histogram       `metric:"kvpilot.chooser.ring_rebuild.duration" unit:"s" bounds:"1e-5 1e-4 1e-3 1e-2 0.1 1" help:"Time to build a consistent-hash ring."`
+	Rate      metric.Float64ObservableGauge `metric:"kvpilot.chooser.affinity_rate" unit:"1" help:"Share of the last consistent-hash requests (chooser.ring.affinity_window) on the previous rank of their session; 1 before the first request."`
+	Top       metric.Int64ObservableGauge   `metric:"kvpilot.chooser.top_sessions" unit:"{request}" by:"place" help:"Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20."`
 
 	mu     sync.Mutex
 	recent []bool                   // whether the last requests found their session's rank again; guarded by mu
@@ -43,38 +42,32 @@ type affine struct {
 	requests int64
 }
 
-// NewAffinity declares the metrics of rings.
+// NewAffinity returns the memory of no session.
 func NewAffinity(s *instruments.Set, ring selector.RingConfig) *Affinity {
 	a := &Affinity{recent: make([]bool, 0, ring.AffinityWindow), known: map[string]*list.Element{}}
-	var places []metric.MeasurementOption
+	s.Declare(a)
 	for n := -1; n <= ring.Fallbacks; n++ {
 		if n != 0 {
-			places = append(places, byRank(n))
+			a.Fallbacks.Know(n)
 		}
 	}
-	a.fallbacks = s.CounterBy("kvpilot.chooser.ring_fallbacks", "{request}", "Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors.", places...)
-	a.built = s.Histogram("kvpilot.chooser.ring_rebuild.duration", "s", "Time to build a consistent-hash ring.", 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)
-	a.rate = s.ObservedFloat("kvpilot.chooser.affinity_rate", "1", "Share of the last consistent-hash requests (chooser.ring.affinity_window) that were sent to the previous rank of their session; 1 before the first request.")
-	a.top = s.ObservedGauge("kvpilot.chooser.top_sessions", "{request}", "Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20.")
 	return a
 }
 
 // Observe reports the metrics that are read at collection.
 func (a *Affinity) Observe(o metric.Observer) {
 	share, busiest := a.read()
-	o.ObserveFloat64(a.rate, share)
+	o.ObserveFloat64(a.Rate, share)
 	for i, n := range busiest {
-		o.ObserveInt64(a.top, n, metric.WithAttributes(attribute.Int("place", i+1)))
+		o.ObserveInt64(a.Top, n, metric.WithAttributes(attribute.Int("place", i+1)))
 	}
 }
-
-func byRank(n int) metric.MeasurementOption { return instruments.Label("rank", strconv.Itoa(n)) }
 
 // routed counts a request of session that consistent-hash sent to slot. place is the slot's place on the
 // ring (0: none).
 func (a *Affinity) routed(session string, slot replica.Slot, place int) {
 	if place != 1 {
-		a.fallbacks.Add(context.Background(), 1, byRank(place-1))
+		a.Fallbacks.Add(place - 1)
 	}
 	if session == "" {
 		return
@@ -105,7 +98,7 @@ func (a *Affinity) routed(session string, slot replica.Slot, place int) {
 
 // rebuilt counts a ring that took so long to build.
 func (a *Affinity) rebuilt(took time.Duration) {
-	a.built.Record(context.Background(), took.Seconds())
+	a.Built.Record(context.Background(), took.Seconds())
 }
 
 // read returns the affinity rate and the requests of the busiest sessions, most first.

@@ -3,7 +3,6 @@ package past
 import (
 	"math"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
@@ -16,6 +15,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
 // Memory is the policies' memory of earlier requests: sessions, rings, trees of texts, and the prompts sent to ranks without events.
@@ -28,7 +28,8 @@ type Memory struct {
 	Tree     selector.TreeConfig
 	Sessions *Sessions
 	Affinity *Affinity
-	Rings    atomic.Int64 // that were built
+	// Rings counts the built rings.
+	Rings instruments.Total `metric:"kvpilot.chooser.ring_rebuilds" unit:"{request}" help:"Consistent-hash rings built because the pool changed."`
 }
 
 // ringOf returns the ring of the pool as it is.

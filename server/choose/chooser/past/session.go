@@ -1,11 +1,8 @@
 package past
 
 import (
-	"context"
 	"hash/maphash"
 	"sync"
-
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
@@ -15,7 +12,7 @@ import (
 // Sessions of different tenants are different ones, whatever their names.
 type Sessions struct {
 	seed  maphash.Seed
-	turns Turns
+	turns *Turns
 
 	mu    sync.Mutex
 	young map[sessionKey]visit // guarded by mu
@@ -44,7 +41,7 @@ type visit struct {
 }
 
 // NewSessions returns the memory of no session. turns counts the requests.
-func NewSessions(turns Turns) *Sessions {
+func NewSessions(turns *Turns) *Sessions {
 	return &Sessions{seed: maphash.MakeSeed(), turns: turns, young: map[sessionKey]visit{}}
 }
 
@@ -111,26 +108,17 @@ func (s *Sessions) Size() int {
 
 // Turns counts the requests with a session.
 type Turns struct {
-	count              metric.Int64Counter
-	first, same, other metric.MeasurementOption
-}
-
-// NewTurns declares the counter of turns.
-func NewTurns(s *instruments.Set) Turns {
-	m := Turns{first: instruments.Label("rank", "first"), same: instruments.Label("rank", "same"), other: instruments.Label("rank", "other")}
-	m.count = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
-		m.first, m.same, m.other)
-	return m
+	Count instruments.Keyed[string] `metric:"kvpilot.chooser.session_turns" unit:"{request}" by:"rank" values:"first same other" help:"Requests with a session, by their rank: first (a new or forgotten session), same or other than its last one."`
 }
 
 // add counts a request. known says that the session was remembered, same that it went to its last rank.
 func (m *Turns) add(known, same bool) {
-	turn := m.other
+	turn := "other"
 	switch {
 	case !known:
-		turn = m.first
+		turn = "first"
 	case same:
-		turn = m.same
+		turn = "same"
 	}
-	m.count.Add(context.Background(), 1, turn)
+	m.Count.Add(turn)
 }

@@ -9,23 +9,24 @@ import (
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 )
 
-// NewTierMetrics declares the tiers below the ranks' GPUs, and returns the function that reads them. Tiers that no request has used have no series.
-func NewTierMetrics(s *instruments.Set, ranks *Table) (observe func(metric.Observer)) {
-	share := s.ObservedFloat("kvpilot.chooser.tier_found", "1", "Share of the prompt tokens that the index knows in a tier below a rank's GPU and that the engine has found, over the last requests.")
-	start := s.ObservedFloat("kvpilot.chooser.tier_load_start", "s", "Predicted time of a load of KV cache of no tokens from a tier below a rank's GPU.")
-	each := s.ObservedFloat("kvpilot.chooser.tier_load_token_time", "s", "Predicted time of each token of a load of KV cache from a tier below a rank's GPU.")
-	return func(o metric.Observer) {
-		for r := range ranks.All() {
-			for tier, one := range map[kvblock.Tier]*transfer.Tier{kvblock.TierCPU: r.Tiers.Host, kvblock.TierDisk: r.Tiers.Store} {
-				if one.Seen() == 0 {
-					continue
-				}
-				m := one.Model()
-				of := instruments.Labels(attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Index), attribute.String("tier", tier.String()))
-				o.ObserveFloat64(share, one.Share(), of)
-				o.ObserveFloat64(start, m.Start, of)
-				o.ObserveFloat64(each, m.PerToken, of)
+// tierMetrics show the tiers below the ranks' GPUs. Tiers that no request has used have no series.
+type tierMetrics struct {
+	Share metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_found" unit:"1" by:"replica rank tier" help:"Share of the prompt tokens in a tier below a rank's GPU, by the index, that the engine has found, over the last requests."`
+	Start metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_load_start" unit:"s" by:"replica rank tier" help:"Predicted time of a load of KV cache of no tokens from a tier below a rank's GPU."`
+	Each  metric.Float64ObservableGauge `metric:"kvpilot.chooser.tier_load_token_time" unit:"s" by:"replica rank tier" help:"Predicted time of each token of a load of KV cache from a tier below a rank's GPU."`
+}
+
+func (m *tierMetrics) observe(o metric.Observer, ranks *Table) {
+	for r := range ranks.All() {
+		for tier, one := range map[kvblock.Tier]*transfer.Tier{kvblock.TierCPU: r.Tiers.Host, kvblock.TierDisk: r.Tiers.Store} {
+			if one.Seen() == 0 {
+				continue
 			}
+			times := one.Model()
+			of := instruments.Labels(attribute.String("replica", string(r.Replica)), attribute.Int("rank", r.Index), attribute.String("tier", tier.String()))
+			o.ObserveFloat64(m.Share, one.Share(), of)
+			o.ObserveFloat64(m.Start, times.Start, of)
+			o.ObserveFloat64(m.Each, times.PerToken, of)
 		}
 	}
 }

@@ -44,7 +44,7 @@ type Watch struct {
 	Clock    *clock.Clock
 	Waiting  Waiting
 	Log      *slog.Logger
-	Stalls   metric.Int64Counter
+	Metrics  *Metrics
 }
 
 // Run judges the ranks until ctx ends.
@@ -170,7 +170,7 @@ func (w *Watch) verdictChanged(r *rank.Rank, before, now liveness.Evidence) {
 		w.Log.Info("a stalled rank works again", "replica", string(r.Replica), "rank", r.Index)
 		return
 	}
-	w.Stalls.Add(context.Background(), 1, instruments.Label("evidence", now.String()))
+	w.Metrics.Stalls.Add(now)
 	if before == liveness.None {
 		w.Log.Warn("a rank stalled and is avoided", "replica", string(r.Replica), "rank", r.Index,
 			"evidence", now.String(), "silent", r.Liveness.Silent(), "requests", r.Liveness.InFlight())
@@ -192,25 +192,26 @@ func (w *Watch) suspendMissing(r *rank.Rank, v *liveness.Vitals, now time.Time) 
 	}
 }
 
-// NewCounter declares the counter of stalls.
-func NewCounter(s *instruments.Set) metric.Int64Counter {
-	var evidence []metric.MeasurementOption
-	for e := liveness.Probe; e <= liveness.Halted; e++ {
-		evidence = append(evidence, instruments.Label("evidence", e.String()))
-	}
-	return s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank with requests in flight stalled and was avoided, by evidence.", evidence...)
+// Metrics show the stalls.
+type Metrics struct {
+	Stalls  instruments.Keyed[liveness.Evidence] `metric:"kvpilot.chooser.stalls" unit:"{stall}" by:"evidence" help:"Times that a rank was found stalled, by evidence."`
+	Stalled metric.Int64ObservableGauge          `metric:"kvpilot.chooser.stalled" unit:"{rank}" by:"replica rank" help:"1 while a rank is avoided as stalled."`
 }
 
-// NewMetrics declares which ranks stall, and returns the function that reads it.
-func NewMetrics(s *instruments.Set, ranks *rank.Table) (observe func(metric.Observer)) {
-	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
-	return func(o metric.Observer) {
-		for r := range ranks.All() {
-			now := int64(0)
-			if r.Liveness.Evidence() != liveness.None {
-				now = 1
-			}
-			o.ObserveInt64(stalled, now, r.Labels)
+// Know makes the series whose labels are known.
+func (m *Metrics) Know() {
+	for e := liveness.Probe; e <= liveness.Halted; e++ {
+		m.Stalls.Know(e)
+	}
+}
+
+// Observe reports which ranks are stalled.
+func (m *Metrics) Observe(o metric.Observer, ranks *rank.Table) {
+	for r := range ranks.All() {
+		now := int64(0)
+		if r.Liveness.Evidence() != liveness.None {
+			now = 1
 		}
+		o.ObserveInt64(m.Stalled, now, r.Labels)
 	}
 }

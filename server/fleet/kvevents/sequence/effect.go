@@ -73,8 +73,15 @@ const (
 	FromForeign
 )
 
-// ReasonNames are the forms that metrics use.
-var ReasonNames = [...]string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed", "foreign"}
+// Reasons lists the reasons.
+func Reasons() []Reason {
+	return []Reason{LostInGap, EngineRestarted, BatchUnreadable, Unreachable, Rebuilt, NoFeed, FromForeign}
+}
+
+// String is the form that metrics use.
+func (r Reason) String() string {
+	return [...]string{"gap", "restart", "unreadable", "unreachable", "rebuild", "no feed", "foreign"}[r]
+}
 
 // effects collects the demands of a step.
 type effects []Effect

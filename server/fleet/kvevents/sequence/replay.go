@@ -18,10 +18,13 @@ const (
 	WhyProof              // does the replay socket belong to the engine that publishes?
 )
 
-// WhyNames are the forms that metrics and logs use.
-var WhyNames = [...]string{"first", "resume", "gap", "probe", "rebuild", "proof"}
+// Whys lists the reasons.
+func Whys() []Why { return []Why{WhyFirst, WhyResume, WhyGap, WhyProbe, WhyRebuild, WhyProof} }
 
-func (w Why) String() string { return WhyNames[w] }
+// String is the form that metrics and logs use.
+func (w Why) String() string {
+	return [...]string{"first", "resume", "gap", "probe", "rebuild", "proof"}[w]
+}
 
 // MaxUseless is how many replies without new batches may come, before a replay counts as failed.
 const MaxUseless = 1 << 16

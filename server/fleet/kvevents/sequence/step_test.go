@@ -40,7 +40,7 @@ func (f *feed) step(e sequence.Event) string {
 		case sequence.Keep:
 			words = append(words, "keep")
 		case sequence.Reset:
-			words = append(words, "reset:"+sequence.ReasonNames[e.Reason])
+			words = append(words, "reset:"+e.Reason.String())
 		case sequence.Doubt:
 			words = append(words, "doubt")
 		case sequence.Ask:

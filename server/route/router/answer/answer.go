@@ -3,14 +3,12 @@ package answer
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 	"strconv"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
@@ -25,16 +23,16 @@ type Answers struct {
 	resumer   *resumer
 	Blanks    blanks
 	// interrupted counts the streams that are lost.
-	interrupted *interruptions
+	interrupted *instruments.Keyed[interruption]
 }
 
-// New makes answers. results counts the streams that end early.
-func New(in *intake.Intake, attempts *attempt.Dispatcher, results *instruments.Keyed[string], meter metric.MeterProvider, log *slog.Logger) *Answers {
-	s := instruments.New(meter, "server/route/router")
-	broken := newInterruptions(s)
+// New makes answers.
+func New(in *intake.Intake, attempts *attempt.Dispatcher, s scope.Scope) *Answers {
+	m, results := newMetrics(s.Meters()), attempts.Resumes()
+	results.Know(resumeResults()...)
 	return &Answers{
-		attempts: attempts, limits: in.Limits, responses: in.Responses, Blanks: blanks{empties: newEmpties(s), limits: in.Limits}, interrupted: broken,
-		resumer: &resumer{attempts: attempts, retries: attempts.Retries, tokens: attempts.Tokens, results: results, interrupted: broken, log: log},
+		attempts: attempts, limits: in.Limits, responses: in.Responses, Blanks: blanks{empties: &m.Empties, limits: in.Limits}, interrupted: &m.Interrupted,
+		resumer: &resumer{attempts: attempts, retries: attempts.Retries, tokens: attempts.Tokens, results: results, interrupted: &m.Interrupted, log: s.Log()},
 	}
 }
 
@@ -45,7 +43,7 @@ func (an *Answers) Deliver(ctx context.Context, rq *intake.Request, t *attempt.T
 	err := an.forward(ctx, rq, t, d)
 	if err == nil {
 		outcome := retry.Broken // only its end was missing, which the router wrote
-		if end = decision.EndCompleted; !d.Attempt.Broken {
+		if end = decision.EndCompleted; !d.Attempt.IsBroken() {
 			if outcome, end = d.Outcome(); outcome == retry.EngineError {
 				an.lost(rq, d.Attempt, causeError, false)
 			}
@@ -54,20 +52,20 @@ func (an *Answers) Deliver(ctx context.Context, rq *intake.Request, t *attempt.T
 		an.Blanks.compared(t, d)
 		return nil
 	}
-	if f = an.attempts.Broke(ctx, d, err); d.Begun && f.Outcome == retry.Broken {
+	if f = an.attempts.Broke(ctx, d, err); d.HasBegun() && f.Outcome == retry.Broken {
 		_, counted := errors.AsType[*attempt.Failure](err)
 		an.lost(rq, d.Attempt, causeOf(d.Attempt, f), counted)
 	}
-	if d.Attempt == nil || d.Attempt.Ended {
+	if d.Attempt == nil || d.Attempt.HasEnded() {
 		return f
 	}
 	d.Attempt.EndedEarly()
 	settled := f.Outcome
-	if errors.Is(err, attempt.ErrTransfer) || errors.Is(err, resume.ErrNotTranslated) || errors.Is(err, resume.ErrNotWhole) || d.Attempt.Orphaned.Load() { // whose fault that is, is not known, or not this replica's
+	if errors.Is(err, attempt.ErrTransfer) || errors.Is(err, resume.ErrNotTranslated) || errors.Is(err, resume.ErrNotWhole) || d.Attempt.IsOrphaned() { // whose fault that is, is not known, or not this replica's
 		settled = retry.Canceled
 	}
 	an.attempts.Blame.Settle(rq, d, d.Attempt, settled)
-	if end = attempt.EndOf(f.Outcome); d.Begun && f.Outcome == retry.Broken {
+	if end = attempt.EndOf(f.Outcome); d.HasBegun() && f.Outcome == retry.Broken {
 		end = decision.EndFailed
 	}
 	if an.attempts.Stopper.Stops(ctx, rq, t, d, f) {
@@ -84,7 +82,7 @@ func (an *Answers) lost(rq *intake.Request, a *attempt.Attempt, cause string, co
 	}
 	var follower *resume.Follower
 	if a != nil {
-		follower = a.Follower
+		follower = a.Follower()
 	}
 	an.interrupted.Add(interruption{kindOf(rq, follower), cause, false})
 	if !counted && rq.Settings.ResumeStreams > 0 {
@@ -96,7 +94,7 @@ func (an *Answers) lost(rq *intake.Request, a *attempt.Attempt, cause string, co
 // piece, not with the head, so that a replica that dies between the two costs nothing.
 func (an *Answers) forward(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) error {
 	a, first := d.Attempt, newReply(rq, d)
-	streamed := first.streamed && a.Whole == nil
+	streamed := first.streamed && a.Whole() == nil
 	d.Scan.Reset(rq.Parsed.Prompt.API, streamed)
 	expect(rq, t, d, streamed)
 	from := an.resumer.source(ctx, rq, t, d, first)
@@ -116,7 +114,7 @@ func (an *Answers) forward(ctx context.Context, rq *intake.Request, t *attempt.T
 				continue
 			}
 		}
-		if !d.Begun {
+		if !d.HasBegun() {
 			if piece = d.Opening.Take(piece); piece == nil && d.Opening.Whole() {
 				break
 			}
@@ -132,8 +130,8 @@ func (an *Answers) forward(ctx context.Context, rq *intake.Request, t *attempt.T
 		}
 		an.learnForm(ctx, rq, d, piece)
 	}
-	if len(a.Kept) > 0 {
-		if piece := d.Opening.Take(a.Kept); piece != nil {
+	if len(a.Kept()) > 0 {
+		if piece := d.Opening.Take(a.Kept()); piece != nil {
 			if err := an.write(ctx, rq, d, piece, false); err != nil {
 				return err
 			}
@@ -141,7 +139,7 @@ func (an *Answers) forward(ctx context.Context, rq *intake.Request, t *attempt.T
 			return nil
 		}
 	}
-	if d.Begun {
+	if d.HasBegun() {
 		return nil
 	}
 	if d.Opening.Missing() {
@@ -155,7 +153,7 @@ func (an *Answers) forward(ctx context.Context, rq *intake.Request, t *attempt.T
 
 // learnForm learns from an engine's own answer in one piece in which form it gives them, where that is of use.
 func (an *Answers) learnForm(ctx context.Context, rq *intake.Request, d *attempt.Delivery, piece []byte) {
-	if a := d.Attempt; rq.Streamed != nil && a.Whole == nil && d.Status == http.StatusOK && int64(len(piece)) == a.Response.ContentLength {
+	if a := d.Attempt; rq.Streamed != nil && a.Whole() == nil && d.Status() == http.StatusOK && int64(len(piece)) == a.Response.ContentLength {
 		an.attempts.Engines.LearnForm(ctx, rq, a.Choice.Replica, piece)
 	}
 }
@@ -164,21 +162,21 @@ func (an *Answers) learnForm(ctx context.Context, rq *intake.Request, d *attempt
 func (an *Answers) write(ctx context.Context, rq *intake.Request, d *attempt.Delivery, piece []byte, streamed bool) error {
 	a := d.Attempt
 	over := streamed && d.Scan.Done() // before this piece: a client that left lacks nothing of the answer
-	first := d.Scan.ContentEvents() == a.Earlier
+	first := d.Scan.ContentEvents() == a.Earlier()
 	between := d.Scan.Between()
 	d.Scan.Feed(piece) // before the write: a client that reads nothing must not make the prefill look longer
-	whole := len(a.Kept) > 0 || int64(len(piece)) == a.Response.ContentLength
-	if d.Scan.Aborted(whole) || (whole || !over && d.Scan.Done()) && a.Paused.Aborted(ctx) {
+	whole := len(a.Kept()) > 0 || int64(len(piece)) == a.Response.ContentLength
+	if d.Scan.Aborted(whole) || (whole || !over && d.Scan.Done()) && a.WasPaused(ctx) {
 		return d.Aborted(d.Scan.BeforeAbort(piece, between), streamed)
 	}
-	if !d.Begun && !a.Choice.Begin() {
+	if !d.HasBegun() && !a.Choice.Begin() {
 		return attempt.ErrStalled // the answer came too late
 	}
-	if first && streamed && d.Scan.ContentEvents() > a.Earlier {
+	if first && streamed && d.Scan.ContentEvents() > a.Earlier() {
 		d.SawFirstToken()
 		an.attempts.Legs.Read(a)
 	}
-	if !d.Begun {
+	if !d.HasBegun() {
 		if err := an.begin(rq, d); err != nil {
 			return err
 		}
@@ -189,9 +187,8 @@ func (an *Answers) write(ctx context.Context, rq *intake.Request, d *attempt.Del
 	if err != nil && !over {
 		return attempt.Gone(err)
 	}
-	if n := d.Scan.ContentEvents() - a.Earlier; streamed && n >= a.Reported+attempt.ProgressStep {
-		a.Choice.Progress(n)
-		a.Reported = n
+	if streamed {
+		a.Progress(d.Scan.ContentEvents())
 	}
 	return nil
 }
@@ -199,7 +196,7 @@ func (an *Answers) write(ctx context.Context, rq *intake.Request, d *attempt.Del
 // begin gives the client the head of the answer.
 func (an *Answers) begin(rq *intake.Request, d *attempt.Delivery) error {
 	resp := d.Attempt.Response
-	d.Begun, d.Status = true, resp.Status
+	d.Begin(resp.Status)
 	an.attempts.Blame.Served(rq, d, false)
 	an.attempts.Pin(rq, d) // before the client can continue the response
 	h := resp.Header

@@ -51,7 +51,8 @@ func (an *Answers) TakeOver(ctx context.Context, rq *intake.Request, t *attempt.
 	an.resumer.results.Add(resultTaken)
 	span.Note(ctx, span.EventResume, span.OutputTokens.Int(point.Answer))
 	an.resumer.log.Info("a client continues a stream that another router has begun", "request", rq.Call.RequestID, "tokens", point.Answer)
-	t.Carried, rq.Before = s.follower, point.Answer
+	rq.Before = point.Answer
+	t.Carry(s.follower)
 	if point.Again {
 		rq.Before = tokensOf(rq)
 	}
@@ -76,7 +77,7 @@ func (an *Answers) giveEnd(d *attempt.Delivery, end []byte) error {
 	if err := d.To.Begin(http.StatusOK, http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}}); err != nil {
 		return attempt.Gone(err)
 	}
-	d.Begun, d.Status = true, http.StatusOK
+	d.Begin(http.StatusOK)
 	if len(end) == 0 {
 		return nil
 	}

@@ -23,11 +23,9 @@ const (
 	emptyPassed = "passed"
 )
 
-func emptyResults() []string { return []string{emptyRetried, emptyAgreed, emptyPassed} }
-
 // expect prepares d for the answer of the attempt under way.
 func expect(rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, streamed bool) {
-	waits := t.Blank == nil && t.Point == nil && rq.Call.Route.Generates() && rq.Parsed.Prompt.API != prompt.APIOther &&
+	waits := t.Blank() == nil && t.Point() == nil && rq.Call.Route.Generates() && rq.Parsed.Prompt.API != prompt.APIOther &&
 		rq.Upload == nil && rq.Holder == "" && rq.Call.Options.Pinned == "" && t.Ask.Attempt+1 < rq.Settings.Attempts &&
 		d.Attempt.Choice.Decision.HasOtherReplica()
 	shape := opening.Shape{API: rq.Parsed.Prompt.API, Choices: max(1, rq.Parsed.N), Streamed: streamed}
@@ -37,7 +35,7 @@ func expect(rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, streamed 
 // withhold keeps the answer under way, which has nothing in it, and has another replica asked.
 func withhold(t *attempt.Tries, d *attempt.Delivery) *attempt.Failure {
 	a := d.Attempt
-	t.Blank = &attempt.Blank{Choice: a.Choice, Status: a.Response.Status, Header: a.Response.Header, Body: d.Opening.Kept()}
+	t.Withhold(&attempt.Blank{Choice: a.Choice, Status: a.Response.Status, Header: a.Response.Header, Body: d.Opening.Kept()})
 	return &attempt.Failure{Outcome: retry.Empty, Public: apierror.New(apierror.UpstreamError, "the replica's answer was empty", nil)}
 }
 
@@ -49,25 +47,25 @@ type blanks struct {
 
 // compared judges an answer without a token by what another replica gave for the same request.
 func (b *blanks) compared(t *attempt.Tries, d *attempt.Delivery) {
-	if t.Blank == nil {
+	if t.Blank() == nil {
 		return
 	}
 	if d.Opening.Empty(&d.Scan) {
 		b.empties.Add(emptyAgreed)
 		return
 	}
-	t.Blank.Choice.Emptied()
+	t.Blank().Choice.Emptied()
 	b.empties.Add(emptyRetried)
 }
 
 // Give gives the client the answer without a token that no other replica could better. It reports false when there is none.
 func (b *blanks) Give(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) (given bool, err error) {
-	kept := t.Blank
-	if kept == nil || d.Begun || ctx.Err() != nil {
+	kept := t.Blank()
+	if kept == nil || d.HasBegun() || ctx.Err() != nil {
 		return false, nil
 	}
 	b.empties.Add(emptyPassed)
-	d.Begun, d.Status = true, kept.Status
+	d.Begin(kept.Status)
 	(&attempt.Attempt{Choice: kept.Choice}).Explain(rq, kept.Header)
 	b.limits.Explain(rq, kept.Header)
 	kept.Header.Set("Content-Length", strconv.Itoa(len(kept.Body)))
@@ -78,9 +76,4 @@ func (b *blanks) Give(ctx context.Context, rq *intake.Request, t *attempt.Tries,
 		err = attempt.Gone(err)
 	}
 	return true, err
-}
-
-func newEmpties(s *instruments.Set) *instruments.Keyed[string] {
-	empties := instruments.NewKeyed(s, intake.MetricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), intake.ByResult)
-	return &empties
 }

@@ -24,11 +24,11 @@ type inside struct {
 
 // inside returns the answer in one piece that the attempt under way streams.
 func (rs *resumer) inside(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery) source {
-	own, stream := *t, &attempt.Delivery{Attempt: d.Attempt, Doubts: d.Doubts}
+	own, stream := *t, d.Part()
 	stream.Scan.Reset(rq.Parsed.Prompt.API, true)
 	first := newReply(rq, stream)
-	s := &resumed{resumer: rs, rq: rq, tries: &own, d: stream, reply: first, follower: first.a.Follower}
-	return &inside{resumed: s, client: d, tries: t, whole: first.a.Whole}
+	s := &resumed{resumer: rs, rq: rq, tries: &own, d: stream, reply: first, follower: first.a.Follower()}
+	return &inside{resumed: s, client: d, tries: t, whole: first.a.Whole()}
 }
 
 // next implements source.
@@ -51,7 +51,7 @@ func (s *inside) next(ctx context.Context) ([]byte, error) {
 	if err := s.parse(ctx); err != nil {
 		return nil, s.failed(err)
 	}
-	answer, err := s.whole.Answer(s.d.Attempts > 0)
+	answer, err := s.whole.Answer(s.d.Attempts() > 0)
 	if err != nil {
 		return nil, s.failed(err)
 	}
@@ -92,10 +92,11 @@ func (s *inside) parse(ctx context.Context) error {
 // take takes a piece of the stream.
 func (s *inside) take(piece []byte) error {
 	a := s.d.Attempt
-	if s.d.Scan.Feed(piece); !s.d.Begun && s.d.Scan.ContentEvents() > 0 {
-		if s.d.Begun = a.Choice.Begin(); !s.d.Begun {
+	if s.d.Scan.Feed(piece); !s.d.HasBegun() && s.d.Scan.ContentEvents() > 0 {
+		if !a.Choice.Begin() {
 			return attempt.ErrStalled
 		}
+		s.d.Begin(a.Response.Status)
 	}
 	return s.whole.Feed(piece)
 }
@@ -105,10 +106,9 @@ func (s *inside) settle() {
 	if s.client.Attempt = s.d.Attempt; s.client.Attempt == nil { // no replica was chosen for the rest
 		s.client.Attempt = s.reply.a
 	}
-	s.client.Attempts += s.d.Attempts
-	s.client.Doubts = s.d.Doubts
-	s.tries.Ask.Attempt, s.tries.Ask.Exclude = s.resumed.tries.Ask.Attempt, s.resumed.tries.Ask.Exclude
-	s.tries.Passed, s.tries.Before, s.tries.Deaths = s.resumed.tries.Passed, s.resumed.tries.Before, s.resumed.tries.Deaths
+	s.client.Count(s.d.Attempts())
+	s.client.Learn(s.d)
+	s.tries.Learn(s.resumed.tries)
 }
 
 // failed is the failure of an answer that has not come whole.
@@ -117,7 +117,7 @@ func (s *inside) failed(err error) error {
 	if errors.Is(err, resume.ErrNotWhole) && !s.whole.Failed() {
 		s.attempts.Engines.NoForm(s.client.Attempt.Choice.Replica, s.rq.Parsed.Prompt.API)
 	}
-	if f, ok := errors.AsType[*attempt.Failure](err); ok && s.tries.Deaths.Named {
+	if f, ok := errors.AsType[*attempt.Failure](err); ok && s.tries.IsPoison() {
 		poisoned := *f
 		poisoned.Poisoned = true
 		return &poisoned

@@ -4,12 +4,10 @@ import (
 	"errors"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
@@ -44,13 +42,8 @@ type interruption struct {
 	continued   bool
 }
 
-// interruptions counts streams that lost their replica.
-type interruptions struct {
-	instruments.Keyed[interruption]
-}
-
-func newInterruptions(s *instruments.Set) *interruptions {
-	var all []interruption
+// interruptions lists all interruptions.
+func interruptions() (all []interruption) {
 	for _, kind := range []string{kindChat, kindCompletion, kindParsed, kindRepeated, kindMessages, kindResponses, kindOther} {
 		for _, cause := range []string{causeBroken, causeError, causeStalled, causeAborted, causeDiverged, causeDrain, causeHalted, causeGone} {
 			if cause != causeDiverged { // a repetition is what diverges: it is not continued once more
@@ -67,14 +60,16 @@ func newInterruptions(s *instruments.Set) *interruptions {
 			all = append(all, interruption{kind, cause, false})
 		}
 	}
-	return &interruptions{instruments.NewKeyed(s, intake.MetricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
-		func(i interruption) metric.MeasurementOption {
-			result := "lost"
-			if i.continued {
-				result = "continued"
-			}
-			return instruments.Labels(attribute.String("kind", i.kind), attribute.String("cause", i.cause), attribute.String("result", result))
-		})}
+	return all
+}
+
+// Labels has the labels of the key in metrics.
+func (i interruption) Labels() []attribute.KeyValue {
+	result := "lost"
+	if i.continued {
+		result = "continued"
+	}
+	return []attribute.KeyValue{attribute.String("kind", i.kind), attribute.String("cause", i.cause), attribute.String("result", result)}
 }
 
 // kindOf is the kind of a stream; the follower may be nil.
@@ -107,7 +102,7 @@ func causeOf(a *attempt.Attempt, f *attempt.Failure) string {
 			return known.cause
 		}
 	}
-	if a != nil && a.Stopped.Load() {
+	if a != nil && a.WasStopped() {
 		return causeStalled
 	}
 	return causeBroken

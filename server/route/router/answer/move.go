@@ -119,7 +119,7 @@ func (s *resumed) trial(point *resume.Point) *attempt.Tries {
 	s.made++
 	t := *s.tries
 	t.Ask.ID = fmt.Sprintf("%s-%d", s.rq.ID, s.made)
-	t.Before += s.reply.a.Held + time.Since(s.reply.a.Chosen)
+	t.Spend(s.reply.a)
 	t.Reset()
 	t.ContinueAt(s.rq, point)
 	t.Ask.Exclude = s.unable(point, nil)
@@ -131,7 +131,7 @@ func (s *resumed) trial(point *resume.Point) *attempt.Tries {
 // warmUp has another replica compute the context of the stream up to the point, in a goroutine.
 func (s *resumed) warmUp(ctx context.Context, point *resume.Point) *warming {
 	t := s.trial(point)
-	t.Warms = true
+	t.Warm()
 	rq := *s.rq
 	rq.Story = nil // belongs to the goroutine of the request
 	ctx, cancel := context.WithTimeout(ctx, warmWait)
@@ -174,37 +174,38 @@ func (s *resumed) compute(ctx context.Context, rq *intake.Request, t *attempt.Tr
 func (s *resumed) moveTo(ctx context.Context, point *resume.Point) bool {
 	old := s.reply.a
 	old.Hop = s.rq.Story.Keep(old.Hop)
-	t, d := s.trial(point), &attempt.Delivery{To: s.d.To, Begun: true, Doubts: s.d.Doubts}
+	t, d := s.trial(point), s.d.Aside()
 	waits, cancel := context.WithCancel(ctx)
 	late := time.AfterFunc(moveWait, cancel)
 	a, f := s.attempts.Open(waits, s.rq, t, d)
 	if f != nil {
-		s.d.Doubts = d.Doubts
+		s.d.Learn(d)
 		late.Stop()
 		cancel()
 		return false
 	}
 	follower := s.follower.Clone()
 	s.follow(waits, follower, point, func() *replica.Replica { return a.Choice.Replica })
-	d.Attempt.Earlier, d.Attempt.Follower = s.d.Scan.ContentEvents(), follower
+	a.Continue(s.d.Scan.ContentEvents(), follower)
 	next := newReply(s.rq, d)
 	next.d = s.d
 	first, err := next.first(ctx)
-	if err != nil && !intake.IsEnd(err) || len(first) == 0 || !late.Stop() || !a.Choice.Begin() {
+	if err != nil && !intake.IsEnd(err) || len(first) == 0 || !late.Stop() || !a.BeginRest() {
 		f := s.attempts.Broke(waits, d, cmp.Or(err, attempt.ErrContinuation))
 		outcome := f.Outcome
 		if errors.Is(err, resume.ErrDiverged) { // through no fault of the replica
 			outcome = retry.Canceled
 		}
 		s.attempts.Blame.Settle(s.rq, d, a, outcome)
-		s.d.Doubts = d.Doubts
+		s.d.Learn(d)
 		s.attempts.End(waits, s.rq, d, f, decision.EndFailed)
 		cancel()
 		return false
 	}
-	a.Begun, s.d.Doubts = true, d.Doubts
+	s.d.Learn(d)
 	s.leave(ctx, point, t)
-	s.d.Attempt, s.d.Attempts = a, s.d.Attempts+1
+	s.d.Attempt = a
+	s.d.Count(1)
 	*s.tries = *t
 	s.attempts.Pin(s.rq, s.d)
 	s.d.Follows()
@@ -220,7 +221,7 @@ func (p *reply) first(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		out, err := p.a.Follower.Feed(piece)
+		out, err := p.a.Follower().Feed(piece)
 		switch {
 		case err != nil && !intake.IsEnd(err):
 			return nil, err

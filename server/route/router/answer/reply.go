@@ -57,7 +57,7 @@ func (p *reply) next(context.Context) ([]byte, error) {
 	switch {
 	case p.streamed && p.d.Scan.Done(): // the client has the whole answer, and may have left
 		return nil, io.EOF
-	case intake.IsEnd(err) && p.streamed && (p.d.Scan.Events() > 0 || p.a.Follower != nil) && !p.complete():
+	case intake.IsEnd(err) && p.streamed && (p.d.Scan.Events() > 0 || p.a.Follower() != nil) && !p.complete():
 		return nil, io.ErrUnexpectedEOF
 	}
 	return nil, err // the plain io.EOF is the end; a wrapped one is an answer that was cut off

@@ -5,7 +5,6 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/router/attempt"
-	"github.com/kvpilot/kvpilot/server/route/router/intake"
 )
 
 // The results of a stream that ended early, after its first byte, as the labels of metrics distinguish them.
@@ -25,8 +24,16 @@ func resumeResults() []string {
 	return []string{resultResumed, resultMoved, resultEnded, resultIneligible, resultSeam, resultDiverged, attempt.ResultPoison, resultLimit, resultBudget, resultTaken}
 }
 
-// NewResumes declares the count of streams that ended early.
-func NewResumes(p metric.MeterProvider) *instruments.Keyed[string] {
-	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), intake.MetricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), intake.ByResult)
-	return &resumes
+// metrics counts answers.
+type metrics struct {
+	Empties     instruments.Keyed[string]       `metric:"kvpilot.router.empty_answers" unit:"{answer}" by:"result" help:"Answers without a token where one was due, by result: retried (another replica gave one), agreed (another gave none either) or passed (no other replica could be asked)."`
+	Interrupted instruments.Keyed[interruption] `metric:"kvpilot.router.interrupted" unit:"{stream}" by:"kind cause result" help:"Streams that lost their replica after their first byte, by kind (chat, completion, parsed, repeated, messages, responses, other), cause (broken, error, stalled, aborted, diverged; of moves drain, halted, gone) and result (continued, lost). A stream counts each time."`
+}
+
+func newMetrics(provider metric.MeterProvider) *metrics {
+	m := &metrics{}
+	instruments.Declare(provider, "server/route/router", m)
+	m.Empties.Know(emptyRetried, emptyAgreed, emptyPassed)
+	m.Interrupted.Know(interruptions()...)
+	return m
 }

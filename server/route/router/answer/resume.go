@@ -29,27 +29,27 @@ type resumer struct {
 	tokens   *tokenizer.Pool
 	results  *instruments.Keyed[string]
 	// interrupted counts the streams that are continued; those that are lost are counted where the answer ends.
-	interrupted *interruptions
+	interrupted *instruments.Keyed[interruption]
 	log         *slog.Logger
 }
 
 // source returns the answer as it comes or, of a stream that another replica may resume, a source that does so.
 func (rs *resumer) source(ctx context.Context, rq *intake.Request, t *attempt.Tries, d *attempt.Delivery, first *reply) source {
-	if first.streamed && first.a.Whole != nil {
+	if first.streamed && first.a.Whole() != nil {
 		return rs.inside(ctx, rq, t, d)
 	}
 	if rq.Settings.ResumeStreams == 0 || !rq.Parsed.Stream {
 		return first
 	}
-	if t.Carried != nil && first.a.Follower == nil && first.streamed {
+	if t.Carried() != nil && first.a.Follower() == nil && first.streamed {
 		rs.pickUp(ctx, rq, t, first.a)
 	}
-	if !first.streamed && first.a.Follower != nil {
-		first.a.Follower.Lose(resume.LostForm)
+	if !first.streamed && first.a.Follower() != nil {
+		first.a.Follower().Lose(resume.LostForm)
 	}
-	s := &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.Follower}
+	s := &resumed{resumer: rs, rq: rq, tries: t, d: d, reply: first, follower: first.a.Follower()}
 	if s.follower != nil {
-		s.follower.Halted = func() bool { return s.reply.a.Paused.Aborted(ctx) }
+		s.follower.Halted = func() bool { return s.reply.a.WasPaused(ctx) }
 	}
 	return s
 }
@@ -82,7 +82,7 @@ func (s *resumed) next(ctx context.Context) ([]byte, error) {
 		switch {
 		case err == nil:
 			return piece, nil
-		case intake.IsEnd(err), !s.d.Begun:
+		case intake.IsEnd(err), !s.d.HasBegun():
 			return nil, err
 		}
 		f := s.attempts.Broke(ctx, s.d, err)
@@ -117,13 +117,14 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 	for {
 		a := s.reply.a
 		if out := s.ahead; out != nil {
-			s.ahead, a.Gave = nil, true
+			s.ahead = nil
+			a.Gives()
 			return out, nil
 		}
 		if s.fault != nil {
 			return nil, s.fault
 		}
-		if a.Point != nil && !s.reply.streamed {
+		if a.Continues() && !s.reply.streamed {
 			return nil, attempt.ErrContinuation
 		}
 		if s.follower == nil || !s.reply.streamed {
@@ -144,13 +145,13 @@ func (s *resumed) read(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		if a.Point != nil && !a.Begun {
-			if a.Begun = a.Choice.Begin(); !a.Begun {
-				return nil, attempt.ErrStalled // the rest came too late
-			}
+		if !a.BeginRest() {
+			return nil, attempt.ErrStalled // the rest came too late
 		}
 		if piece, s.fault = s.follower.Feed(piece); len(piece) > 0 {
-			a.Gave = a.Gave || !sse.IsComment(piece)
+			if !sse.IsComment(piece) {
+				a.Gives()
+			}
 			return piece, nil
 		}
 	}
@@ -171,7 +172,7 @@ func (s *resumed) couldLeave() bool {
 // the client has.
 func (s *resumed) moves() bool {
 	a := s.reply.a
-	return a.Choice.ShouldMove() && s.d.Begun && (a.Point == nil || a.Gave) && s.follower.Movable()
+	return a.Choice.ShouldMove() && s.d.HasBegun() && !a.IsUntouched() && s.follower.Movable()
 }
 
 // ending returns what is missing of a stream that ended early, after its finish reason; false if more is missing.
@@ -204,7 +205,7 @@ func (s *resumed) resume(ctx context.Context, f *attempt.Failure) *attempt.Failu
 	if s.attempts.Stopper.Stops(ctx, s.rq, s.tries, s.d, f) {
 		return s.worst(f)
 	}
-	untouched := a.Point != nil && !a.Gave // the replica took the rest of the stream and gave nothing
+	untouched := a.IsUntouched() // the replica took the rest of the stream and gave nothing
 	point, result := s.point(ctx, untouched, false)
 	if result == resultResumed && s.resumes > 0 && !s.retries.Budget.Withdraw() { // the first time is free: the replica is gone
 		result = resultBudget
@@ -221,10 +222,10 @@ func (s *resumed) resume(ctx context.Context, f *attempt.Failure) *attempt.Failu
 	}
 	switch {
 	case untouched:
-		s.tries.Refusals++
+		s.tries.Refused()
 	default:
 		s.resumes++
-		s.tries.Refusals = 0
+		s.tries.Taken()
 	}
 	a.EndedEarly()
 	s.attempts.Blame.Settle(s.rq, s.d, a, f.Outcome)
@@ -270,7 +271,7 @@ func (b *breaks) add(a *attempt.Attempt, view *registry.Snapshot) (excluded, avo
 
 // prepare prepares the attempt after a.
 func (s *resumed) prepare(a *attempt.Attempt) {
-	s.tries.Before += a.Held + time.Since(a.Chosen)
+	s.tries.Spend(a)
 	s.tries.Next(a, s.first)
 }
 
@@ -281,18 +282,18 @@ func (s *resumed) reopen(ctx context.Context) *attempt.Failure {
 		a, f := s.attempts.Open(ctx, s.rq, s.tries, s.d)
 		switch {
 		case f == nil:
-			a.Earlier, a.Follower = earlier, s.follower
+			a.Continue(earlier, s.follower)
 			s.reply, s.fault = newReply(s.rq, s.d), nil
 			s.attempts.Pin(s.rq, s.d)
 			return nil
 		case f.Unchosen && ctx.Err() != nil:
 			return f
-		case f.Unchosen, f.Poisoned, !f.Outcome.Retryable(), s.tries.Refusals+1 >= s.rq.Settings.MostAsked(), ctx.Err() != nil,
+		case f.Unchosen, f.Poisoned, !f.Outcome.Retryable(), s.tries.Refusals()+1 >= s.rq.Settings.MostAsked(), ctx.Err() != nil,
 			!s.retries.Worth(s.rq, s.tries, s.d, f), !f.Outcome.Gone() && !s.retries.Withdraw(s.rq, s.d, f): // a replica that is gone has no work from it
 			return s.worst(f)
 		}
 		s.retries.Note(ctx, f)
-		s.tries.Refusals++
+		s.tries.Refused()
 		s.prepare(a)
 	}
 }
@@ -311,7 +312,7 @@ func (s *resumed) point(ctx context.Context, untouched, moved bool) (*resume.Poi
 	switch {
 	case !ok || !point.Again && attempt.RestOf(s.rq, &point).Left(nil) < 1:
 		return nil, resultIneligible
-	case untouched && s.tries.Refusals+1 >= s.rq.Settings.MostAsked(), !untouched && !moved && s.resumes >= s.rq.Settings.ResumeStreams:
+	case untouched && s.tries.Refusals()+1 >= s.rq.Settings.MostAsked(), !untouched && !moved && s.resumes >= s.rq.Settings.ResumeStreams:
 		return nil, resultLimit
 	case point.Replay != nil && !point.Replay.Perhaps && !s.accepted(ctx, &point):
 		if point, ok = s.follower.Again(); !ok || moved {
@@ -371,9 +372,9 @@ func (s *resumed) texts(ctx context.Context, lists [][]uint32, dead *attempt.Att
 
 // pickUp has an attempt follow the stream from the point on.
 func (rs *resumer) pickUp(ctx context.Context, rq *intake.Request, t *attempt.Tries, a *attempt.Attempt) {
-	a.Follower = t.Carried.Clone()
+	a.Continue(0, t.Carried().Clone())
 	s := &resumed{resumer: rs, rq: rq, tries: t}
-	s.follow(ctx, a.Follower, t.Point, func() *replica.Replica { return a.Choice.Replica })
+	s.follow(ctx, a.Follower(), t.Point(), func() *replica.Replica { return a.Choice.Replica })
 }
 
 // otherRoutes remembers whether a request's pool has another replica with token routes. The zero value does not know yet.

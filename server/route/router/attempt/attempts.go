@@ -3,9 +3,6 @@ package attempt
 import (
 	"context"
 	"errors"
-	"log/slog"
-
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
@@ -13,6 +10,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/resume"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/route/router/pauses"
@@ -37,8 +35,7 @@ type Dispatcher struct {
 	Stopper   stopper
 	Retries   *Retrier
 	Copier    *copier
-	// aborted counts answers that an engine aborted.
-	aborted metric.Int64Counter
+	metrics   *metrics
 }
 
 // Params are the parts that attempts need. All but Guesses and Count are required.
@@ -55,37 +52,36 @@ type Params struct {
 	// Count counts retries; nil counts none.
 	Count  Counter
 	Intake *intake.Intake
-	// Resumes counts requests that stop replicas.
-	Resumes *instruments.Keyed[string]
-	Meter   metric.MeterProvider
-	Log     *slog.Logger
+	Scope  scope.Scope
 }
 
 // New makes a dispatcher.
 func New(p Params) *Dispatcher {
-	m := newAttemptMetrics(p.Meter, p.Log)
-	known := poison.New()
-	m.remembered(p.Meter, known.Size)
-	blame := &blame{registry: p.Registry, breaker: p.Breaker, poison: known, faults: &m.faults}
-	sender := &sender{upstream: p.Upstream, Registry: p.Registry, tokens: p.Tokens, log: p.Log}
+	known, log := poison.New(), p.Scope.Log()
+	m := newMetrics(p.Scope.Meters(), known.Size)
+	blame := &blame{registry: p.Registry, breaker: p.Breaker, poison: known, metrics: m}
+	sender := &sender{upstream: p.Upstream, Registry: p.Registry, tokens: p.Tokens, log: log}
 	return &Dispatcher{
-		Picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &m.keyless, standby: p.Intake.Standby}, Engines: sender,
+		Picker: &picker{registry: p.Registry, decider: p.Decider, breaker: p.Breaker, tokens: p.Tokens, guesses: p.Guesses, keyless: &keyless{counter: m.Keyless, log: log}, standby: p.Intake.Standby}, Engines: sender,
 		Legs: &splitter{
 			watcher: watcher{legTiming{legPatience, blockLease}, p.Registry}, bootstraps: bootstraps{p.Upstream}, engines: sender, blame: blame,
-			prefills: &m.legs.prefills, transfers: &m.legs.transfers, pinned: m.legs.pinned, log: p.Log,
+			metrics: m, log: log,
 		},
-		Refusals: refusals{breaker: p.Breaker}, Blame: blame, Tokens: p.Tokens, responses: p.Intake.Responses, aborted: m.aborted, Stopper: stopper{p.Upstream, p.Resumes, p.Log},
-		Retries: &Retrier{blame: blame, Budget: p.Budget, retried: &m.retries, count: p.Count, log: p.Log},
-		Copier:  &copier{upstream: p.Upstream, registry: p.Registry, Patience: copyPatience, results: &m.copies, log: p.Log},
+		Refusals: refusals{breaker: p.Breaker}, Blame: blame, Tokens: p.Tokens, responses: p.Intake.Responses, metrics: m, Stopper: stopper{p.Upstream, &m.Resumes, log},
+		Retries: &Retrier{blame: blame, Budget: p.Budget, retried: &m.Retries, count: p.Count, log: log},
+		Copier:  &copier{upstream: p.Upstream, registry: p.Registry, Patience: copyPatience, results: &m.Copies, log: log},
 	}
 }
+
+// Resumes counts the streams that ended early.
+func (at *Dispatcher) Resumes() *instruments.Keyed[string] { return &at.metrics.Resumes }
 
 // Open makes one attempt up to the head of the replica's answer. On failure the attempt has ended; it is nil when no
 // replica was chosen.
 func (at *Dispatcher) Open(ctx context.Context, rq *intake.Request, t *Tries, d *Delivery) (*Attempt, *Failure) {
 	actx, cancel := context.WithCancel(ctx)
 	a := NewAttempt(cancel)
-	a.Point, a.warms = t.Point, t.Warms
+	a.point, a.warms = t.point, t.warms
 	t.Ask.Abandon, t.Ask.Movable = a.stop, t.mayMove(rq)
 	if f := at.Choose(ctx, rq, t, d, a); f != nil {
 		cancel()
@@ -112,14 +108,14 @@ func (at *Dispatcher) Open(ctx context.Context, rq *intake.Request, t *Tries, d 
 // Choose has a replica chosen, and makes a the attempt under way.
 func (at *Dispatcher) Choose(ctx context.Context, rq *intake.Request, t *Tries, d *Delivery, a *Attempt) *Failure {
 	d.Attempt = nil
-	d.Attempts++
+	d.attempts++
 	if err := at.Picker.pick(ctx, rq, t, a); err != nil {
 		if rq.Refused != nil && rq.Refused.Firm && ctx.Err() == nil { // truer than that no replica can take it now
 			err = rq.Refusal()
 		}
 		return &Failure{Unchosen: true, Public: apierror.From(err)}
 	}
-	d.Attempt, d.Chosen = a, true
+	d.Take(a)
 	return nil
 }
 
@@ -134,7 +130,7 @@ func (at *Dispatcher) Send(ctx, actx context.Context, rq *intake.Request, d *Del
 		a.Hop.Began()
 	}
 	if rq.Parsed.Prompt.API == prompt.APIResponses {
-		a.Paused = at.pausable.Watch(actx, at.Engines.upstream, a.Choice.Replica)
+		a.paused = at.pausable.Watch(actx, at.Engines.upstream, a.Choice.Replica)
 	}
 	resp, err := at.Engines.exchange(actx, rq, a)
 	outcome := upstream.Classify(resp, err)
@@ -155,16 +151,16 @@ func (at *Dispatcher) Send(ctx, actx context.Context, rq *intake.Request, d *Del
 // End ends the attempt under way, with f when it failed, and releases its reservation. Only the first call counts.
 func (at *Dispatcher) End(ctx context.Context, rq *intake.Request, d *Delivery, f *Failure, end decision.End) {
 	a := d.Attempt
-	if a == nil || a.Ended {
+	if a == nil || a.ended {
 		return
 	}
-	a.Ended = true
+	a.ended = true
 	result := chooser.ResultOf(end)
 	if a.Response != nil {
 		a.Response.Close()
 		at.LearnUsage(ctx, rq, d, &result)
 	}
-	if end != decision.EndCompleted && a.Point == nil {
+	if end != decision.EndCompleted && a.point == nil {
 		at.Tokens.Withdrawn(rq.Pool.Served, rq.Enc, a.Choice.Slot, rq.Adapter)
 	}
 	EndHop(rq, d, f)
@@ -172,7 +168,7 @@ func (at *Dispatcher) End(ctx context.Context, rq *intake.Request, d *Delivery, 
 	at.Legs.end(a, result.End)
 	a.Hop.Released(end)
 	a.cancel()
-	a.Paused.Wait()
+	a.paused.Wait()
 }
 
 // LearnUsage sets the request's usage in to, and reports it to the parts that predicted it. For a stream without usage the
@@ -181,25 +177,25 @@ func (at *Dispatcher) LearnUsage(ctx context.Context, rq *intake.Request, d *Del
 	a := d.Attempt
 	if u, ok := d.Scan.Usage(); ok {
 		to.PromptTokens, to.OutputTokens, to.CachedTokens = u.PromptTokens, u.CompletionTokens, u.CachedTokens
-		if a.Point != nil { // the client's counts are those of the whole request
-			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.Point.Answer, u.CompletionTokens-a.Point.Answer
+		if a.point != nil { // the client's counts are those of the whole request
+			to.PromptTokens, to.OutputTokens = u.PromptTokens+a.point.Answer, u.CompletionTokens-a.point.Answer
 		}
 	}
 	if a.cache != nil && a.cache.isMooncake() && to.CachedTokens >= 0 { // the engine counts all that it read from the other one
 		to.CachedTokens = a.cache.usage.CachedTokens
 	}
-	if a.Point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
+	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
 		at.observe(ctx, rq, a, to)
 		at.Pin(rq, d)
 	}
-	if a.Follower != nil {
-		at.Engines.stamps.learn(a.Choice.Replica, a.Follower.Stamp())
+	if a.follower != nil {
+		at.Engines.stamps.learn(a.Choice.Replica, a.follower.Stamp())
 	}
-	if n := d.Scan.ContentEvents() - a.Earlier; to.PromptTokens < 0 && n > 0 && !d.FirstToken.IsZero() {
+	if n := d.Scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
 		to.PromptTokens, to.CachedTokens = a.Choice.Decision.PromptTokens, a.CachedOwn()
 		to.OutputTokens, to.Counted = rq.TokensIn(n), true
 	}
-	if a.Point == nil && rq.Parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
+	if a.point == nil && rq.Parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
 		at.Tokens.Answered(rq.Pool.Served, rq.Enc, a.Choice.Slot, to.OutputTokens)
 	}
 }
@@ -218,7 +214,7 @@ func (at *Dispatcher) observe(ctx context.Context, rq *intake.Request, a *Attemp
 // Broke is broken, and counts.
 func (at *Dispatcher) Broke(ctx context.Context, d *Delivery, err error) *Failure {
 	if errors.Is(err, resume.ErrAborted) {
-		at.aborted.Add(context.Background(), 1)
+		at.metrics.Aborted.Add(context.Background(), 1)
 	}
 	return broken(ctx, d, err)
 }
@@ -233,7 +229,7 @@ func broken(ctx context.Context, d *Delivery, err error) *Failure {
 	case errors.Is(err, errClientGone):
 		return &Failure{Outcome: retry.Canceled, Public: apierror.From(intake.Cause(ctx, context.Canceled))}
 	case errors.Is(err, ErrStalled), d.Attempt.isStopped(ctx):
-		if !d.Begun {
+		if !d.begun {
 			return d.Attempt.stoppedBefore(err)
 		}
 		text = "the replica stopped in the middle of its answer"
@@ -243,7 +239,7 @@ func broken(ctx context.Context, d *Delivery, err error) *Failure {
 		return &Failure{Outcome: retry.EngineError, Public: apierror.New(apierror.UpstreamError, ErrTransfer.Error(), err)}
 	case errors.Is(err, resume.ErrAborted):
 		text = resume.ErrAborted.Error()
-	case !d.Begun:
+	case !d.begun:
 		text = "the replica's answer ended early, before it began"
 	}
 	return &Failure{Outcome: retry.Broken, Public: apierror.New(apierror.UpstreamStreamBroken, text, err)}

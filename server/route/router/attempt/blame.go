@@ -19,12 +19,12 @@ type blame struct {
 	registry *registry.Registry
 	breaker  *breaker.Breaker
 	poison   *poison.Memory
-	faults   *faults
+	metrics  *metrics
 }
 
 // Settle reports the outcome of an attempt to breaker and registry.
 func (b *blame) Settle(rq *intake.Request, d *Delivery, a *Attempt, outcome retry.Verdict) {
-	b.settleAt(rq, d, a.Choice.Replica.ID, a.Pass, outcome)
+	b.settleAt(rq, d, a.Choice.Replica.ID, a.pass, outcome)
 }
 
 // settleAt reports the outcome of what a replica was asked for, to breaker and registry.
@@ -37,32 +37,32 @@ func (b *blame) settleAt(rq *intake.Request, d *Delivery, id replica.ID, pass br
 	default: // says nothing about whether the replica is there
 	}
 	if outcome.Follows() {
-		d.Doubts.Cause = outcome.Cause()
-		d.Doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: pass, Verdict: outcome, Begun: d.Begun, At: d.Scan.ContentEvents()}, b.reporter(d))
+		d.doubts.Cause = outcome.Cause()
+		d.doubts.Add(b.poison, b.origin(rq, d), poison.Doubt{Replica: id, Pass: pass, Verdict: outcome, Begun: d.begun, At: d.Scan.ContentEvents()}, b.reporter(d))
 		return
 	}
 	f := retry.Find(outcome, retry.Origin{Tenant: b.poison.Tenant(rq.Call.Tenant)})
 	b.report(d, poison.Doubt{Replica: id, Pass: pass}, f)
 	switch {
-	case !d.Doubts.Open():
+	case !d.doubts.Open():
 	case outcome == retry.OK:
 		b.Served(rq, d, true)
 	case outcome == retry.ClientFault:
-		d.Doubts.Refused(b.origin(rq, d), b.reporter(d))
+		d.doubts.Refused(b.origin(rq, d), b.reporter(d))
 	}
 }
 
 // Served notes that a replica serves the request, up to the end of its answer when whole is set.
 func (b *blame) Served(rq *intake.Request, d *Delivery, whole bool) {
-	if d.Doubts.Open() {
-		d.Doubts.Served(b.poison, b.origin(rq, d), whole, b.reporter(d))
+	if d.doubts.Open() {
+		d.doubts.Served(b.poison, b.origin(rq, d), whole, b.reporter(d))
 	}
 }
 
 // Conclude settles the failures that no other replica was compared for.
 func (b *blame) Conclude(rq *intake.Request, d *Delivery) {
-	if d.Doubts.Open() {
-		d.Doubts.Conclude(b.poison, b.origin(rq, d), b.reporter(d))
+	if d.doubts.Open() {
+		d.doubts.Conclude(b.poison, b.origin(rq, d), b.reporter(d))
 	}
 }
 
@@ -70,8 +70,8 @@ func (b *blame) Conclude(rq *intake.Request, d *Delivery) {
 func (b *blame) report(d *Delivery, one poison.Doubt, f retry.Finding) {
 	b.breaker.Report(one.Replica, one.Pass, f)
 	if f.Cause != retry.CauseNone {
-		d.Doubts.Cause = f.Cause
-		b.faults.found(f)
+		d.doubts.Cause = f.Cause
+		b.metrics.found(f)
 	}
 }
 
@@ -81,14 +81,14 @@ func (b *blame) reporter(d *Delivery) poison.Report {
 
 // origin names the request. A body that is still coming counts as far as it has come.
 func (b *blame) origin(rq *intake.Request, d *Delivery) retry.Origin {
-	if d.Doubts.origin == (retry.Origin{}) {
+	if d.doubts.origin == (retry.Origin{}) {
 		body := rq.Body
 		if rq.Upload != nil {
 			body = rq.Upload.Head
 		}
-		d.Doubts.origin = b.poison.Origin(rq.Call.Tenant, body, rq.Call.EngineMethod(), rq.Call.EnginePath(), rq.Call.RawQuery)
+		d.doubts.origin = b.poison.Origin(rq.Call.Tenant, body, rq.Call.EngineMethod(), rq.Call.EnginePath(), rq.Call.RawQuery)
 	}
-	return d.Doubts.origin
+	return d.doubts.origin
 }
 
 // times is how often two replicas have failed the request before.
@@ -106,7 +106,7 @@ var errAnswer = errors.New("a request to the replica failed")
 func (b *blame) Sendable(call *intake.Call) error {
 	path, method := cmp.Or(call.Path, "/"), cmp.Or(call.Method, http.MethodPost)
 	if err := upstream.CheckLine(method, path, call.RawQuery); err != nil {
-		b.faults.found(retry.Find(retry.Unsendable, retry.Origin{}))
+		b.metrics.found(retry.Find(retry.Unsendable, retry.Origin{}))
 		return unsendable(err)
 	}
 	return nil

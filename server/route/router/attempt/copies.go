@@ -29,10 +29,6 @@ const (
 	copyLate     = "late"     // one of them took far longer than predicted, or is gone
 )
 
-func copyResults() []string {
-	return []string{copyDone, copyMissing, copySource, copyNoCache, copyMismatch, copyTarget, copyLate}
-}
-
 // copyPatience is how much longer than four times the predicted time a copy may take. No request waits for it so long.
 const copyPatience = 5 * time.Second
 
@@ -47,11 +43,6 @@ type copier struct {
 	Patience time.Duration
 	results  *instruments.Keyed[string]
 	log      *slog.Logger
-}
-
-func newCopyResults(s *instruments.Set) instruments.Keyed[string] {
-	return instruments.NewKeyed(s, intake.MetricNS+"copies", "{copy}", "Copies of prompts' beginnings from one replica's cache to another's, by result: done, missing (done, but the source had to compute a part), source (it refused or failed), no_cache (it passed no cache on), mismatch (it counted other tokens), target (it refused or failed) or late (one of them took far longer than predicted, or is gone).",
-		copyResults(), intake.ByResult)
 }
 
 // Of returns the copier of the request's prompt; nil where its ids are not known, and for an adapter, which the target may not have in memory.

@@ -33,19 +33,19 @@ type stopper struct {
 // before the first one.
 func (s *stopper) Stops(ctx context.Context, rq *intake.Request, t *Tries, d *Delivery, f *Failure) bool {
 	a := d.Attempt
-	if !rq.Parsed.Stream && !d.Begun || !rq.Call.Route.Generates() || a == nil || !a.died(f) {
+	if !rq.Parsed.Stream && !d.begun || !rq.Call.Route.Generates() || a == nil || !a.died(f) {
 		return false
 	}
 	own := a.Choice.Replica
-	other := t.Deaths.add(death{own, d.Scan.ContentEvents()})
+	other := t.deaths.add(death{own, d.Scan.ContentEvents()})
 	switch {
 	case other == nil:
 		return false
-	case !t.Deaths.Named && (!s.stopped(ctx, other) || !s.stopped(ctx, own)):
+	case !t.deaths.Named && (!s.stopped(ctx, other) || !s.stopped(ctx, own)):
 		return false
 	}
-	if !t.Deaths.Named {
-		t.Deaths.Named = true
+	if !t.deaths.Named {
+		t.deaths.Named = true
 		s.results.Add(ResultPoison)
 		s.log.Warn("a stream stopped two replicas at the same token: it is not tried on a third one", "request", rq.Call.RequestID, "decision", rq.ID,
 			"replica", string(own.ID), "before", string(other.ID), "tokens", rq.TokensIn(d.Scan.ContentEvents()), "error", f.Public)
@@ -98,7 +98,7 @@ func (d *deaths) add(one death) (other *replica.Replica) {
 
 // died reports whether f looks like the end of the replica's process, which had the request.
 func (a *Attempt) died(f *Failure) bool {
-	if f.Outcome != retry.Reset && f.Outcome != retry.Broken || a.Stopped.Load() {
+	if f.Outcome != retry.Reset && f.Outcome != retry.Broken || a.stopped.Load() {
 		return false
 	}
 	for _, other := range []error{resume.ErrAborted, resume.ErrStrange, resume.ErrDiverged, ErrContinuation, ErrStalled} {

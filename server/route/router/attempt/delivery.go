@@ -33,28 +33,67 @@ func EndOf(o retry.Verdict) decision.End {
 // Delivery is the answer as the client gets it, from one or more attempts. It belongs to one goroutine.
 type Delivery struct {
 	To intake.Sink
-	// Begun is set once the client has the head of the answer, of this status.
-	Begun  bool
-	Status int
+	// begun is set once the client has the head of the answer, of this status.
+	begun  bool
+	status int
 	// Scan reads what the client gets.
 	Scan       sse.Scanner
-	FirstToken time.Time
+	firstToken time.Time
 	// Opening is the beginning of the answer of the attempt under way.
 	Opening opening.Opening
 
 	// Attempt is the one under way or the last one; nil before the first choice and when none was made after a failure.
 	Attempt *Attempt
-	// Attempts counts them, chosen is set when one of them had a replica.
-	Attempts int
-	Chosen   bool
-	Doubts   doubts
+	// attempts counts them, chosen is set when one of them had a replica.
+	attempts int
+	chosen   bool
+	doubts   doubts
 }
+
+// Part is the delivery of a stream inside the answer, from the same attempts.
+func (d *Delivery) Part() *Delivery { return &Delivery{Attempt: d.Attempt, doubts: d.doubts} }
+
+// Aside is a delivery to the same client whose attempts may come to nothing, while this one continues.
+func (d *Delivery) Aside() *Delivery { return &Delivery{To: d.To, begun: true, doubts: d.doubts} }
+
+// Begin notes that the client has the head of the answer, of this status.
+func (d *Delivery) Begin(status int) { d.begun, d.status = true, status }
+
+// Report sets the status for the record, of an answer that no attempt gave.
+func (d *Delivery) Report(status int) { d.status = status }
+
+// Take makes a the current attempt.
+func (d *Delivery) Take(a *Attempt) { d.Attempt, d.chosen = a, true }
+
+// Count adds attempts of another delivery.
+func (d *Delivery) Count(attempts int) { d.attempts += attempts }
+
+// Learn copies the doubts that the attempts of another delivery leave.
+func (d *Delivery) Learn(from *Delivery) { d.doubts = from.doubts }
+
+// HasBegun reports whether the client has the head of the answer.
+func (d *Delivery) HasBegun() bool { return d.begun }
+
+// Status is the status of the answer; 0 before it begins.
+func (d *Delivery) Status() int { return d.status }
+
+// FirstToken is when the client got the first token; zero before.
+func (d *Delivery) FirstToken() time.Time { return d.firstToken }
+
+// Attempts counts the attempts.
+func (d *Delivery) Attempts() int { return d.attempts }
+
+// WasChosen reports whether an attempt had a replica.
+func (d *Delivery) WasChosen() bool { return d.chosen }
+
+// Cause is the cause of the last failure, as far as it is known.
+func (d *Delivery) Cause() retry.Cause { return d.doubts.Cause }
 
 // SawFirstToken marks the end of a prefill; the client's first token is the first replica's.
 func (d *Delivery) SawFirstToken() {
 	now := time.Now()
-	if d.FirstToken.IsZero() {
-		d.FirstToken = now
+	if d.firstToken.IsZero() {
+		d.firstToken = now
 	}
 	d.Attempt.Choice.FirstToken()
 	d.Attempt.Hop.FirstToken(now)
@@ -73,7 +112,7 @@ func (d *Delivery) Outcome() (retry.Verdict, decision.End) {
 
 // Aborted gives the client of a stream that has begun the rest of the answer, up to the event that claims to end it.
 func (d *Delivery) Aborted(rest []byte, streamed bool) error {
-	if d.Begun && streamed && len(rest) > 0 {
+	if d.begun && streamed && len(rest) > 0 {
 		if err := d.To.Write(rest); err != nil {
 			return Gone(err)
 		}

@@ -84,12 +84,12 @@ func (e *sender) toEngine(ctx context.Context, rq *intake.Request, a *Attempt) *
 		Method: rq.Call.EngineMethod(), Path: rq.Call.EnginePath(), Query: rq.Call.RawQuery,
 		Header: rq.Header(), Client: rq.Call.Client, RequestID: idAt(rq, a), Steers: rq.Call.Steers, ContentType: rq.Call.ContentType,
 	}
-	if a.Point != nil && a.Point.Replay != nil {
+	if a.point != nil && a.point.Replay != nil {
 		out.Path, out.Query, a.asksIDs = pathGenerate, "", false
-		out.Body = a.rest(rq).AsIDs(a.Choice.Replica, a.Point.Replay.Rendered)
+		out.Body = a.rest(rq).AsIDs(a.Choice.Replica, a.point.Replay.Rendered)
 		return out
 	}
-	if a.Point != nil && !a.Point.Again {
+	if a.point != nil && !a.point.Again {
 		out.Path, out.Query = openai.RouteCompletions.Path(), ""
 		a.asksIDs = e.mayAskIDs(a)
 		out.Body = a.rest(rq).asText(a.Choice.Replica, a.asksIDs)
@@ -152,20 +152,20 @@ func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *Attempt) [
 		rq.Clear() // a request that is decoded elsewhere is sent unchanged
 	}
 	form := e.formFor(rq, a)
-	if a.Point == nil && (form != nil || rq.Streamed == nil) { // else the answer is repeated, and its follower has what the client has
-		a.Follower = e.followFor(rq, a.Choice.Replica, rq.Keeps || form != nil && form.Parsed())
+	if a.point == nil && (form != nil || rq.Streamed == nil) { // else the answer is repeated, and its follower has what the client has
+		a.follower = e.followFor(rq, a.Choice.Replica, rq.Keeps || form != nil && form.Parsed())
 	}
 	from := rq.Parsed
-	if form != nil && a.Follower != nil {
-		a.Whole, from = resume.NewWhole(form), rq.Streamed
+	if form != nil && a.follower != nil {
+		a.whole, from = resume.NewWhole(form), rq.Streamed
 	}
-	if a.Follower != nil && !a.Follower.Repeats() {
+	if a.follower != nil && !a.follower.Repeats() {
 		if followed = e.mayAskIDs(a); !followed {
-			a.Follower.Lose(resume.LostIDs)
+			a.follower.Lose(resume.LostIDs)
 		}
 	}
 	a.asksIDs = followed
-	if a.asChat = a.Point == nil && a.Follower != nil && rq.Chat != nil; a.asChat {
+	if a.asChat = a.point == nil && a.follower != nil && rq.Chat != nil; a.asChat {
 		if followed {
 			return rq.Chat.Edit(openai.IDsEdit())
 		}
@@ -177,8 +177,8 @@ func (e *sender) outgoing(ctx context.Context, rq *intake.Request, a *Attempt) [
 		}
 		return a.cache.legs.Decode(a.cache.params)
 	}
-	if a.Point != nil && a.Point.Response != "" {
-		return rq.Parsed.Edit(openai.ModelEdit(rq.Pool.Served), openai.ResponseIDEdit(a.Point.Response))
+	if a.point != nil && a.point.Response != "" {
+		return rq.Parsed.Edit(openai.ModelEdit(rq.Pool.Served), openai.ResponseIDEdit(a.point.Response))
 	}
 	if rq.Enc == nil || len(rq.Enc.IDs) == 0 {
 		return plain(rq, from, followed)

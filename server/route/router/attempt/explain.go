@@ -40,7 +40,7 @@ func (a *Attempt) Explain(rq *intake.Request, h http.Header) {
 		h[headerDecision] = []string{rq.ID}
 	}
 	if show.Overhead {
-		h[headerOverhead] = []string{strconv.FormatInt(a.Overhead.Microseconds(), 10)}
+		h[headerOverhead] = []string{strconv.FormatInt(a.overhead.Microseconds(), 10)}
 	}
 }
 

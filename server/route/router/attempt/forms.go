@@ -67,7 +67,7 @@ func suits(rq *intake.Request, form *openai.WholeForm) bool {
 
 // formFor returns the form of the answer in one piece that an attempt is to have; nil where the engine is asked for it as the client asked.
 func (e *sender) formFor(rq *intake.Request, a *Attempt) *openai.WholeForm {
-	if rq.Streamed == nil || a.Point != nil || !e.mayAskIDs(a) {
+	if rq.Streamed == nil || a.point != nil || !e.mayAskIDs(a) {
 		return nil
 	}
 	form, _ := e.forms.known(a.Choice.Replica, rq.Parsed.Prompt.API)

@@ -5,11 +5,8 @@ import (
 	"log/slog"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/route/router/intake"
 	"github.com/kvpilot/kvpilot/server/tokens/openai"
 	"github.com/kvpilot/kvpilot/server/tokens/tokenizer"
@@ -30,10 +27,6 @@ const (
 	prefillCanceled    = "canceled"    // the client left
 )
 
-func prefillResults() []string {
-	return []string{prefillDone, prefillRefused, prefillFailed, prefillUnreachable, prefillLate, prefillNoCache, prefillMismatch, prefillCanceled}
-}
-
 // The results of the transfer of a cache that was computed for another replica.
 const (
 	transferRead = "read" // the other replica answered from it
@@ -41,38 +34,15 @@ const (
 	transferLeft = "left" // the client left before
 )
 
-func transferResults() []string { return []string{transferRead, transferLost, transferLeft} }
-
 // splitter serves requests that are split between two replicas: it has the prompt computed on one, and gives what that one passes on to the
 // attempt on the other.
 type splitter struct {
 	watcher
 	bootstraps
-	engines   *sender
-	blame     *blame
-	prefills  *instruments.Keyed[string]
-	transfers *instruments.Keyed[string]
-	// pinned counts the prompts whose blocks wait at the replica that computed them for the end of their lease.
-	pinned metric.Int64UpDownCounter
-	log    *slog.Logger
-}
-
-// legMetrics declares the metrics of legs.
-type legMetrics struct {
-	prefills, transfers instruments.Keyed[string]
-	pinned              metric.Int64UpDownCounter
-}
-
-func newLegMetrics(s *instruments.Set) legMetrics {
-	m := legMetrics{
-		prefills: instruments.NewKeyed(s, intake.MetricNS+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
-			prefillResults(), intake.ByResult),
-		transfers: instruments.NewKeyed(s, intake.MetricNS+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
-			transferResults(), intake.ByResult),
-		pinned: s.UpDownCounter(intake.MetricNS+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
-	}
-	m.pinned.Add(context.Background(), 0)
-	return m
+	engines *sender
+	blame   *blame
+	metrics *metrics
+	log     *slog.Logger
 }
 
 // prefill has the prompt of a split request computed, and reports whether its cache can be decoded from.
@@ -85,10 +55,10 @@ func (l *splitter) prefill(ctx, actx context.Context, rq *intake.Request, d *Del
 	}
 	lctx, stop := context.WithTimeout(actx, l.limit(lead.Decision.PredictedTTFT()))
 	defer stop()
-	note := rq.Story.Lead(a.Chosen, a.Choice.Decision)
+	note := rq.Story.Lead(a.chosen, a.Choice.Decision)
 	result := l.ask(ctx, lctx, rq, d, a)
 	note.Ended(result, result == prefillDone, c.usage.PromptTokens, c.usage.CachedTokens)
-	l.prefills.Add(result)
+	l.metrics.Prefills.Add(result)
 	if result == prefillDone {
 		lead.FirstToken()
 		return true
@@ -220,7 +190,7 @@ func (l *splitter) Read(a *Attempt) {
 	if c := a.cache; c != nil {
 		c.vigil.close()
 		if l.release(c, decision.EndCompleted) {
-			l.transfers.Add(transferRead)
+			l.metrics.Transfers.Add(transferRead)
 		}
 	}
 }
@@ -240,9 +210,9 @@ func (l *splitter) end(a *Attempt, end decision.End) {
 		return
 	}
 	if end == decision.EndCanceled {
-		l.transfers.Add(transferLeft)
+		l.metrics.Transfers.Add(transferLeft)
 	} else {
-		l.transfers.Add(transferLost)
+		l.metrics.Transfers.Add(transferLost)
 	}
 }
 
@@ -260,13 +230,13 @@ func (l *splitter) pin(c *cache) bool {
 	if c.over.Swap(true) {
 		return false
 	}
-	l.pinned.Add(context.Background(), 1)
+	l.metrics.Pinned.Add(context.Background(), 1)
 	lease := l.Lease
 	if c.isMooncake() {
 		lease *= mooncakeLeases
 	}
 	time.AfterFunc(lease, func() {
-		l.pinned.Add(context.Background(), -1)
+		l.metrics.Pinned.Add(context.Background(), -1)
 		c.lead.Release(c.booked(decision.EndCompleted))
 	})
 	return true
@@ -274,20 +244,20 @@ func (l *splitter) pin(c *cache) bool {
 
 // abandon ends an attempt whose prompt was not computed, before anything was sent to the replica that was to decode.
 func (l *splitter) abandon(rq *intake.Request, d *Delivery, t *Tries, a *Attempt) {
-	a.Ended = true
-	l.blame.settleAt(rq, d, a.Choice.Replica.ID, a.Pass, retry.Canceled)
+	a.ended = true
+	l.blame.settleAt(rq, d, a.Choice.Replica.ID, a.pass, retry.Canceled)
 	a.Choice.Release(chooser.ResultOf(decision.EndHandedOver))
 	a.cancel()
 	t.Ask.Avoid = append(t.Ask.Avoid, a.cache.lead.Replica.ID)
 	t.whole()
-	d.Attempts--
+	d.attempts--
 }
 
 // Again reports whether the request is served whole after an attempt that ended with f: where it was split, and the client has nothing of
 // the answer. Whatever went wrong may be the transfer's doing.
 func (l *splitter) Again(ctx context.Context, t *Tries, d *Delivery, f *Failure) bool {
 	a := d.Attempt
-	if a == nil || a.cache == nil || d.Begun || ctx.Err() != nil || f.Outcome == retry.Canceled || f.Unchosen {
+	if a == nil || a.cache == nil || d.begun || ctx.Err() != nil || f.Outcome == retry.Canceled || f.Unchosen {
 		return false
 	}
 	l.log.Info("a split request failed before its first token: it is served whole", "request", t.Ask.RequestID, "replica", string(a.Choice.Replica.ID),

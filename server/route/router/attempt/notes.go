@@ -7,12 +7,12 @@ import (
 
 // BeginHop begins the story's notes of an attempt; nil when nothing is recorded.
 func BeginHop(rq *intake.Request, a *Attempt) *story.Hop {
-	return rq.Story.Attempt(story.Attempt{Chosen: a.Chosen, Replica: a.Choice.Replica, Rank: a.Choice.Rank, Method: rq.Call.EngineMethod(), Overhead: a.Overhead})
+	return rq.Story.Attempt(story.Attempt{Chosen: a.chosen, Replica: a.Choice.Replica, Rank: a.Choice.Rank, Method: rq.Call.EngineMethod(), Overhead: a.overhead})
 }
 
 // Follows notes how much of the stream earlier attempts gave.
 func (d *Delivery) Follows() {
-	if a := d.Attempt; a.Point != nil {
+	if a := d.Attempt; a.point != nil {
 		a.Hop.Follows(d.Scan.Events())
 	}
 }

@@ -54,7 +54,7 @@ func (p *picker) pick(ctx context.Context, rq *intake.Request, t *Tries, a *Atte
 // admitted takes the breaker's pass. A replica with an open breaker is used where the breaker says so: when no other one is left.
 func (p *picker) admitted(rq *intake.Request, t *Tries, a *Attempt) (ok bool) {
 	id := a.Choice.Replica.ID
-	if a.Pass, ok = p.breaker.Allow(id); ok {
+	if a.pass, ok = p.breaker.Allow(id); ok {
 		return true
 	}
 	a.forced = !a.Choice.Decision.HasOtherReplica() || slices.Contains(t.Ask.Avoid, id) || rq.Holder == id
@@ -77,13 +77,13 @@ func (p *picker) Choose(ctx context.Context, rq *intake.Request, t *Tries, a *At
 	t.Ask.TraceID, t.Ask.SpanID = span.IDs(rq.Span, id)
 	t.Ask.Sampled = id.IsValid() && rq.Span.SpanContext().IsSampled()
 	choice, err := p.chooseNow(ctx, rq, t)
-	a.Chosen = time.Now()
-	rq.Story.Choice(id, began, a.Chosen, choice, err)
+	a.chosen = time.Now()
+	rq.Story.Choice(id, began, a.chosen, choice, err)
 	if err != nil {
 		return p.undecided(ctx, rq, t, err)
 	}
-	a.Choice, a.Held = choice, choice.Decision.Held
-	a.Overhead = a.Chosen.Sub(rq.Received) - rq.Tokenizing - a.Held - t.Before
+	a.Choice, a.held = choice, choice.Decision.Held
+	a.overhead = a.chosen.Sub(rq.Received) - rq.Tokenizing - a.held - t.before
 	p.whole(rq, choice)
 	return nil
 }
@@ -107,7 +107,7 @@ func (p *picker) chooseNow(ctx context.Context, rq *intake.Request, t *Tries) (c
 		if waits := p.standby.Wait(ctx, rq, rq.Pool.Model); waits != nil {
 			return nil, waits
 		}
-		t.Before += rq.Standby.Took - had
+		t.before += rq.Standby.Took - had
 		if p.registry.Snapshot() == view {
 			break
 		}
@@ -119,7 +119,7 @@ func (p *picker) chooseNow(ctx context.Context, rq *intake.Request, t *Tries) (c
 func (p *picker) LearnRouted(ctx context.Context, rq *intake.Request, t *Tries, a *Attempt) {
 	p.keyless.note(ctx, rq, a.Choice.Decision)
 	pick := a.Choice.Decision.Pick()
-	if pick == nil || rq.Enc == nil || a.Point != nil || a.Choice.Decision.TooLong {
+	if pick == nil || rq.Enc == nil || a.point != nil || a.Choice.Decision.TooLong {
 		return
 	}
 	// Of other ranks it is not known what they hold, nor was it looked up for a policy that reads no cache.

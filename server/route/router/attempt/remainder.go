@@ -23,7 +23,7 @@ func RestOf(rq *intake.Request, point *resume.Point) *remainder {
 
 // rest is the part of the answer that the attempt asks for.
 func (p *part) rest(rq *intake.Request) *remainder {
-	return &remainder{rq: rq, point: p.Point, warms: p.warms}
+	return &remainder{rq: rq, point: p.point, warms: p.warms}
 }
 
 // asText is the body of a completion of it, which may ask for the ids of its tokens.

@@ -40,7 +40,7 @@ func (rt *Retrier) Run(ctx context.Context, rq *intake.Request, t *Tries, d *Del
 // twice for everything; the first retry after a replica is gone, or was used although its breaker is open, is free.
 func (rt *Retrier) elsewhere(ctx context.Context, rq *intake.Request, t *Tries, d *Delivery, f *Failure) bool {
 	switch {
-	case f.Unchosen, f.Poisoned, d.Begun, ctx.Err() != nil, !f.Outcome.Retryable(), t.tried()+1 >= rq.Settings.Attempts:
+	case f.Unchosen, f.Poisoned, d.begun, ctx.Err() != nil, !f.Outcome.Retryable(), t.tried()+1 >= rq.Settings.Attempts:
 		return false
 	case rq.Call.Options.Pinned != "", rq.Holder != "", rq.Upload != nil && rq.Upload.Spent: // no other replica can serve it
 		return false
@@ -51,7 +51,7 @@ func (rt *Retrier) elsewhere(ctx context.Context, rq *intake.Request, t *Tries, 
 		return false
 	}
 	rt.Note(ctx, f)
-	rt.log.Info("retrying on another replica", "request", rq.Call.RequestID, "replica", string(d.Attempt.Choice.Replica.ID), "outcome", f.Outcome.String(), "cause", d.Doubts.Cause.String(), "error", f.Public)
+	rt.log.Info("retrying on another replica", "request", rq.Call.RequestID, "replica", string(d.Attempt.Choice.Replica.ID), "outcome", f.Outcome.String(), "cause", d.doubts.Cause.String(), "error", f.Public)
 	return true
 }
 
@@ -74,7 +74,7 @@ func (rt *Retrier) Worth(rq *intake.Request, t *Tries, d *Delivery, f *Failure) 
 	}
 	times := rt.blame.times(rq, d)
 	if f.Outcome == retry.EngineError {
-		return !d.Doubts.Alike() && times == 0 && rq.Call.Route != openai.RouteOther && !rt.blame.suspects(rq, d)
+		return !d.doubts.Alike() && times == 0 && rq.Call.Route != openai.RouteOther && !rt.blame.suspects(rq, d)
 	}
 	return times < knownPoison || t.tried() == 0
 }

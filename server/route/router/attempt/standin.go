@@ -12,7 +12,7 @@ import (
 // rejectsStandIn reports whether a replica rejected a request in place of the client's, or answered it with something else than a stream. The client's own is
 // sent then, and the client gets the engine's words about that. A status that only says that the replica takes no request now is no rejection.
 func (p *part) rejectsStandIn(resp *upstream.Response) bool {
-	if !p.asChat && p.Whole == nil {
+	if !p.asChat && p.whole == nil {
 		return false
 	}
 	switch resp.Status {
@@ -27,7 +27,7 @@ func (p *part) rejectsStandIn(resp *upstream.Response) bool {
 // drop has the client's request sent unchanged from now on.
 func (p *part) drop(rq *intake.Request) {
 	rq.Clear()
-	p.Follower, p.asChat, p.Whole = nil, false, nil
+	p.follower, p.asChat, p.whole = nil, false, nil
 }
 
 // Unchanged reports whether the client's request is sent unchanged after an attempt that ended with f, because its answer was to another request.
@@ -38,6 +38,6 @@ func (t *Tries) Unchanged(rq *intake.Request, f *Failure) bool {
 	}
 	rq.Clear()
 	t.Ask.Attempt++
-	t.Passed++
+	t.passed++
 	return true
 }

@@ -22,29 +22,68 @@ import (
 type Tries struct {
 	Ask    chooser.Request
 	failed *Failure // the last attempt's
-	// Before is the time that replicas took until a stream was resumed.
-	Before time.Duration
-	Point  *resume.Point
-	Warms  bool
-	// Refusals is how many replicas gave nothing of the rest of a stream, since its last break.
-	Refusals int
-	// Passed is how many choices were dropped because the replica's breaker had just opened.
-	Passed int
-	// Blank is an answer without a token that the client may get after all.
-	Blank  *Blank
-	Deaths deaths
-	// Carried follows a stream that another router has begun, up to the point; nil for any other.
-	Carried *resume.Follower
+	// before is the time that replicas took until a stream was resumed.
+	before time.Duration
+	point  *resume.Point
+	warms  bool
+	// refusals is how many replicas gave nothing of the rest of a stream, since its last break.
+	refusals int
+	// passed is how many choices were dropped because the replica's breaker had just opened.
+	passed int
+	// blank is an answer without a token that the client may get after all.
+	blank  *Blank
+	deaths deaths
+	// carried follows a stream that another router has begun, up to the point; nil for any other.
+	carried *resume.Follower
+}
+
+// Spend counts the time that an attempt took, whose answer others continue.
+func (t *Tries) Spend(a *Attempt) { t.before += a.held + time.Since(a.chosen) }
+
+// Warm has the next replica compute the context of a stream, without an answer.
+func (t *Tries) Warm() { t.warms = true }
+
+// Carry has the attempts continue a stream that another router has begun.
+func (t *Tries) Carry(f *resume.Follower) { t.carried = f }
+
+// Refused counts a replica that gave nothing of the rest of a stream.
+func (t *Tries) Refused() { t.refusals++ }
+
+// Taken forgets the replicas that gave nothing before one gave a part.
+func (t *Tries) Taken() { t.refusals = 0 }
+
+// Withhold keeps an answer without a token that the client may get after all.
+func (t *Tries) Withhold(b *Blank) { t.blank = b }
+
+// Blank is an answer without a token that the client may get after all; nil without one.
+func (t *Tries) Blank() *Blank { return t.blank }
+
+// Point is where a stream is continued; nil for the whole answer.
+func (t *Tries) Point() *resume.Point { return t.point }
+
+// Refusals is how many replicas gave nothing of the rest of a stream, since its last break.
+func (t *Tries) Refusals() int { return t.refusals }
+
+// Carried follows a stream that another router has begun, up to the point; nil for any other.
+func (t *Tries) Carried() *resume.Follower { return t.carried }
+
+// IsPoison reports whether the request has stopped two replicas at the same token.
+func (t *Tries) IsPoison() bool { return t.deaths.Named }
+
+// Learn copies the results of attempts for a part of the answer.
+func (t *Tries) Learn(from *Tries) {
+	t.Ask.Attempt, t.Ask.Exclude = from.Ask.Attempt, from.Ask.Exclude
+	t.passed, t.before, t.deaths = from.passed, from.before, from.deaths
 }
 
 // tried is how many replicas the request was sent to before.
-func (t *Tries) tried() int { return t.Ask.Attempt - t.Passed }
+func (t *Tries) tried() int { return t.Ask.Attempt - t.passed }
 
 // passOver prepares another choice instead of one that was dropped.
 func (t *Tries) passOver(id replica.ID) {
 	t.Ask.Avoid = append(t.Ask.Avoid, id)
 	t.Ask.Attempt++
-	t.Passed++
+	t.passed++
 }
 
 // Next prepares the attempt after one that ended with f, on another replica.
@@ -71,15 +110,15 @@ func LeavesRank(a *Attempt, view *registry.Snapshot) bool {
 // to its end: if every engine takes that long, another one does not help.
 func (t *Tries) mayMove(rq *intake.Request) bool {
 	tried := t.tried()
-	if t.Point != nil {
-		tried = t.Refusals
+	if t.point != nil {
+		tried = t.refusals
 	}
 	return rq.Upload == nil && rq.Call.Options.Pinned == "" && len(t.Ask.Replicas) > 1 && tried+1 < rq.Settings.Attempts
 }
 
 // NewTries makes the question to the chooser for the first attempt.
 func NewTries(rq *intake.Request) *Tries {
-	t := &Tries{Before: rq.Standby.Took, Ask: chooser.Request{
+	t := &Tries{before: rq.Standby.Took, Ask: chooser.Request{
 		Settings: rq.Policies, Bytes: rq.Size(),
 		Request: decision.Request{ID: rq.ID, RequestID: rq.Call.RequestID, Tenant: rq.Call.Tenant, Model: rq.Pool.Model, Adapter: rq.Adapter, Side: sideOf(rq.Side)},
 		Pool:    chooser.Pool{Served: rq.Pool.Served, Replicas: rq.Pool.Replicas},
@@ -119,7 +158,7 @@ func sideOf(a *splits.Assignment) decision.Side {
 func (t *Tries) whole() {
 	t.Ask.Splittable = false
 	t.Ask.Attempt++
-	t.Passed++
+	t.passed++
 }
 
 // doubts are what a request's attempts leave open about its faults. The zero value has none.
@@ -132,7 +171,7 @@ type doubts struct {
 
 // ContinueAt makes the rest of the answer what the next replica is chosen for.
 func (t *Tries) ContinueAt(rq *intake.Request, point *resume.Point) {
-	t.Point = point
+	t.point = point
 	if point.Again {
 		return
 	}
@@ -150,4 +189,4 @@ func (t *Tries) ContinueAt(rq *intake.Request, point *resume.Point) {
 }
 
 // Reset forgets what earlier attempts failed at.
-func (t *Tries) Reset() { t.Refusals, t.Deaths = 0, deaths{} }
+func (t *Tries) Reset() { t.refusals, t.deaths = 0, deaths{} }

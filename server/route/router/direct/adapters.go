@@ -160,7 +160,7 @@ func joined(d *attempt.Delivery, targets []*replica.Replica, answers []loaded) e
 		return apierror.New(apierror.UpstreamError, fmt.Sprintf("%d of %d replicas failed (%s); retry: replicas that already succeeded report it", failed, len(targets), intake.Clip(list, 1024)), answers[worst].err)
 	}
 	a := answers[max(worst, 0)]
-	d.Status = a.status
+	d.Report(a.status)
 	h := http.Header{"Content-Length": {strconv.Itoa(len(a.body))}, HeaderAdapter: {list}}
 	if kind := a.header.Get("Content-Type"); kind != "" {
 		h.Set("Content-Type", kind)

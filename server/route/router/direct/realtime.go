@@ -84,7 +84,7 @@ func (rl *Realtime) connect(ctx context.Context, rq *intake.Request, t *attempt.
 		return &attempt.Failure{Outcome: retry.Canceled, Public: switchError(err)}
 	}
 	defer here.Close()
-	d.Begun, d.Status = true, http.StatusSwitchingProtocols
+	d.Begin(http.StatusSwitchingProtocols)
 	if f = tunnelEnd(tunnel.Pass(ctx, rq.Settings.RealtimeIdle, a.Choice.Alive, here, there)); f == nil {
 		end = decision.EndCompleted
 		return nil

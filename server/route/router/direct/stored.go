@@ -4,11 +4,8 @@ import (
 	"context"
 	"net/http"
 	"strings"
-	"time"
 
-	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/domain/apierror"
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/router/answer"
@@ -36,7 +33,7 @@ func NewStored(r *registry.Registry, b *breaker.Breaker, in *intake.Intake, atte
 // Serve answers a call about the response of an id.
 func (st *Stored) Serve(ctx context.Context, rq *intake.Request, id string, d *attempt.Delivery) error {
 	rq.Pool = &registry.Pool{}
-	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}, rq.Call.Body
+	rq.Parsed, rq.Body = &openai.Request{Route: openai.RouteResponses, Wanted: openai.Wanted{Stream: strings.Contains(rq.Call.RawQuery, "stream=true")}}, rq.Call.Body
 	snapshot := st.registry.Snapshot()
 	candidates := snapshot.Replicas
 	if !st.responses.MayRead(ctx, rq, id) {
@@ -59,7 +56,7 @@ func (st *Stored) Serve(ctx context.Context, rq *intake.Request, id string, d *a
 			}
 			return nil
 		}
-		if d.Begun || ctx.Err() != nil || last.Public.HTTPStatus() != http.StatusNotFound && !last.Outcome.Retryable() {
+		if d.HasBegun() || ctx.Err() != nil || last.Public.HTTPStatus() != http.StatusNotFound && !last.Outcome.Retryable() {
 			break
 		}
 	}
@@ -73,11 +70,8 @@ func (st *Stored) Serve(ctx context.Context, rq *intake.Request, id string, d *a
 func (st *Stored) direct(ctx context.Context, rq *intake.Request, rep *replica.Replica, d *attempt.Delivery) *attempt.Failure {
 	actx, cancel := context.WithCancel(ctx)
 	rq.Story.Direct()
-	a := attempt.NewAttempt(cancel)
-	a.Choice = &chooser.Choice{Decision: &decision.Decision{Request: decision.Request{ID: rq.ID}, Ranks: decision.Ranks{Chosen: -1}}, Replica: rep}
-	a.Chosen = time.Now()
-	a.Pass, _ = st.breaker.Allow(rep.ID)
-	d.Attempt, d.Chosen = a, true
+	pass, _ := st.breaker.Allow(rep.ID)
+	d.Take(attempt.NewDirect(cancel, rq.ID, rep, pass))
 	if f := st.attempts.Send(ctx, actx, rq, d); f != nil {
 		st.attempts.End(ctx, rq, d, f, attempt.EndOf(f.Outcome))
 		return f

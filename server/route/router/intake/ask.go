@@ -77,7 +77,7 @@ func (in *Intake) readQuestion(rq *Request, q *Question) error {
 		rq.Call.Route = rq.Parsed.Route
 	default:
 		rq.Call.Route = openai.RouteCompletions
-		rq.Parsed = &openai.Request{Route: openai.RouteCompletions, N: 1, Stream: true}
+		rq.Parsed = &openai.Request{Route: openai.RouteCompletions, Wanted: openai.Wanted{N: 1, Stream: true}}
 		p := &rq.Parsed.Prompt
 		p.API = prompt.APICompletions
 		switch {

@@ -5,12 +5,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
-	"github.com/kvpilot/kvpilot/server/kit/instruments"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router/pools"
 	"github.com/kvpilot/kvpilot/server/route/router/story"
@@ -57,8 +56,7 @@ type Params struct {
 	PerModel
 	// Origin begins the ids of decisions and reservations; empty: nothing does.
 	Origin string
-	Meter  metric.MeterProvider
-	Tracer trace.Tracer
+	Scope  scope.Scope
 }
 
 // PerModel are parts that matter to the models that the settings name.
@@ -74,10 +72,10 @@ func New(c Config, attempts int, p Params) *Intake {
 	responses, standby := &Responses{pins: p.Pins, fleet: p.Fleet, upstream: p.Upstream}, Standbys{p.Standby}
 	in := &Intake{
 		policies: p.Policies, Limits: &Accounts{owner: p.Limits}, Responses: responses, Standby: standby,
-		reader:  reader{bodies: p.Bodies, steering: newSteering(instruments.New(p.Meter, "server/route/router"))},
+		reader:  reader{bodies: p.Bodies, steering: newSteering(p.Scope.Meters())},
 		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
 		places:  places{registry: p.Registry, standby: standby, responses: responses},
-		encoder: encoder{p.Tokens}, prefix: p.Origin, tracer: p.Tracer,
+		encoder: encoder{p.Tokens}, prefix: p.Origin, tracer: p.Scope.Tracer("server/route/router"),
 	}
 	in.set.Store(newSettings(c, attempts))
 	return in
@@ -142,7 +140,7 @@ func (in *Intake) Anywhere(ctx context.Context, rq *Request, stored string) erro
 	if err := in.Limits.Enter(rq); err != nil {
 		return err
 	}
-	rq.Parsed, rq.Body = &openai.Request{Route: rq.Call.Route, N: 1, Model: rq.Call.Model}, rq.Call.Body
+	rq.Parsed, rq.Body = &openai.Request{Route: rq.Call.Route, Wanted: openai.Wanted{N: 1}, Model: rq.Call.Model}, rq.Call.Body
 	snapshot := in.places.registry.Snapshot()
 	pool, err := pools.Any(snapshot, rq.Call.Model, rq.Call.Route.Generates())
 	if err != nil {
@@ -166,7 +164,7 @@ func (in *Intake) Anywhere(ctx context.Context, rq *Request, stored string) erro
 // Socket prepares a call for a WebSocket. model is the handshake's, empty for none.
 func (in *Intake) Socket(ctx context.Context, rq *Request, model string) error {
 	session, source := openai.SessionFrom(rq.Call.Header, rq.Settings.sessions)
-	rq.Parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, N: 1, Session: session, SessionSource: source}
+	rq.Parsed = &openai.Request{Route: openai.RouteRealtime, Model: model, Wanted: openai.Wanted{N: 1}, SessionHints: openai.SessionHints{Session: session, SessionSource: source}}
 	rq.Parsed.SessionReturn, rq.Parsed.SessionEnds = openai.SessionReturn(rq.Call.Header)
 	if err := in.places.findSocketPool(rq); err != nil {
 		return err

@@ -24,7 +24,7 @@ func (p *Pool) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			p.metrics.expired.add(ctx, int64(p.table.expire(time.Now())))
+			p.metrics.Expired.Add(ctx, int64(p.table.expire(time.Now())))
 			if p.cfg.HealthPeriod > 0 {
 				p.probe(ctx)
 			}

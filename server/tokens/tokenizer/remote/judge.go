@@ -106,7 +106,7 @@ func (p *Pool) report(e *endpoint, pass breaker.Pass, f retry.Finding) {
 	e.breaker.Report(e.id, pass, f)
 	p.metrics.fault(f)
 	if was == breaker.Closed && e.breaker.State(e.id) != breaker.Closed {
-		p.metrics.breakers.add(context.Background(), 1)
+		p.metrics.Breakers.Add(context.Background(), 1)
 		p.log.Warn("tokenizer endpoint is suspended after repeated failures", slog.String("replica", string(e.id)), slog.String("outcome", f.Verdict.String()))
 	}
 }

@@ -8,75 +8,41 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/instruments"
 	"github.com/kvpilot/kvpilot/server/kit/labels"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
 )
 
-// counter adds to a series that exists at zero from the start.
-type counter struct{ c metric.Int64Counter }
-
-func (c counter) add(ctx context.Context, n int64) {
-	if n != 0 {
-		c.c.Add(ctx, n)
-	}
-}
-
 type metrics struct {
-	calls     metric.Float64Histogram
-	faults    metric.Int64Counter
-	causes    map[retry.Cause]metric.MeasurementOption
-	hedges    counter
-	hedgesWon counter
-	retries   counter
-	breakers  counter
-	expired   counter
+	Calls     metric.Float64Histogram        `metric:"kvpilot.tokenizer.call.duration" unit:"s" by:"route outcome" bounds:"0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5" help:"Time of one call to a replica's tokenizer routes, by route and outcome. Its replicas: kvpilot_tokenizer_endpoint_calls_total."`
+	Faults    instruments.Keyed[retry.Cause] `metric:"kvpilot.tokenizer.faults" unit:"{call}" by:"cause" help:"Failed calls by the party at fault (cause): request, caller, tenant, router, network, replica, rank. Only the last three count against an endpoint."`
+	Hedges    metric.Int64Counter            `metric:"kvpilot.tokenizer.hedges" unit:"{call}" help:"Hedged calls, made because the first was slow."`
+	HedgesWon metric.Int64Counter            `metric:"kvpilot.tokenizer.hedges.won" unit:"{call}" help:"Hedged calls that were answered first."`
+	Retries   metric.Int64Counter            `metric:"kvpilot.tokenizer.retries" unit:"{call}" help:"Calls retried after a failure."`
+	Breakers  metric.Int64Counter            `metric:"kvpilot.tokenizer.breaker.opened" unit:"{endpoint}" help:"Times an endpoint was suspended after repeated failures."`
+	Expired   metric.Int64Counter            `metric:"kvpilot.tokenizer.endpoint.expired" unit:"{endpoint}" help:"Endpoints removed because they were not used."`
+	endpointMetrics
 
 	byCall labels.Sets[callLabels]
 }
 
-// newMetrics declares the metrics. endpoints lists the endpoints that exist: counts by replica go with their endpoint.
-func newMetrics(provider metric.MeterProvider, endpoints func() map[replica.ID]*endpoint) *metrics {
-	if provider == nil {
-		provider = noop.NewMeterProvider()
-	}
-	meter := provider.Meter("github.com/kvpilot/kvpilot/server/tokens/tokenizer/remote")
-	m := &metrics{}
-	// An instrument with a constant, valid name cannot fail to be made.
-	m.calls, _ = meter.Float64Histogram("kvpilot.tokenizer.call.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time of one call to a replica's tokenizer routes, by route and outcome. Its replicas: kvpilot_tokenizer_endpoint_calls_total."),
-		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
-	m.faults, _ = meter.Int64Counter("kvpilot.tokenizer.faults", metric.WithUnit("{call}"),
-		metric.WithDescription("Failed calls by the party at fault (cause): request (the question fails on several replicas), caller, tenant (its questions do), router (no file descriptor, port or memory left), network, replica, rank. Only the last three count against an endpoint."))
-	m.causes = map[retry.Cause]metric.MeasurementOption{}
-	for _, c := range retry.Causes() {
-		m.causes[c] = metric.WithAttributeSet(attribute.NewSet(attribute.String("cause", c.String())))
-		m.faults.Add(context.Background(), 0, m.causes[c])
-	}
-	zero := func(name, unit, text string) counter {
-		c, _ := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(text))
-		c.Add(context.Background(), 0)
-		return counter{c}
-	}
-	m.hedges = zero("kvpilot.tokenizer.hedges", "{call}", "Hedged calls, made because the first was slow.")
-	m.hedgesWon = zero("kvpilot.tokenizer.hedges.won", "{call}", "Hedged calls that were answered first.")
-	m.retries = zero("kvpilot.tokenizer.retries", "{call}", "Calls retried after a failure.")
-	m.breakers = zero("kvpilot.tokenizer.breaker.opened", "{endpoint}", "Times an endpoint was suspended after repeated failures.")
-	m.expired = zero("kvpilot.tokenizer.endpoint.expired", "{endpoint}", "Endpoints removed because they were not used.")
-	observeEndpoints(meter, endpoints)
-	return m
+// endpointMetrics are read of the endpoints at each collection.
+type endpointMetrics struct {
+	Known    metric.Int64ObservableGauge     `metric:"kvpilot.tokenizer.endpoints" unit:"{endpoint}" help:"Known tokenizer endpoints."`
+	Open     metric.Int64ObservableGauge     `metric:"kvpilot.tokenizer.endpoints.open" unit:"{endpoint}" help:"Endpoints whose breaker is open."`
+	Asked    metric.Int64ObservableCounter   `metric:"kvpilot.tokenizer.endpoint.calls" unit:"{call}" by:"replica" help:"Calls to a replica's tokenizer routes, by replica."`
+	Spent    metric.Float64ObservableCounter `metric:"kvpilot.tokenizer.endpoint.call_time" unit:"s" by:"replica" help:"Time of the calls to a replica's tokenizer routes; divided by kvpilot_tokenizer_endpoint_calls_total, the mean."`
+	Failures metric.Int64ObservableCounter   `metric:"kvpilot.tokenizer.endpoint.failures" unit:"{call}" by:"replica kind" help:"Failed calls by replica and kind."`
 }
 
-// observeEndpoints declares the figures read of the endpoints at each collection.
-func observeEndpoints(meter metric.Meter, endpoints func() map[replica.ID]*endpoint) {
-	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
-	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
-	calls, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.endpoint.calls", metric.WithUnit("{call}"), metric.WithDescription("Calls to a replica's tokenizer routes, by replica."))
-	spent, _ := meter.Float64ObservableCounter("kvpilot.tokenizer.endpoint.call_time", metric.WithUnit("s"), metric.WithDescription("Time of the calls to a replica's tokenizer routes, by replica: divided by kvpilot_tokenizer_endpoint_calls_total, the mean of a call."))
-	failures, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"), metric.WithDescription("Failed calls by replica and kind."))
-	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+// newMetrics declares the metrics. endpoints lists the endpoints that exist: counts by replica go with their endpoint.
+func newMetrics(provider metric.MeterProvider, endpoints func() map[replica.ID]*endpoint) *metrics {
+	m := &metrics{}
+	s := instruments.Declare(provider, "server/tokens/tokenizer/remote", m)
+	m.Faults.Know(retry.Causes()...)
+	s.Observe(func(o metric.Observer) {
 		list, opened := endpoints(), int64(0)
 		for id, e := range list {
 			if e.isOpen() {
@@ -84,16 +50,16 @@ func observeEndpoints(meter metric.Meter, endpoints func() map[replica.ID]*endpo
 			}
 			by := attribute.String("replica", string(id))
 			n, took, failed := e.tally.read()
-			o.ObserveInt64(calls, n, metric.WithAttributes(by))
-			o.ObserveFloat64(spent, took.Seconds(), metric.WithAttributes(by))
+			o.ObserveInt64(m.Asked, n, metric.WithAttributes(by))
+			o.ObserveFloat64(m.Spent, took.Seconds(), metric.WithAttributes(by))
 			for kind, n := range failed {
-				o.ObserveInt64(failures, n, metric.WithAttributes(by, attribute.String("kind", string(kind))))
+				o.ObserveInt64(m.Failures, n, metric.WithAttributes(by, attribute.String("kind", string(kind))))
 			}
 		}
-		o.ObserveInt64(known, int64(len(list)))
-		o.ObserveInt64(open, opened)
-		return nil
-	}, known, open, calls, spent, failures)
+		o.ObserveInt64(m.Known, int64(len(list)))
+		o.ObserveInt64(m.Open, opened)
+	})
+	return m
 }
 
 // tally counts the calls to one endpoint. Its zero value is ready; it is safe for concurrent use.
@@ -131,14 +97,14 @@ type callLabels struct{ route, outcome string }
 
 func (m *metrics) observeCall(ctx context.Context, e *endpoint, l callLabels, took time.Duration) {
 	e.tally.called(took)
-	m.calls.Record(ctx, took.Seconds(), m.byCall.Of(l, func(l callLabels) []attribute.KeyValue {
+	m.Calls.Record(ctx, took.Seconds(), m.byCall.Of(l, func(l callLabels) []attribute.KeyValue {
 		return []attribute.KeyValue{attribute.String("route", l.route), attribute.String("outcome", l.outcome)}
 	}))
 }
 
 // fault counts a failure by its cause. A call that ends without a fault has none.
 func (m *metrics) fault(f retry.Finding) {
-	if label, ok := m.causes[f.Cause]; ok && f.Verdict != retry.Refused {
-		m.faults.Add(context.Background(), 1, label)
+	if f.Verdict != retry.Refused {
+		m.Faults.Add(f.Cause)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 )
 
 // collect returns the metrics by name.
@@ -63,7 +65,7 @@ func TestCallsAreTimedPerReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet()
 		reader := sdkmetric.NewManualReader()
-		p := New(DefaultConfig(), Params{Sender: f, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+		p := New(DefaultConfig(), Params{Sender: f, Scope: scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))})
 		f.set("a", after(40*time.Millisecond, okay))
 		f.set("b", answer(500, `{"error":"no"}`))
 		for _, name := range []string{"a", "b"} {
@@ -96,7 +98,7 @@ func TestALargeFleetHasFewSeries(t *testing.T) {
 		f := newFleet()
 		reader := sdkmetric.NewManualReader()
 		cfg := DefaultConfig()
-		p := New(cfg, Params{Sender: f, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+		p := New(cfg, Params{Sender: f, Scope: scope.Measured(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)))})
 		for e := range engines {
 			name := fmt.Sprint("replica-", e)
 			f.set(name, okay)

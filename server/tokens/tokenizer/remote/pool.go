@@ -10,9 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/span"
 	"github.com/kvpilot/kvpilot/server/wire/poison"
 	"github.com/kvpilot/kvpilot/server/wire/retry"
@@ -37,8 +36,7 @@ const (
 
 // Params has the arguments of the code.
 type Params struct {
-	Log   *slog.Logger
-	Meter metric.MeterProvider
+	Scope scope.Scope
 	// PlainSockets reads and writes with calls that the scheduler knows of (package socket).
 	PlainSockets bool
 	// Sender replaces the connections to the replicas; nil makes them.
@@ -64,7 +62,7 @@ type Pool struct {
 
 // New makes a pool; it opens and starts nothing.
 func New(cfg Config, params Params) *Pool {
-	p := &Pool{cfg: cfg, log: params.Log, table: newTable(cfg), poison: poison.New()}
+	p := &Pool{cfg: cfg, log: params.Scope.Log(), table: newTable(cfg), poison: poison.New()}
 	p.timeout.Store(int64(cfg.Timeout))
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
@@ -75,7 +73,7 @@ func New(cfg Config, params Params) *Pool {
 		to = p.conns
 	}
 	p.client = newClient(cfg, to)
-	p.metrics = newMetrics(params.Meter, func() map[replica.ID]*endpoint { return *p.table.live.Load() })
+	p.metrics = newMetrics(params.Scope.Meters(), func() map[replica.ID]*endpoint { return *p.table.live.Load() })
 	p.credit.Store(hedgeStock * 1000)
 	return p
 }
@@ -137,7 +135,7 @@ func (d *dialogue) run() (*Answer, error) {
 		case <-hedge.C:
 			if d.live == 1 && p.credit.Load() >= 1000 && d.launch(true) == nil {
 				p.credit.Add(-1000)
-				p.metrics.hedges.add(d.ctx, 1)
+				p.metrics.Hedges.Add(d.ctx, 1)
 				span.Note(d.ctx, span.EventHedge, span.Replica.String(d.asked()))
 			}
 		case <-pause:
@@ -149,7 +147,7 @@ func (d *dialogue) run() (*Answer, error) {
 			d.live--
 			if o.err == nil {
 				if o.hedge {
-					p.metrics.hedgesWon.add(d.ctx, 1)
+					p.metrics.HedgesWon.Add(d.ctx, 1)
 				}
 				d.outvoted()
 				return o.answer, nil
@@ -159,7 +157,7 @@ func (d *dialogue) run() (*Answer, error) {
 					continue
 				}
 				if d.launch(false) == nil {
-					p.metrics.retries.add(d.ctx, 1)
+					p.metrics.Retries.Add(d.ctx, 1)
 					continue
 				}
 			}
@@ -173,7 +171,7 @@ func (d *dialogue) run() (*Answer, error) {
 			if !again {
 				return nil, last
 			}
-			p.metrics.retries.add(d.ctx, 1)
+			p.metrics.Retries.Add(d.ctx, 1)
 			span.Note(d.ctx, span.EventRetry, span.Reason.String(string(last.Kind)))
 			pause = time.After(wait)
 		}
