@@ -41,6 +41,7 @@ func urlOf(t *testing.T, s *stack.Stack, id string) string {
 
 // A stream continues elsewhere when its replica hangs: soon where the next one is likely to continue it, and otherwise when the replica is unhealthy.
 func TestAStreamLeavesAReplicaThatHangs(t *testing.T) {
+	t.Parallel()
 	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
 	}})

@@ -166,6 +166,7 @@ func TestMessagesAndResponsesAreRepeated(t *testing.T) {
 
 // Messages and responses leave a replica that drains or hangs.
 func TestMessagesAndResponsesLeave(t *testing.T) {
+	t.Parallel()
 	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
 	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})
