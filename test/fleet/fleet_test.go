@@ -141,7 +141,7 @@ func burst(t *testing.T, routers []*stack.Stack, n int) {
 }
 
 func TestOneRouterDecidesForAll(t *testing.T) {
-	t.Parallel()
+	stack.Aside(t)
 	routers := start(t, 3)
 	burst(t, routers, 20)
 	asked, answered := 0.0, 0.0

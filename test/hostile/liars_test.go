@@ -136,7 +136,6 @@ func startNamed(t *testing.T, replicas int) *stack.Stack {
 
 // A replica gives the first token at once and then a hundred times fewer per second than the three others: it took all of the traffic.
 func TestAReplicaThatIsOnlyQuickToBeginGetsLittle(t *testing.T) {
-	t.Parallel()
 	s := startNamed(t, 4)
 	fault(t, s.Replicas[0], `{"drip":"250ms"}`)
 	began := time.Now()
@@ -169,7 +168,7 @@ func TestAReplicaThatIsOnlyQuickToBeginGetsLittle(t *testing.T) {
 
 // A replica whose streams are empty kept a third to a half of the traffic, and their callers got nothing.
 func TestEmptyStreamsReachNoCaller(t *testing.T) {
-	t.Parallel()
+	stack.Aside(t)
 	s := startNamed(t, 3)
 	fault(t, s.Replicas[0], `{"empty":true}`)
 	for i, one := range load(t, s.HTTP, 15, 8*time.Second, 8) {

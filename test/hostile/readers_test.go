@@ -86,7 +86,6 @@ const streaming = `{"model":"sim","stream":true,"messages":[{"role":"user","cont
 
 // Item 5: streams that nobody reads end, over REST, HTTP/2 and gRPC.
 func TestStreamsThatNobodyReadsEnd(t *testing.T) {
-	t.Parallel()
 	const clients = 8
 	s, streams := stallStack(t)
 	t.Run("REST", func(t *testing.T) {
@@ -178,7 +177,7 @@ func TestAnswersThatNobodyReadsEnd(t *testing.T) {
 
 // A stream that is quiet is not one that nobody reads.
 func TestQuietStreamsGoOn(t *testing.T) {
-	t.Parallel()
+	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Configure: func(c *config.Config) { c.Gateway.StallTimeout = 200 * time.Millisecond }})
 	for _, version := range []int{1, 2} {
 		protocols := new(http.Protocols)

@@ -16,6 +16,9 @@ import (
 // TestMain lets more tests run at once than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "8")
+	if stack.Race {
+		_ = flag.Set("test.parallel", "4")
+	}
 	os.Exit(m.Run())
 }
 
@@ -41,7 +44,7 @@ func urlOf(t *testing.T, s *stack.Stack, id string) string {
 
 // A stream continues elsewhere when its replica hangs: soon where the next one is likely to continue it, and otherwise when the replica is unhealthy.
 func TestAStreamLeavesAReplicaThatHangs(t *testing.T) {
-	t.Parallel()
+	stack.Aside(t)
 	const long = 200
 	for _, c := range []struct {
 		name, more string

@@ -166,7 +166,7 @@ func TestMessagesAndResponsesAreRepeated(t *testing.T) {
 
 // Messages and responses leave a replica that drains or hangs.
 func TestMessagesAndResponsesLeave(t *testing.T) {
-	t.Parallel()
+	stack.Aside(t)
 	for _, way := range []string{"drains", "hangs"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
