@@ -15,6 +15,6 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	_ = flag.Set("test.parallel", "4") // they wait more than they compute
+	_ = flag.Set("test.parallel", "2") // they wait more than they compute
 	goleak.VerifyTestMain(m)
 }

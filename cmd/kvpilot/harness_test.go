@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	_ = flag.Set("test.parallel", "8")
+	_ = flag.Set("test.parallel", "4")
 	goleak.VerifyTestMain(m)
 }
 

@@ -71,8 +71,8 @@ func Start(t testing.TB, o Options) *Stack {
 	return s
 }
 
-// Aside lets a test that waits more than it computes run next to others. With the race detector it runs alone: what runs next to it would
-// compute too much for a test that has to do something while streams are under way, or routers of a fleet exchange reports.
+// Aside lets a test that waits more than it computes run next to others. With the race detector it runs alone: others would then
+// compute too much for a test that has to act while streams are under way, or for routers of a fleet that exchange reports.
 func Aside(t *testing.T) {
 	t.Helper()
 	if !Race {

@@ -23,7 +23,7 @@ import (
 
 // TestMain lets more tests run at once than there are processors: they wait for sockets that say nothing.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "8")
+	_ = flag.Set("test.parallel", "4")
 	goleak.VerifyTestMain(m)
 }
 
