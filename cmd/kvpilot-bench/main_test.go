@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"os"
 	"strings"
 	"testing"
@@ -14,5 +15,6 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
+	_ = flag.Set("test.parallel", "2") // they wait more than they compute
 	goleak.VerifyTestMain(m)
 }

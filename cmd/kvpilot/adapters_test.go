@@ -15,6 +15,7 @@ import (
 
 // Six adapters on three replicas with two slots each: after its first request, no adapter is loaded again.
 func TestAdaptersStayWhereTheyWereLoaded(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 3, engine: func(_ int, c *enginesim.Config) {
 		for i := range 6 {
 			c.Adapters = append(c.Adapters, fmt.Sprintf("tuned-%d", i))
@@ -51,6 +52,7 @@ func TestAdaptersStayWhereTheyWereLoaded(t *testing.T) {
 
 // An adapter that one replica lists is loaded on the others while it is asked for often.
 func TestAHotAdapterIsLoadedOnOtherReplicas(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 3, yaml: "adapters: {spread: true, interval: 100ms}\n", engine: func(i int, c *enginesim.Config) {
 		c.AdapterUpdates, c.Core.Timing.Speed = true, 50
 		if i == 0 {

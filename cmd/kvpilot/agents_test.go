@@ -10,6 +10,7 @@ import (
 
 // A target that no replica can meet is refused before any replica has the request, in the format of the API that was called.
 func TestATargetOutOfReachIsRefusedInTheCallersFormat(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{})
 	prompt := strings.Repeat("word ", 20_000)
 	began := f.asked()

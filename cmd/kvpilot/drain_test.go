@@ -15,6 +15,7 @@ import (
 // While clients send without a pause, a replica is drained and undrained: no request fails, a stream that runs there ends by
 // itself, and no request that is sent after the drain's answer goes there.
 func TestADrainUnderLoadLosesNothing(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 2, engine: func(i int, c *enginesim.Config) { c.Core.Timing.Speed = 5 }})
 	open := openStream(t, t.Context(), f, `{"model":"sim","stream":true,"max_tokens":100,"ignore_eos":true,"messages":[{"role":"user","content":"a stream"}]}`)
 	defer open.Body.Close()

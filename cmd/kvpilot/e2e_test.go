@@ -52,6 +52,7 @@ func cached(t *testing.T, a answer) usage {
 }
 
 func TestAConversationReturnsToTheReplicaThatHoldsIt(t *testing.T) {
+	t.Parallel()
 	// Engines so slow that a hiccup of this machine makes none look slower than a prefill costs.
 	f := startFleet(t, fleetOptions{replicas: 3, engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 2 }})
 	home := map[string]string{}
@@ -296,6 +297,7 @@ func TestALeavingClientFreesEverything(t *testing.T) {
 }
 
 func TestATokenizerNeverFailsARequest(t *testing.T) {
+	t.Parallel()
 	paths := []string{"/tokenize", "/v1/chat/completions/render", "/v1/completions/render"}
 	for name, fault := range map[string]enginesim.Faults{
 		"hangs":         {Where: enginesim.Where{Paths: paths}, ConnectionFaults: enginesim.ConnectionFaults{Hang: true}},
@@ -320,6 +322,7 @@ func TestATokenizerNeverFailsARequest(t *testing.T) {
 }
 
 func TestShutdownLetsStreamsFinish(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 1, engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 2 }})
 	body := strings.Replace(conversation("x", 1, `,"stream":true,"ignore_eos":true`), `"max_tokens":4`, `"max_tokens":60`, 1)
 	req, err := http.NewRequest(http.MethodPost, "http://"+f.http+"/v1/chat/completions", strings.NewReader(body))

@@ -10,6 +10,7 @@ import (
 // Each shape of prompt that the founding documents list is answered as the engine answers it, and
 // leaves word of how its ids were found: in a counter and on its spans.
 func TestEveryShapeOfPromptIsAccountedFor(t *testing.T) {
+	t.Parallel()
 	c, args := startCollector(t)
 	f := startFleet(t, fleetOptions{args: args})
 	const chat, completions = "/v1/chat/completions", "/v1/completions"

@@ -16,6 +16,7 @@ import (
 // A replica dies in the middle of load, and comes back. Requests that had their first byte from it break, visibly;
 // every other one is answered, as if nothing had happened.
 func TestAReplicaThatDiesCostsNoRequestThatHadNotBegun(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 3, engine: func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 10 }})
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	defer transport.CloseIdleConnections()

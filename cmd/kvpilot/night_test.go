@@ -115,6 +115,7 @@ func TestAnEngineThatCountsOtherwiseIsTold(t *testing.T) {
 // The tenth: how do I take the router down without losing a stream? A process of its own gets the
 // signal while an answer is under way.
 func TestATerminatedRouterLosesNoStream(t *testing.T) {
+	t.Parallel()
 	c, traced := startCollector(t)
 	f := startFleet(t, fleetOptions{replicas: 1})
 	own, p, ended := startProcess(t, append([]string{"--replica", f.urls[0], "--set", "listen.drain_delay=1s"}, traced...)...)

@@ -401,6 +401,7 @@ func TestRealtimeOfASlowReader(t *testing.T) {
 }
 
 func TestRealtimeAtShutdown(t *testing.T) {
+	t.Parallel()
 	t.Run("is cut off at the deadline", func(t *testing.T) {
 		f := startFleet(t, fleetOptions{replicas: 1, yaml: "listen: {drain_timeout: 500ms}\n"})
 		s := f.opened("/v1/realtime", "")

@@ -176,6 +176,7 @@ func onlyRestart(list []*kvpilotv1.ConfigChange) bool {
 
 // A stream that is under way when everything about its choice changes goes on to its end.
 func TestAStreamOutlivesAReload(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 1})
 	f.engines[0].SetFaults(enginesim.Faults{EngineFaults: enginesim.EngineFaults{Stall: true}})
 	answered := make(chan answer, 1)

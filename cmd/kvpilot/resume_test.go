@@ -88,6 +88,7 @@ func question(n int) (path, body string) {
 // A replica that dies with many streams under way breaks none of them: each client gets the text, the
 // finish reason and the counts that it would have got.
 func TestNoStreamBreaksWhenAReplicaDies(t *testing.T) {
+	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 3, yaml: "router: {resume_streams: 1}\nchooser: {policy: round-robin}\n", engine: func(_ int, c *enginesim.Config) { c.MeanAnswer = 30 }})
 	f.speed(50)
 	type client struct {

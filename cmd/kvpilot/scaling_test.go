@@ -48,6 +48,7 @@ func startSim(t *testing.T, port int, args ...string) (answers time.Time) {
 
 // A pool is scaled from zero: requests are there before the first replica's process starts, and none is lost.
 func TestRequestsWaitForTheFirstReplicaOfAScaledModel(t *testing.T) {
+	t.Parallel()
 	port := freePort(t)
 	f, _, _ := startProcess(t, "--replica", fmt.Sprintf("http://127.0.0.1:%d", port), "--set", "scaling.models=sim")
 	const requests = 24
@@ -101,6 +102,7 @@ func TestRequestsWaitForTheFirstReplicaOfAScaledModel(t *testing.T) {
 }
 
 func TestWhatNothingScalesIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
 	f := startBefore(t, fmt.Sprintf("http://127.0.0.1:%d", freePort(t)), "--set", "scaling.models=sim", "--set", "scaling.max_wait=300ms")
 	for model, least := range map[string]time.Duration{"other": 0, "sim": 300 * time.Millisecond} {
 		began := time.Now()
@@ -118,6 +120,7 @@ func TestWhatNothingScalesIsRefusedAtOnce(t *testing.T) {
 
 // A pool's engines sleep: a request wakes one of them and waits for it, and none is lost.
 func TestASleepingEngineIsWokenByARequest(t *testing.T) {
+	t.Parallel()
 	var ports [2]int
 	args := []string{"--set", "scaling.models=sim", "--set", "scaling.wake=true", "--set", "enginestats.interval=100ms"}
 	for i := range ports {

@@ -203,6 +203,7 @@ func TestSessionsStayAndSpread(t *testing.T) {
 }
 
 func TestEveryWayOutFreesTheLoad(t *testing.T) {
+	t.Parallel()
 	slow := func(_ int, c *enginesim.Config) { c.Core.Timing.Speed = 1 }
 	endless := strings.Replace(conversation("x", 1, `,"stream":true,"ignore_eos":true`), `"max_tokens":4`, `"max_tokens":4000`, 1)
 	generation := []string{"/v1/chat/completions"}

@@ -42,6 +42,7 @@ func (f *fleet) seriesOf() map[string][]map[string]string {
 
 // The series of a router grow with its replicas and with its models, each by a bounded number, and never with one times the other.
 func TestTheSeriesOfALargeFleetAreBounded(t *testing.T) {
+	t.Parallel()
 	const (
 		replicas, models = 12, 80
 		perReplica       = 40  // of one rank

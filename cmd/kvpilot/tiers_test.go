@@ -42,6 +42,7 @@ func (f *fleet) below(body string) (host, store map[string]int) {
 // From the engines' events to the choice, the record and the engine's own count: a prompt that its replica has lost from the GPU goes back there, since
 // host memory still holds it.
 func TestAPromptReturnsToTheHostMemoryThatHoldsIt(t *testing.T) {
+	t.Parallel()
 	for _, describing := range []bool{false, true} {
 		t.Run(fmt.Sprintf("self-describing %t", describing), func(t *testing.T) {
 			f := startFleet(t, fleetOptions{replicas: 2, engine: func(_ int, c *enginesim.Config) {
@@ -94,6 +95,7 @@ func (f *fleet) explained(t *testing.T, id string) string {
 
 // What one replica has put into a shared store, another one loads.
 func TestAStoreServesTheReplicasThatShareIt(t *testing.T) {
+	t.Parallel()
 	cfg := core.DefaultConfig()
 	cfg.Lower.Store = core.LowerTier{Blocks: 10_000, PerToken: time.Microsecond}
 	shared := core.NewStore(&cfg)

@@ -66,6 +66,7 @@ func (f *fleet) model() string {
 }
 
 func TestAudioThroughTheRouterIsTheEnginesOwn(t *testing.T) {
+	t.Parallel()
 	// All bodies together may hold 6 MB: the uploads below are far more, and are not held.
 	f := startFleet(t, fleetOptions{args: []string{"--set", "gateway.max_body_bytes=6000000", "--set", "gateway.max_bodies_bytes=6000000"}})
 	model := f.model()

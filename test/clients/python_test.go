@@ -28,8 +28,7 @@ func TestPythonPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := startStack(t)
-	run := func(t *testing.T, venv string, args ...string) {
+	run := func(t *testing.T, s *stack.Stack, venv string, args ...string) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		defer cancel()
@@ -46,14 +45,16 @@ func TestPythonPackage(t *testing.T) {
 			t.Fatalf("%v wrote nothing", args)
 		}
 	}
-	for _, venv := range venvs {
+	for _, venv := range venvs { // each before a router of its own, since they look at its load; together, since they wait more than they compute
 		t.Run("tests of "+filepath.Base(venv), func(t *testing.T) {
-			run(t, venv, "-W", "error::RuntimeWarning", "-m", "pytest", "-q", "-p", "no:cacheprovider", filepath.Join(source, "tests"))
+			t.Parallel()
+			run(t, startStack(t), venv, "-W", "error::RuntimeWarning", "-m", "pytest", "-q", "-p", "no:cacheprovider", filepath.Join(source, "tests"))
 		})
 	}
+	s := startStack(t)
 	for _, example := range []string{"choose.py", "direct.py", "sdk.py"} {
 		t.Run(example, func(t *testing.T) {
-			run(t, venvs[0], filepath.Join(source, "examples", example), s.GRPC, "sim", s.HTTP)
+			run(t, s, venvs[0], filepath.Join(source, "examples", example), s.GRPC, "sim", s.HTTP)
 		})
 	}
 	at := strings.NewReplacer("localhost:9090", s.GRPC, "127.0.0.1:9090", s.GRPC, "localhost:8080", s.HTTP, "127.0.0.1:8080", s.HTTP)
@@ -65,9 +66,9 @@ func TestPythonPackage(t *testing.T) {
 			t.Fatal(err)
 		}
 		check = append(check, file)
-		t.Run(name, func(t *testing.T) { run(t, venvs[0], "-W", "error", file) })
+		t.Run(name, func(t *testing.T) { run(t, s, venvs[0], "-W", "error", file) })
 	}
-	t.Run("types of the snippets", func(t *testing.T) { run(t, venvs[0], check...) })
+	t.Run("types of the snippets", func(t *testing.T) { run(t, s, venvs[0], check...) })
 	t.Run("types of the snippets, by pyright", func(t *testing.T) { checkByPyright(t, venvs[0], folder) })
 }
 

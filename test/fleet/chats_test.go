@@ -105,6 +105,7 @@ func applied(t *testing.T, routers []*stack.Stack, replicas []registry.Spec) {
 // Turns that reach the routers of a fleet at random go where the turn before went, whichever router had it. A router may wait in vain
 // for the ids of a prompt on a busy machine; it counts that.
 func TestTurnsAtRandomRoutersFindTheirConversation(t *testing.T) {
+	stack.Aside(t)
 	replicas := []registry.Spec{stack.Publisher(t, "a", fewBatches), stack.Publisher(t, "b", fewBatches)}
 	var routers []*stack.Stack
 	for i := range 3 {

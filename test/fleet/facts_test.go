@@ -55,6 +55,7 @@ const (
 )
 
 func TestADrainOutlivesTheRouterThatMadeIt(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 2)
 	list, err := replicasOf(t, routers[0]).List(t.Context(), &kvpilotv1.ListRequest{})
 	if err != nil {
@@ -94,6 +95,7 @@ func TestADrainOutlivesTheRouterThatMadeIt(t *testing.T) {
 }
 
 func TestARegistrationServesOnAllRouters(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 2)
 	more := stack.Start(t, stack.Options{Replicas: 1}) // for its replica
 	register := func(r *stack.Stack) {
@@ -137,6 +139,7 @@ func respond(t *testing.T, r *stack.Stack, previous string) (id, at string) {
 }
 
 func TestAStoredResponseIsContinuedThroughAnyRouter(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 3)
 	for range 8 {
 		id, at := respond(t, routers[0], "null")

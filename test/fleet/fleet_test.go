@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -18,7 +19,11 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "4")
+	goleak.VerifyTestMain(m)
+}
 
 // start starts n routers in front of the same two replicas, and waits until all are linked.
 func start(t *testing.T, n int, configure ...func(*config.Config)) []*stack.Stack {
@@ -136,6 +141,7 @@ func burst(t *testing.T, routers []*stack.Stack, n int) {
 }
 
 func TestOneRouterDecidesForAll(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 3)
 	burst(t, routers, 20)
 	asked, answered := 0.0, 0.0

@@ -176,6 +176,7 @@ func shared(t *testing.T, routers []*stack.Stack, share float64) {
 
 // A tenant's bucket is one: the headers of each router show what is left in the fleet, also after one of them has left.
 func TestRoutersShowWhatIsLeftInTheFleet(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 3, func(c *config.Config) {
 		limited(c)
 		c.Tenants["requests"] = quota.Limits{RequestsPerSecond: 0.001, RequestBurst: 9}

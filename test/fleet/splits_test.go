@@ -43,6 +43,7 @@ func back(t *testing.T, r *stack.Stack) *kvpilotv1.SplitSide {
 
 // One router's requests find that a side is worse: all routers send it nothing from then on, those that had no request before included.
 func TestASideThatStepsBackDoesSoAtAllRouters(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 3, canary)
 	ask := func(at *stack.Stack, n int) int {
 		t.Helper()

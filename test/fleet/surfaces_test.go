@@ -95,6 +95,7 @@ func untilLoads(ctx context.Context, t *testing.T, list []surface, wantRequests,
 }
 
 func TestEachRouterAnswersForAll(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 3)
 	list, ctx := surfaces(t, routers), t.Context()
 
@@ -206,6 +207,7 @@ func TestEachRouterAnswersForAll(t *testing.T) {
 
 // The same question at each router at the same time is booked once, and its reports may go to any of them.
 func TestOneQuestionAtEachRouterBooksOnce(t *testing.T) {
+	stack.Aside(t)
 	list, ctx := surfaces(t, start(t, 3)), t.Context()
 	for n := range 10 {
 		in := &kvpilotv1.ChooseReplicaRequest{
@@ -247,6 +249,7 @@ func TestOneQuestionAtEachRouterBooksOnce(t *testing.T) {
 }
 
 func TestTenantsAreApartAtEachRouter(t *testing.T) {
+	stack.Aside(t)
 	routers := start(t, 2, func(c *config.Config) {
 		for _, name := range []string{"team", "rivals"} {
 			c.API.Keys = append(c.API.Keys, grpcapi.Key{Name: name, Key: secret.New(name + "-key-0001")})

@@ -109,6 +109,7 @@ func sumOf(t *testing.T, routers []*stack.Stack, series string) (sum float64) {
 }
 
 func TestRequestsAtAnyRouterAreSplit(t *testing.T) {
+	stack.Aside(t)
 	for _, connector := range []string{"nixl", "nixl-push", "mooncake"} {
 		t.Run(connector, func(t *testing.T) { splitAtAnyRouter(t, connector) })
 	}
@@ -138,6 +139,7 @@ func splitAtAnyRouter(t *testing.T, connector string) {
 }
 
 func TestPrefixesAreCopiedForRequestsAtAllRouters(t *testing.T) {
+	stack.Aside(t)
 	routers := passing(t, "nixl", 3, 3, 2, func(*config.Config) {})
 	dice := rand.New(rand.NewPCG(2, 32))
 	for range 4 { // the speed of each replica

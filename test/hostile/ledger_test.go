@@ -203,6 +203,7 @@ func announced(key string, length, sent int) string {
 }
 
 func TestAnnouncedBodiesLockNobodyOut(t *testing.T) {
+	t.Parallel()
 	eachMemory(t, func(t *testing.T, p *process, most int64) {
 		p.besides(t, most, func(ctx context.Context) {
 			sockets(t, p.HTTP, 3, announced("key-of-attacker", 25<<20, 131<<10))
@@ -264,6 +265,7 @@ func decide(t *testing.T, p *process, n int) {
 }
 
 func TestIdleStreamsWithoutCredentialsAreFew(t *testing.T) {
+	t.Parallel()
 	eachMemory(t, func(t *testing.T, p *process, most int64) {
 		p.besides(t, most, func(ctx context.Context) {
 			for _, conn := range dials(t, p.GRPC, 60) {
@@ -286,6 +288,7 @@ func TestIdleStreamsWithoutCredentialsAreFew(t *testing.T) {
 }
 
 func TestIdleStreamsOfATenantLeaveRoom(t *testing.T) {
+	t.Parallel()
 	eachMemory(t, func(t *testing.T, p *process, most int64) {
 		p.besides(t, most, func(ctx context.Context) {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer key-of-attacker")
@@ -337,6 +340,7 @@ func TestRefusedBodiesSeeTheirAnswer(t *testing.T) {
 }
 
 func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
+	t.Parallel()
 	p := startWithin(t, 1024, withTenants(t))
 	p.besides(t, 600, func(ctx context.Context) {
 		for range 3 {
@@ -362,6 +366,7 @@ func TestIdleSocketsLeaveFilesForOthers(t *testing.T) {
 }
 
 func TestStrangersDoNotLockTheFleetsAddress(t *testing.T) {
+	t.Parallel()
 	gossip, rpc := programs.FreeAddress(t), programs.FreeAddress(t)
 	fleet := []string{"fleet.key=0123456789abcdef0123456789abcdef", "memory.max_bytes=536870912"}
 	first := startProcess(t, append(fleet, "fleet.listen="+gossip, "fleet.rpc_listen="+rpc)...)

@@ -168,6 +168,7 @@ func TestAReplicaThatIsOnlyQuickToBeginGetsLittle(t *testing.T) {
 
 // A replica whose streams are empty kept a third to a half of the traffic, and their callers got nothing.
 func TestEmptyStreamsReachNoCaller(t *testing.T) {
+	stack.Aside(t)
 	s := startNamed(t, 3)
 	fault(t, s.Replicas[0], `{"empty":true}`)
 	for i, one := range load(t, s.HTTP, 15, 8*time.Second, 8) {

@@ -197,6 +197,7 @@ func attackFor(d time.Duration, perSecond int, attack func(i int)) {
 
 // A prompt at which every engine fails is its sender's: nobody else gets an error for it, and each costs two attempts at most.
 func TestAPoisonedPromptHurtsItsSenderOnly(t *testing.T) {
+	stack.Aside(t)
 	for name, c := range map[string]struct {
 		status, rate, most int
 		keyless            bool
@@ -250,6 +251,7 @@ func TestAPoisonedPromptHurtsItsSenderOnly(t *testing.T) {
 
 // A prompt that a tokenizer fails takes no token ids from others.
 func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
+	stack.Aside(t)
 	for name, prompt := range map[string]string{"the same": "poison", "varied": "poison %d"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -280,6 +282,7 @@ func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
 
 // A request that HTTP/1.1 cannot carry gets 400 and says nothing about replicas.
 func TestWhatCannotBeSentHurtsItsSenderOnly(t *testing.T) {
+	stack.Aside(t)
 	s := attacked(t, false)
 	h := begin(t, s, 100*time.Millisecond)
 	attackFor(2*time.Second, 30, func(int) {
@@ -363,6 +366,7 @@ func spaced(t *testing.T, address, path string) string {
 
 // A replica whose engine fails every request is left, and no caller notices.
 func TestABrokenReplicaCostsNoRequest(t *testing.T) {
+	stack.Aside(t)
 	s := attacked(t, false)
 	resp, err := http.Post(s.Replicas[1]+"/sim/faults", "application/json", strings.NewReader(`{"status":500,"paths":["/v1/chat/completions"]}`))
 	if err != nil {

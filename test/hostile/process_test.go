@@ -2,6 +2,7 @@ package hostile
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -47,7 +48,9 @@ var binary = sync.OnceValues(func() (string, error) {
 	return name, nil
 })
 
+// TestMain lets more tests run at once than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "4")
 	code := m.Run()
 	if built != "" {
 		os.RemoveAll(built)

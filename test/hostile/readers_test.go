@@ -177,6 +177,7 @@ func TestAnswersThatNobodyReadsEnd(t *testing.T) {
 
 // A stream that is quiet is not one that nobody reads.
 func TestQuietStreamsGoOn(t *testing.T) {
+	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Configure: func(c *config.Config) { c.Gateway.StallTimeout = 200 * time.Millisecond }})
 	for _, version := range []int{1, 2} {
 		protocols := new(http.Protocols)

@@ -15,7 +15,10 @@ import (
 
 // TestMain lets more tests run at once than there are processors: they wait more than they compute.
 func TestMain(m *testing.M) {
-	_ = flag.Set("test.parallel", "4")
+	_ = flag.Set("test.parallel", "8")
+	if stack.Race {
+		_ = flag.Set("test.parallel", "4")
+	}
 	os.Exit(m.Run())
 }
 
@@ -41,10 +44,7 @@ func urlOf(t *testing.T, s *stack.Stack, id string) string {
 
 // A stream continues elsewhere when its replica hangs: soon where the next one is likely to continue it, and otherwise when the replica is unhealthy.
 func TestAStreamLeavesAReplicaThatHangs(t *testing.T) {
-	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
-		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
-	}})
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	stack.Aside(t)
 	const long = 200
 	for _, c := range []struct {
 		name, more string
@@ -57,6 +57,11 @@ func TestAStreamLeavesAReplicaThatHangs(t *testing.T) {
 		{"a long answer, repeated", `"messages":[{"role":"user","content":"hello"}],"presence_penalty":0.5,"min_tokens":150`, long, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
+				c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
+			}})
+			t.Cleanup(http.DefaultClient.CloseIdleConnections)
 			body := fmt.Sprintf(`{"model":"sim","temperature":0,"stream":true,"max_tokens":%d,"stream_options":{"include_usage":true},%s}`, c.tokens, c.more)
 			want := ask(t, "http://"+s.HTTP, body)
 			hung, at := "", 6

@@ -79,6 +79,7 @@ func insides(t *testing.T, version string, change func(*enginesim.Config)) (stre
 
 // An answer in one piece that the engine streams is the engine's own, byte for byte, and is continued wherever its replica dies.
 func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.33.0", "0.33.0 without details of the prompt"} {
 		t.Run(version, func(t *testing.T) {
 			version, more, _ := strings.Cut(version, " ")
@@ -94,6 +95,7 @@ func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
 
 // An answer in one piece that an engine's parser takes apart is the engine's own, too: its parser is given all tokens of the stream at once.
 func TestAnUnstreamedAnswerOfAParserIsContinued(t *testing.T) {
+	t.Parallel()
 	streams, plain := insides(t, "0.33.0", func(c *enginesim.Config) { c.NoParser = false })
 	for name, ask := range parsedWhole {
 		t.Run(name, func(t *testing.T) {
@@ -172,6 +174,7 @@ func asked(t *testing.T, s *stack.Stack, path, id string) (times int) {
 
 // An answer in one piece is requested as it is where the engine's own cannot be made of a stream, and where it is short.
 func TestAnUnstreamedAnswerThatIsSentAsItIs(t *testing.T) {
+	t.Parallel()
 	streams, _ := insides(t, "0.33.0", nil)
 	for name, more := range map[string]string{
 		"a short answer": `"messages":[{"role":"user","content":"hi"}],"max_tokens":20`,

@@ -72,6 +72,7 @@ func TestASampledMessageIsContinued(t *testing.T) {
 
 // A sampled message moves from a replica that drains.
 func TestASampledMessageMoves(t *testing.T) {
+	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
 	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})
@@ -103,6 +104,7 @@ func TestASampledMessageMoves(t *testing.T) {
 
 // A sampled message leaves a replica that hangs.
 func TestASampledMessageLeavesAReplicaThatHangs(t *testing.T) {
+	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
 	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})

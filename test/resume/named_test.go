@@ -166,54 +166,62 @@ func TestMessagesAndResponsesAreRepeated(t *testing.T) {
 
 // Messages and responses leave a replica that drains or hangs.
 func TestMessagesAndResponsesLeave(t *testing.T) {
-	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
-		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
-	}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	url := "http://" + s.HTTP
-	for name, kind := range namedKinds {
-		for _, way := range []string{"drains", "hangs"} {
-			t.Run(name+" "+way, func(t *testing.T) {
-				body := `{"model":"sim","stream":true,"temperature":0,` + fmt.Sprintf(kind.body, 2) + `}`
-				want := listen(t, url, kind.path, body)
-				left, at := "", min(8, want.events/3) // early enough for a starved machine
-				since := time.Now()
-				moved, went := results(t, s, "moved"), resumed(t, s)
-				got := listenTo(t, url, kind.path, body, func(events int, replica string) {
-					if events != at {
-						return
-					}
-					left = replica
-					if since = time.Now(); way == "drains" {
-						drain(t, s, replica, "drain")
-					} else {
-						faultAt(t, []string{urlOf(t, s, replica)}, `{"stall":true,"hang":true}`)
-					}
-				})
-				if got.text() != want.text() {
-					t.Errorf("the client has\n%s\nwant\n%s", got.text(), want.text())
-				}
-				if took := time.Since(since); took > 10*time.Second {
-					t.Errorf("the stream ended %s after its replica was left", took)
-				}
-				kept(t, url, got.id)
-				switch way {
-				case "drains":
-					if results(t, s, "moved") == moved {
-						t.Error("no stream moved")
-					}
-					drain(t, s, left, "undrain")
-				case "hangs":
-					if resumed(t, s) == went {
-						t.Error("no stream was resumed")
-					}
-					faultAt(t, []string{urlOf(t, s, left)}, `{}`)
-				}
-			})
-		}
+	stack.Aside(t)
+	for _, way := range []string{"drains", "hangs"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
+				c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
+			}, Configure: func(c *config.Config) { c.Chooser.Policy = "round-robin" }})
+			t.Cleanup(http.DefaultClient.CloseIdleConnections)
+			for name, kind := range namedKinds {
+				t.Run(name, func(t *testing.T) { leaves(t, s, way, kind.path, fmt.Sprintf(kind.body, 2)) })
+			}
+			if n := counted(t, s, "kvpilot_router_interrupted_total", "result", "lost"); n != 0 {
+				t.Errorf("%d streams are counted as lost", n)
+			}
+		})
 	}
-	if n := counted(t, s, "kvpilot_router_interrupted_total", "result", "lost"); n != 0 {
-		t.Errorf("%d streams are counted as lost", n)
+}
+
+// leaves has a stream leave its replica, which drains or hangs.
+func leaves(t *testing.T, s *stack.Stack, way, path, body string) {
+	t.Helper()
+	url := "http://" + s.HTTP
+	body = `{"model":"sim","stream":true,"temperature":0,` + body + `}`
+	want := listen(t, url, path, body)
+	left, at := "", min(8, want.events/3) // early enough for a starved machine
+	since := time.Now()
+	moved, went := results(t, s, "moved"), resumed(t, s)
+	got := listenTo(t, url, path, body, func(events int, replica string) {
+		if events != at {
+			return
+		}
+		left = replica
+		if since = time.Now(); way == "drains" {
+			drain(t, s, replica, "drain")
+		} else {
+			faultAt(t, []string{urlOf(t, s, replica)}, `{"stall":true,"hang":true}`)
+		}
+	})
+	if got.text() != want.text() {
+		t.Errorf("the client has\n%s\nwant\n%s", got.text(), want.text())
+	}
+	if took := time.Since(since); took > 10*time.Second {
+		t.Errorf("the stream ended %s after its replica was left", took)
+	}
+	kept(t, url, got.id)
+	switch way {
+	case "drains":
+		if results(t, s, "moved") == moved {
+			t.Error("no stream moved")
+		}
+		drain(t, s, left, "undrain")
+	case "hangs":
+		if resumed(t, s) == went {
+			t.Error("no stream was resumed")
+		}
+		faultAt(t, []string{urlOf(t, s, left)}, `{}`)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 // A stream whose connection breaks at one of two replicas, and then at the other one, is continued at the first again.
 func TestAStreamThatBreaksAtBothReplicas(t *testing.T) {
+	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 60, 2
 	}, Configure: func(c *config.Config) {

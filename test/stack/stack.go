@@ -71,6 +71,15 @@ func Start(t testing.TB, o Options) *Stack {
 	return s
 }
 
+// Aside lets a test that waits more than it computes run next to others. With the race detector it runs alone: others would then
+// compute too much for a test that has to act while streams are under way, or for routers of a fleet that exchange reports.
+func Aside(t *testing.T) {
+	t.Helper()
+	if !Race {
+		t.Parallel()
+	}
+}
+
 func boolInt(b bool) int {
 	if b {
 		return 1

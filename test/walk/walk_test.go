@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -156,8 +157,8 @@ func TestThePagesCommandsWork(t *testing.T) {
 		t.Skip("SKIPPED: it starts whole programs")
 	}
 	binary := filepath.Join(t.TempDir(), "kvpilot")
-	build := exec.Command("go", "build", "-o", binary, "./cmd/kvpilot")
-	build.Dir = root
+	build := exec.Command("go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags=-s -w", "-o", binary, "./cmd/kvpilot")
+	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0") // as make build, so that nothing is compiled twice
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -167,6 +168,7 @@ func TestThePagesCommandsWork(t *testing.T) {
 		"docs/security.md": before, "docs/tracing.md": before, "docs/tokenization.md": before, "docs/kv-events.md": before, "docs/kv-index.md": before,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			page, err := os.ReadFile(filepath.Join(root, name))
 			if err != nil {
 				t.Fatal(err)
@@ -214,14 +216,28 @@ func TestWhatAPageMayNotSay(t *testing.T) {
 	}
 }
 
-// consecutive reports whether n ports from first on are free at the loopback.
+// given are the ports that a page has; pages are walked at the same time.
+var (
+	given   = map[int]bool{} // guarded by givenMu
+	givenMu sync.Mutex
+)
+
+// consecutive reports whether n ports from first on are free at the loopback, and no other page has them; then they are this one's.
 func consecutive(first, n int) bool {
+	givenMu.Lock()
+	defer givenMu.Unlock()
 	for i := range n {
+		if given[first+i] {
+			return false
+		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+i))
 		if err != nil {
 			return false
 		}
 		l.Close()
+	}
+	for i := range n {
+		given[first+i] = true
 	}
 	return true
 }

@@ -104,6 +104,10 @@ func TestBrokenReplicas(t *testing.T) {
 		check string
 		want  want
 	}{
+		// The longest first: the others run meanwhile.
+		{"replays are asked of the event socket", world{replica: settings(func(r running) string {
+			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.events[0], r.events[0])
+		})}, "replay", want{Fail, "r1", "replay (first)", "set events.replay"}},
 		{"the port is closed", world{url: urlOf(1, "http://"+nobody)}, "network", want{Fail, "r1", "connection refused", "--host 0.0.0.0"}},
 		{"the name is unknown", world{url: urlOf(1, "http://no.such.name.invalid:8000")}, "network", want{Fail, "r1", "not resolved", "correct the name in the replica's url"}},
 		{"health says 503", world{faults: second(enginesim.Faults{Where: enginesim.Where{Paths: []string{"/health"}}, AnswerFaults: enginesim.AnswerFaults{Status: 503}})}, "health", want{Fail, "r1", "dead", "restart it"}},
@@ -154,9 +158,6 @@ func TestBrokenReplicas(t *testing.T) {
 		{"the replay port is closed", world{replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: '%s', replay: 'tcp://%s'}", r.events[0], nobody)
 		})}, "replay", want{Fail, "r1", "connection refused", "replay_endpoint"}},
-		{"replays are asked of the event socket", world{replica: settings(func(r running) string {
-			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s'}", r.events[0], r.events[0])
-		})}, "replay", want{Fail, "r1", "replay (first)", "set events.replay"}},
 		{"the engine publishes nothing", world{faults: second(enginesim.Faults{EngineFaults: enginesim.EngineFaults{StopEvents: true}})}, "blocks", want{Fail, "r1", "no event came within", `"publisher":"zmq"`}},
 		{"the topic does not match", world{replica: settings(func(r running) string {
 			return fmt.Sprintf("events: {endpoint: '%s', replay: '%s', topic: other}", r.events[0], r.replays[0])
