@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -25,6 +26,12 @@ func (c *Chooser) ExportModels() map[replica.Rank]speed.Model { return c.ranks.E
 // ImportModels takes the speed of ranks as other routers have learned it. Ranks that this router learns about itself keep
 // their own; unknown ranks are ignored.
 func (c *Chooser) ImportModels(models map[replica.Rank]speed.Model) { c.ranks.ImportModels(models) }
+
+// ExportLoads returns the times of loads from tiers below the GPU, for the ranks that this router has seen any at.
+func (c *Chooser) ExportLoads() map[replica.Rank]transfer.Times { return c.ranks.ExportLoads() }
+
+// ImportLoads takes the times of loads as other routers have seen them. Kinds of engines that this router has seen loads of keep their own.
+func (c *Chooser) ImportLoads(loads map[replica.Rank]transfer.Times) { c.ranks.ImportLoads(loads) }
 
 // Waiting is the number of requests that wait.
 func (c *Chooser) Waiting() int { return c.room.Waiting() }

@@ -50,7 +50,7 @@ type Spec struct {
 	// MetricsPort is the port of the replica's /metrics. Zero: the port of the URL.
 	MetricsPort int `yaml:"metrics_port"`
 	// Labels is a map of free key-value pairs (zone, tier, ...). Some have a meaning: see kv_connector, role, kv_group and kv_domain
-	// in docs/disaggregation.md, and kv_store in docs/tiers.md.
+	// in docs/disaggregation.md, and kv_store and kv_instance in docs/tiers.md.
 	Labels map[string]string `yaml:"labels"`
 	// Leaving announces that the replica is about to stop: it drains, and its requests move to other replicas. Kubernetes sources set
 	// it for a pod that is being deleted.

@@ -33,6 +33,7 @@ type Intake struct {
 	sides     sides
 	places    places
 	encoder   encoder
+	lookups   lookups
 	// prefix begins the ids of requests.
 	prefix string
 	tracer trace.Tracer
@@ -61,8 +62,10 @@ type Params struct {
 	Tracer trace.Tracer
 }
 
-// PerModel are parts that matter to the models that the settings name.
+// PerModel are parts that matter to some models only.
 type PerModel struct {
+	// Directory names the parts of prompts that replicas can load from below their GPUs; nil names none.
+	Directory Directory
 	// Splits share the requests for models between sides; nil splits none.
 	Splits *splits.Splits
 	// Standby holds requests for models that are scaled from zero; nil holds none.
@@ -77,7 +80,7 @@ func New(c Config, attempts int, p Params) *Intake {
 		reader:  reader{bodies: p.Bodies, steering: newSteering(instruments.New(p.Meter, "server/route/router"))},
 		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
 		places:  places{registry: p.Registry, standby: standby, responses: responses},
-		encoder: encoder{p.Tokens}, prefix: p.Origin, tracer: p.Tracer,
+		encoder: encoder{tokens: p.Tokens, directory: p.Directory}, lookups: lookups{p.Directory}, prefix: p.Origin, tracer: p.Tracer,
 	}
 	in.set.Store(newSettings(c, attempts))
 	return in
@@ -133,6 +136,7 @@ func (in *Intake) Prepare(ctx context.Context, rq *Request) error {
 	if err := in.encoder.tokenize(ctx, rq); err != nil {
 		return err
 	}
+	in.lookups.find(ctx, rq)
 	return in.Limits.Book(rq, rq.Parsed.MaxTokens, false)
 }
 
