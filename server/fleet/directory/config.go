@@ -21,33 +21,40 @@ type Config struct {
 	Kind string `yaml:"kind"`
 	// URL is the base URL of the service.
 	URL string `yaml:"url"`
-	// Budget is the longest time that a choice waits for an answer.
+	// Budget is the longest time that a choice waits for an answer, without the time for the prompt's tokens.
 	Budget time.Duration `yaml:"budget"`
+	// TokenBudget is the time by which a choice waits longer for each prompt token that every rank lacks on its GPU. No choice waits longer than a second.
+	TokenBudget time.Duration `yaml:"token_budget"`
 	// LeastTokens is the number of prompt tokens that every rank must lack on its GPU for the service to be asked.
 	LeastTokens int `yaml:"least_tokens"`
 	// Models maps the name that engines serve a model under to the name that the service has for it; a model without an entry has the same name.
 	Models map[string]string `yaml:"models"`
-	// ChunkTokens is LMCache's chunk size, and WorldSize the number of ranks of an engine that store a part of each chunk (tensor by pipeline
-	// parallelism). Mooncake's conductor needs neither.
+	// ChunkTokens is LMCache's chunk size. Mooncake's conductor needs none.
 	ChunkTokens int `yaml:"chunk_tokens"`
-	WorldSize   int `yaml:"world_size"`
+	// WorldSize is the number of ranks of an engine that store a part of each chunk with LMCache (tensor by pipeline parallelism).
+	WorldSize int `yaml:"world_size"`
 	// Tenant is the tenant under which engines are registered with Mooncake's conductor. LMCache needs none.
 	Tenant string `yaml:"tenant"`
 }
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
-	return Config{Budget: 10 * time.Millisecond, LeastTokens: 1024, ChunkTokens: 256, WorldSize: 1, Tenant: "default"}
+	return Config{Budget: 5 * time.Millisecond, TokenBudget: time.Microsecond, LeastTokens: 1024, ChunkTokens: 256, WorldSize: 1, Tenant: "default"}
 }
 
-// maxBudget bounds Budget: a choice that waits longer has lost more than most loads gain.
-const maxBudget = time.Second
+const (
+	// maxBudget bounds the wait of a choice: one that waits longer has lost more than most loads gain.
+	maxBudget = time.Second
+	// maxTokenBudget bounds TokenBudget.
+	maxTokenBudget = time.Millisecond
+)
 
 // Validate reports every bad field at once, named as the operator wrote it.
 func (c Config) Validate() error {
 	errs := []error{
 		check.OneOf("kind", c.Kind, "", LMCache, Mooncake),
 		check.Between("budget", c.Budget, time.Millisecond, maxBudget),
+		check.Between("token_budget", c.TokenBudget, 0, maxTokenBudget),
 		check.AtLeast("least_tokens", c.LeastTokens, 1),
 		check.AtLeast("chunk_tokens", c.ChunkTokens, 1),
 		check.Between("world_size", c.WorldSize, 1, maxWorld),

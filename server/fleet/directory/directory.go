@@ -163,14 +163,18 @@ func (d *Directory) Asks(replicas []*replica.Replica) bool {
 }
 
 // Find returns the parts of the prompt that replicas can load from below their GPUs, as the service says; nil when it was not asked, because there was
-// nothing to ask. It waits for no longer than the budget, or until ctx ends.
+// nothing to ask. It waits for no longer than the budget and the tokens allow, or until ctx ends.
 func (d *Directory) Find(ctx context.Context, q *Query) *Answer {
 	set := d.set.Load()
 	if set.protocol == nil || len(q.IDs) < set.LeastTokens {
 		return nil
 	}
 	to := instancesOf(q.Replicas)
-	if len(to.byName) == 0 || len(q.IDs)-d.onGPU(q, to.blockSize) < set.LeastTokens {
+	if len(to.byName) == 0 {
+		return nil
+	}
+	lacking := len(q.IDs) - d.onGPU(q, to.blockSize)
+	if lacking < set.LeastTokens {
 		return nil
 	}
 	model := q.Model
@@ -182,7 +186,10 @@ func (d *Directory) Find(ctx context.Context, q *Query) *Answer {
 		return nil
 	}
 	began := time.Now()
-	result := d.ask(ctx, set, path, body, q, to)
+	bounded, cancel := context.WithTimeout(ctx, min(set.Budget+time.Duration(lacking)*set.TokenBudget, maxBudget))
+	defer cancel()
+	result := d.ask(bounded, set, path, body, q, to)
+	d.judge(set, result, ctx.Err() != nil)
 	a := &Answer{Lookup: decision.Lookup{Source: set.Kind, Result: result, Took: time.Since(began)}}
 	if result == Hit {
 		a.Held = to.list()
@@ -202,7 +209,7 @@ func (d *Directory) onGPU(q *Query, blockSize int) (tokens int) {
 	return tokens
 }
 
-// ask asks the service, unless it rests or too many lookups are in flight.
+// ask asks the service, unless it rests or too many lookups are in flight. ctx ends with the time of the choice.
 func (d *Directory) ask(ctx context.Context, set *settings, path string, body []byte, q *Query, to *instances) (result string) {
 	select {
 	case d.slots <- struct{}{}:
@@ -213,21 +220,24 @@ func (d *Directory) ask(ctx context.Context, set *settings, path string, body []
 	if !d.rest.enter(time.Now()) {
 		return Resting
 	}
-	err := d.exchange(ctx, set, path, body, q, to)
-	switch result = resultOf(err, to); {
-	case ctx.Err() != nil:
-		d.rest.leave() // its caller has left, which says nothing about the service
-		return result
-	case err == nil:
+	return resultOf(d.exchange(ctx, set, path, body, q, to), to)
+}
+
+// judge notes how a lookup ended, for the next ones. left is set when its caller has left, which says nothing about the service.
+func (d *Directory) judge(set *settings, result string, left bool) {
+	switch {
+	case result == Busy, result == Resting:
+	case left:
+		d.rest.leave()
+	case result == Hit, result == Miss:
 		if d.rest.succeed() {
 			d.log.Info("the directory answers again", "kind", set.Kind, "url", set.URL)
 		}
 	default:
 		if pause := d.rest.fail(time.Now()); pause > 0 {
-			d.log.Warn("the directory fails and is not asked for a while", "kind", set.Kind, "url", set.URL, "result", result, "pause", pause, "error", err)
+			d.log.Warn("the directory fails and is not asked for a while", "kind", set.Kind, "url", set.URL, "result", result, "pause", pause)
 		}
 	}
-	return result
 }
 
 // errStatus is an answer with another status than 200.
@@ -251,10 +261,8 @@ func resultOf(err error, to *instances) string {
 	return Gone
 }
 
-// exchange sends the question and reads the answer, within the budget.
+// exchange sends the question and reads the answer, until ctx ends.
 func (d *Directory) exchange(ctx context.Context, set *settings, path string, body []byte, q *Query, to *instances) error {
-	ctx, cancel := context.WithTimeout(ctx, set.Budget)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, set.URL+path, bytes.NewReader(body))
 	if err != nil {
 		return err

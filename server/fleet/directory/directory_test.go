@@ -46,7 +46,7 @@ func service(t *testing.T, handler http.Handler, change func(*directory.Config))
 const patient = time.Second
 
 // asking returns a directory that asks a coordinator at url.
-func asking(t *testing.T, url string, change func(*directory.Config)) *directory.Directory {
+func asking(t testing.TB, url string, change func(*directory.Config)) *directory.Directory {
 	t.Helper()
 	c := directory.DefaultConfig()
 	c.Kind, c.URL, c.Budget = directory.LMCache, url, patient
@@ -59,7 +59,7 @@ func asking(t *testing.T, url string, change func(*directory.Config)) *directory
 	return started(t, c, directory.Params{Blocks: onGPU(0)})
 }
 
-func started(t *testing.T, c directory.Config, p directory.Params) *directory.Directory {
+func started(t testing.TB, c directory.Config, p directory.Params) *directory.Directory {
 	t.Helper()
 	d := directory.New(c, p)
 	ctx, stop := context.WithCancel(context.Background())
@@ -389,6 +389,23 @@ func gone(r *http.Request) {
 	<-r.Context().Done()
 }
 
+// A long prompt, whose load gains more and whose lookup takes longer, may wait longer, but never longer than a second.
+func TestALongPromptWaitsLonger(t *testing.T) {
+	s := new(directorytest.LMCache)
+	d := service(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(100 * time.Millisecond)
+		s.ServeHTTP(w, r)
+	}), func(c *directory.Config) { c.Budget, c.TokenBudget = time.Millisecond, 100*time.Microsecond })
+	if got := held(d.Find(t.Context(), query(prompt(9000)))); got != "miss" {
+		t.Errorf("a long prompt: %s", got)
+	}
+	d = service(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { gone(r) }), func(c *directory.Config) { c.TokenBudget = time.Millisecond })
+	began := time.Now()
+	if got, took := held(d.Find(t.Context(), query(prompt(8000)))), time.Since(began); got != "late" || took < 900*time.Millisecond || took > 1500*time.Millisecond {
+		t.Errorf("%s after %v, want late after a second", got, took)
+	}
+}
+
 // trickle sends an answer a byte at a time.
 func trickle() http.HandlerFunc {
 	text := `{"chunks":4,"results":[` + key(1, inMemory) + strings.Repeat(" ", 10_000) + `]}`
@@ -564,6 +581,7 @@ func TestConfigNamesItsFaults(t *testing.T) {
 		"url":          func(c *directory.Config) { c.Kind = directory.LMCache },
 		"base URL":     func(c *directory.Config) { c.Kind, c.URL = directory.LMCache, "http://user@a/?x=1" },
 		"budget":       func(c *directory.Config) { c.Budget = 0 },
+		"token_budget": func(c *directory.Config) { c.TokenBudget = time.Second },
 		"least_tokens": func(c *directory.Config) { c.LeastTokens = 0 },
 		"chunk_tokens": func(c *directory.Config) { c.ChunkTokens = 0 },
 		"world_size":   func(c *directory.Config) { c.WorldSize = 0 },
