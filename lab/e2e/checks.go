@@ -62,6 +62,7 @@ func (r *run) checks(ctx context.Context) {
 	r.check(ctx, "drains that move", d.checkMoves)
 	r.check(ctx, "64 chats", d.checkChats)
 	r.check(ctx, "unstreamed load", d.checkUnstreamed)
+	r.check(ctx, "streamed load", d.checkStreamed)
 	r.check(ctx, "unstreamed answers", d.checkInside)
 	r.check(ctx, "every token", d.checkEveryToken)
 	r.check(ctx, "streams that end", d.checkEnds)
