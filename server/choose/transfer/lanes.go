@@ -56,15 +56,15 @@ func newLane(from, to string, prior Model) *Lane {
 // Model returns the lane's present prediction.
 func (l *Lane) Model() Model { return *l.model.Load() }
 
-// Learned returns the lane's prediction where it has seen transfers itself.
-func (l *Lane) Learned() (m Model, own bool) {
+// learned returns the lane's prediction where it has seen transfers itself.
+func (l *Lane) learned() (m Model, own bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.Model(), l.seen > 0
 }
 
-// Import takes the prediction of another router. A lane that has seen transfers itself keeps its own.
-func (l *Lane) Import(m Model) {
+// take takes the prediction of another router. A lane that has seen transfers itself keeps its own.
+func (l *Lane) take(m Model) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.seen == 0 && m != l.prior {

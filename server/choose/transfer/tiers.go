@@ -174,7 +174,7 @@ type Times struct{ Host, Store Model }
 // Learned returns the times that this router has seen itself.
 func (t *Tiers) Learned() (times Times) {
 	for tier, to := range map[*Tier]*Model{t.Host: &times.Host, t.Store: &times.Store} {
-		if m, own := tier.lane.Load().Learned(); own {
+		if m, own := tier.lane.Load().learned(); own {
 			*to = m
 		}
 	}
@@ -185,7 +185,7 @@ func (t *Tiers) Learned() (times Times) {
 func (t *Tiers) Import(times Times) {
 	for tier, m := range map[*Tier]Model{t.Host: times.Host, t.Store: times.Store} {
 		if m.Samples > 0 {
-			tier.lane.Load().Import(m)
+			tier.lane.Load().take(m)
 		}
 	}
 }

@@ -31,8 +31,8 @@ const (
 	Busy    = "busy"    // it was not asked, because too many lookups were in flight
 )
 
-// Results lists the results.
-func Results() []string { return []string{Hit, Miss, Late, Gone, Refused, Wrong, Resting, Busy} }
+// results lists them.
+func results() []string { return []string{Hit, Miss, Late, Gone, Refused, Wrong, Resting, Busy} }
 
 const (
 	// mostLookups bounds the lookups in flight, maxAnswer the bytes of an answer, and maxDrained the bytes of an answer that are read only to

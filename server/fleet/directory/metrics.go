@@ -18,7 +18,7 @@ func newMetrics(provider metric.MeterProvider) metrics {
 	s := instruments.New(provider, "server/fleet/directory")
 	return metrics{
 		lookups: instruments.NewKeyed(s, "kvpilot.directory.lookups", "{lookup}", "Prompts for which the directory was to be asked, by result: hit, miss, late (no whole answer within the budget), gone (not reachable, or broken off), refused (another status than 200), wrong (an answer that cannot be used), resting (not asked, because it had failed), busy (not asked, because too many lookups were in flight).",
-			Results(), func(result string) metric.MeasurementOption { return instruments.Label("result", result) }),
+			results(), func(result string) metric.MeasurementOption { return instruments.Label("result", result) }),
 		wait: s.Histogram("kvpilot.directory.wait", "s", "Time that choices waited for the directory.", 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1),
 	}
 }
