@@ -183,7 +183,7 @@ func TestARequestOutlivesItsDirectory(t *testing.T) {
 	}))
 	defer service.Close()
 	f := sharingAStore(t, service, "lmcache", "")
-	f.rewrite(strings.Replace(f.text, "budget: 900ms", "budget: 20ms", 1))
+	f.rewrite(strings.Replace(f.text, "budget: 900ms", "budget: 400ms", 1))
 	if out, err := f.cli("reload"); err != nil {
 		t.Fatalf("reload: %v %s", err, out)
 	}
