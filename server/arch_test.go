@@ -40,6 +40,7 @@ var within = map[string][]string{
 	"tokens/openai":       {"tokens/rawjson"},
 	"tokens/tokenizer":    {"tokens/rawjson"},
 	"tokens/messages":     {"tokens/openai", "tokens/rawjson", "tokens/tokenizer"},
+	"fleet/directory":     {"fleet/kvindex"},
 	"choose/ranks":        {"choose/chooser", "choose/load", "choose/liveness"},
 	"choose/chooser":      {"choose/selector", "choose/load", "choose/speed", "choose/conduct", "choose/holdqueue", "choose/liveness", "choose/programs", "choose/transfer", "choose/adapters"},
 	"peers/identity":      {"peers/refusals"},

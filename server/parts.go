@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/config"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/directory"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
 	"github.com/kvpilot/kvpilot/server/observe/decisionlog"
@@ -39,6 +40,7 @@ const rememberedBodies = 16 << 20
 type parts struct {
 	scope     scope.Scope
 	ranks     *ranks.Ranks
+	directory *directory.Directory
 	limiter   *quota.Limiter
 	chooser   *chooser.Chooser
 	tokens    *tokenizer.Pool
@@ -63,6 +65,7 @@ func newParts(c config.Config, t *telemetry.Telemetry, env registry.Environment,
 		ranks.Config{Registry: c.Registry, Index: c.KVIndex, Events: c.KVEvents, Stats: c.EngineStats, Load: c.Load},
 		ranks.Params{Env: env, Watcher: watcher, Scope: p.scope},
 	)
+	p.directory = directory.New(c.Directory, directory.Params{Blocks: p.ranks.Index, Scope: p.scope.Part("directory")})
 	p.buildChoice(c)
 	p.pins = pins.New(c.Upstream.Pins)
 	if err := p.buildFleet(c); err != nil {
@@ -133,7 +136,7 @@ func (p *parts) buildRouter(c config.Config) {
 	p.router = router.New(c.Router, router.Params{
 		Registry: p.ranks.Registry, Tokens: p.tokens, Chooser: p.chooser, Decider: decider, Origin: origin,
 		Upstream: p.upstream, Breaker: p.breaker, Budget: p.retries, Pins: p.pins, Fleet: shared,
-		Limits: p.limiter, PerModel: intake.PerModel{Splits: p.splits, Standby: p.standby},
+		Limits: p.limiter, PerModel: intake.PerModel{Splits: p.splits, Standby: p.standby, Directory: p.directory},
 		Bodies:   openai.NewMemory(rememberedBodies),
 		Attempts: c.Upstream.Retry.Attempts, Lease: c.Load.Lease, Guesses: p.ranks, Count: p.history,
 		Scope: p.part("router"),
@@ -192,6 +195,7 @@ func (p *parts) background() []component {
 		{"registry", p.ranks.Registry},
 		{"kvindex", p.ranks.Index},
 		{"kvevents", p.ranks.Events},
+		{"directory", p.directory},
 		{"enginestats", p.ranks.Stats},
 		{"load", p.ranks.Book},
 		{"chooser", p.chooser},

@@ -27,6 +27,7 @@ func (s *Server) sections() []section {
 		{Name: "registry", Paths: append(config.LiveBelow("registry"), "registry.dns", "registry.kubernetes"), Part: replicas{p.ranks.Registry}},
 		updates("chooser", func(c config.Config) error { return p.chooser.Update(c.Chooser) }, "chooser"),
 		updates("router", func(c config.Config) error { return p.router.Update(c.Router, c.Upstream.Retry.Attempts) }, "router", "upstream.retry"),
+		updates("directory", func(c config.Config) error { return p.directory.Update(c.Directory) }, "directory"),
 		updates("splits", func(c config.Config) error { return p.splits.Update(c.Splits) }, "splits"),
 		updates("upstream", func(c config.Config) error {
 			p.breaker.Update(c.Upstream.Breaker)

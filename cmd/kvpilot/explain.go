@@ -246,6 +246,9 @@ func printDecision(out io.Writer, d *kvpilotv1.Decision) error {
 			facts = append(facts, fmt.Sprintf("%d tokens were cached (predicted %d)", o.GetCachedTokens(), o.GetPredictedCachedTokens()))
 		}
 	}
+	if l := d.GetDirectory(); l != nil {
+		facts = append(facts, fmt.Sprintf("directory %s: %s in %s", plain(l.GetSource()), plain(l.GetResult()), latency(l.GetTook().AsDuration())))
+	}
 	facts = append(facts, tiers(d)...)
 	facts = append(facts, ways(d)...)
 	if s := d.GetShadow(); s != nil {
@@ -371,7 +374,11 @@ func tiers(d *kvpilotv1.Decision) []string {
 	for _, c := range d.GetCandidates() {
 		held := c.GetOverlap().GetCpuTokens() + c.GetOverlap().GetDiskTokens()
 		if c.GetReplicaId() == d.GetReplicaId() && c.GetRank() == d.GetRank() && held > 0 {
-			return []string{fmt.Sprintf("loads %d of %d tokens below its GPU (%s expected)", c.GetLoadableTokens(), held, latency(c.GetLoad().AsDuration()))}
+			text := fmt.Sprintf("loads %d of %d tokens below its GPU (%s expected)", c.GetLoadableTokens(), held, latency(c.GetLoad().AsDuration()))
+			if named := c.GetNamedTokens(); named > 0 {
+				text += fmt.Sprintf(", %d of them by the directory's word", named)
+			}
+			return []string{text}
 		}
 	}
 	return nil

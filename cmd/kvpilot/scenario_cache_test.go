@@ -50,25 +50,31 @@ func (f *fleet) decisionOf(requestID string) (d struct {
 }) {
 	f.t.Helper()
 	f.eventually("the request's outcome is known", func() bool {
-		resp, err := http.Get("http://" + f.http + "/kvpilot/v1/requests/" + requestID + "/decisions")
-		if err != nil {
-			return false
-		}
-		defer resp.Body.Close()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != http.StatusOK {
-			return false
-		}
-		var answer struct{ Decisions []json.RawMessage }
-		if err := json.Unmarshal(text, &answer); err != nil || len(answer.Decisions) == 0 {
-			f.t.Fatalf("%v: %s", err, text)
-		}
-		if err := json.Unmarshal(answer.Decisions[len(answer.Decisions)-1], &d); err != nil {
-			f.t.Fatalf("%v: %s", err, text)
-		}
+		f.decisionInto(requestID, &d)
 		return d.Outcome != nil
 	})
 	return d
+}
+
+// decisionInto reads the last decision of a request, where it has one.
+func (f *fleet) decisionInto(requestID string, d any) {
+	f.t.Helper()
+	resp, err := http.Get("http://" + f.http + "/kvpilot/v1/requests/" + requestID + "/decisions")
+	if err != nil {
+		return
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return
+	}
+	var answer struct{ Decisions []json.RawMessage }
+	if err := json.Unmarshal(text, &answer); err != nil || len(answer.Decisions) == 0 {
+		f.t.Fatalf("%v: %s", err, text)
+	}
+	if err := json.Unmarshal(answer.Decisions[len(answer.Decisions)-1], d); err != nil {
+		f.t.Fatalf("%v: %s", err, text)
+	}
 }
 
 // askAt has one replica answer, whatever the policy would say.

@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/edge/extproc"
 	"github.com/kvpilot/kvpilot/server/edge/gateway"
 	"github.com/kvpilot/kvpilot/server/edge/grpcapi"
+	"github.com/kvpilot/kvpilot/server/fleet/directory"
 	"github.com/kvpilot/kvpilot/server/fleet/enginestats"
 	"github.com/kvpilot/kvpilot/server/fleet/kvevents"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
@@ -46,10 +47,7 @@ type Config struct {
 	Chooser chooser.Config `yaml:"chooser"`
 	// How prompts become token ids.
 	Tokenizer tokenizer.Config `yaml:"tokenizer"`
-	// The index of which rank holds which KV block.
-	KVIndex kvindex.Config `yaml:"kvindex"`
-	// The engines' KV cache events.
-	KVEvents kvevents.Config `yaml:"kvevents"`
+	Caches    `yaml:",inline"`
 	// Reservations.
 	Load load.Config `yaml:"load"`
 	// The load that engines report.
@@ -69,6 +67,16 @@ type Config struct {
 	Memory memlimit.Config `yaml:"memory"`
 	// How settings change while the router runs.
 	Reload Reload `yaml:"reload"`
+}
+
+// Caches has the parts that know where KV cache is.
+type Caches struct {
+	// The index of which rank holds which KV block.
+	KVIndex kvindex.Config `yaml:"kvindex"`
+	// The engines' KV cache events.
+	KVEvents kvevents.Config `yaml:"kvevents"`
+	// A service outside kvpilot that says where prompts lie below the GPUs.
+	Directory directory.Config `yaml:"directory"`
 }
 
 // Front has the parts that clients, gateways and operators reach.
@@ -96,8 +104,7 @@ func Default() Config {
 		Adapters:    placement.DefaultConfig(),
 		Chooser:     chooser.DefaultConfig(),
 		Tokenizer:   tokenizer.DefaultConfig(),
-		KVIndex:     kvindex.DefaultConfig(),
-		KVEvents:    kvevents.DefaultConfig(),
+		Caches:      Caches{KVIndex: kvindex.DefaultConfig(), KVEvents: kvevents.DefaultConfig(), Directory: directory.DefaultConfig()},
 		Load:        load.DefaultConfig(),
 		EngineStats: enginestats.DefaultConfig(),
 		Upstream:    upstream.DefaultConfig(),
@@ -123,6 +130,7 @@ func (c Config) Validate() error {
 		check.Within("tokenizer", c.Tokenizer.Validate()),
 		check.Within("kvindex", c.KVIndex.Validate()),
 		check.Within("kvevents", c.KVEvents.Validate()),
+		check.Within("directory", c.Directory.Validate()),
 		check.Within("load", c.Load.Validate()),
 		check.Within("enginestats", c.EngineStats.Validate()),
 		check.Within("upstream", c.Upstream.Validate()),

@@ -41,7 +41,7 @@ func LivePaths() []string {
 		"router.realtime_idle", "router.show_overlap", "router.unsalted_routes", "router.unowned_responses",
 		"chooser.policy", "chooser.objective", "chooser.slo", "chooser.weights", "chooser.shadow", "chooser.models", "chooser.hold_above", "chooser.session_ttl",
 		"chooser.max_requests_per_rank", "chooser.stall", "chooser.queue",
-		"splits",
+		"splits", "directory",
 		"tokenizer.remote.timeout",
 		"enginestats.interval", "enginestats.timeout",
 		"upstream.dial_timeout", "upstream.response_header_timeout", "upstream.stall_timeout", "upstream.retry", "upstream.breaker",

@@ -19,8 +19,8 @@ type Sink interface {
 // Counts are sums since the start.
 type Counts struct {
 	// PromptTokens were computed and GenerationTokens made; Queries and Hits count prompt tokens
-	// looked for and found in the prefix cache. Loaded counts the prompt tokens found in tiers below the GPU.
-	PromptTokens, GenerationTokens, Queries, Hits, Loaded, Preemptions uint64
+	// looked for and found in the prefix cache. Loaded counts the prompt tokens found in tiers below the GPU, Received the tokens read from other machines.
+	PromptTokens, GenerationTokens, Queries, Hits, Loaded, Received, Preemptions uint64
 }
 
 // Machine is one rank's scheduler. It is not safe for concurrent use.

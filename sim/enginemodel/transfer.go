@@ -49,6 +49,7 @@ func (m *Machine) Receive(s *Sequence) {
 	}
 	if len(blocks) > from {
 		m.sink.Stored(s, from, len(blocks))
+		m.counts.Received += uint64((len(blocks) - from) * m.cfg.BlockSize)
 	}
 	m.Unpin(blocks)
 }

@@ -75,6 +75,9 @@ type StreamFaults struct {
 type EngineFaults struct {
 	// Stall stops the engine's steps: requests are accepted and nothing is computed.
 	Stall bool `json:"stall,omitzero"`
+	// Recompute makes every transfer of a prompt's cache fail without a word: the engine computes the prompt, as with vLLM's kv_load_failure_policy
+	// recompute.
+	Recompute bool `json:"recompute,omitzero"`
 	// LieEvents writes wrong token ids into events. DropEvents loses every nth batch on its way
 	// (a replay has it); HoleEvents loses it for good. StopEvents publishes nothing at all.
 	LieEvents  bool `json:"lie_events,omitzero"`

@@ -130,19 +130,19 @@ func (l *life) metrics(c *call) {
 		gauge("gpu_cache_usage_perc", "GPU KV-cache usage. 1 means 100 percent usage.", func(s core.Stats) float64 { return s.Usage })
 	}
 	counter("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", func(s core.Stats) uint64 { return s.Queries })
-	counter("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", func(s core.Stats) uint64 { return s.Hits })
+	counter("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", localHits)
 	counter("num_preemptions", "Cumulative number of preemption from the engine.", func(s core.Stats) uint64 { return s.Preemptions })
 	counter("prompt_tokens", "Number of prefill tokens processed.", func(s core.Stats) uint64 { return s.PromptTokens })
 	counter("generation_tokens", "Number of generation tokens processed.", func(s core.Stats) uint64 { return s.GenerationTokens })
-	if cfg := &l.cfg.Core.Lower; cfg.Host.Blocks > 0 || cfg.Shared != nil {
-		counter("external_prefix_cache_queries", "External prefix cache queries from KV connector, in number of tokens.", func(s core.Stats) uint64 { return s.Queries - s.Hits })
-		counter("external_prefix_cache_hits", "External prefix cache hits from KV connector, in number of tokens.", func(s core.Stats) uint64 { return s.Loaded })
+	if cfg := &l.cfg.Core.Lower; cfg.Host.Blocks > 0 || cfg.Shared != nil || l.cfg.Transfer.Connector != "" {
+		counter("external_prefix_cache_queries", "External prefix cache queries from KV connector, in number of tokens.", func(s core.Stats) uint64 { return s.Queries - localHits(s) })
+		counter("external_prefix_cache_hits", "External prefix cache hits from KV connector, in number of tokens.", func(s core.Stats) uint64 { return s.Loaded + s.Received })
 		if l.features.has(sources) {
 			x.family("prompt_tokens_by_source", "counter", "Number of prompt tokens by source.")
 			for rank, s := range stats {
 				x.sample("prompt_tokens_by_source_total", rank, `source="local_compute",`, float64(s.Queries-s.Hits-s.Loaded))
-				x.sample("prompt_tokens_by_source_total", rank, `source="local_cache_hit",`, float64(s.Hits))
-				x.sample("prompt_tokens_by_source_total", rank, `source="external_kv_transfer",`, float64(s.Loaded))
+				x.sample("prompt_tokens_by_source_total", rank, `source="local_cache_hit",`, float64(localHits(s)))
+				x.sample("prompt_tokens_by_source_total", rank, `source="external_kv_transfer",`, float64(s.Loaded+s.Received))
 			}
 		}
 	}
@@ -202,3 +202,7 @@ func (l *life) cacheInfo(x *exposition) {
 			l.cfg.Core.BlockSize, caching, rank, l.cfg.Core.Blocks)
 	}
 }
+
+// localHits are the prompt tokens that lay on the GPU before their request came. Tokens that were read from another engine lie there, too, when their
+// request is looked up.
+func localHits(s core.Stats) uint64 { return s.Hits - min(s.Hits, s.Received) }

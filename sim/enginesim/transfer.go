@@ -201,7 +201,9 @@ func (g exchange) fetch(ctx context.Context, ch *choice) {
 		g.lost.Store(true)
 		return
 	}
-	ch.core.Receive(ch.seq)
+	if !g.l.trouble.get().Recompute {
+		ch.core.Receive(ch.seq)
+	}
 	ch.core.Submit(ch.seq)
 	if ctx.Err() != nil { // its reader may have left before it was there
 		ch.core.Abort(ch.seq, core.FinishAbort)

@@ -100,7 +100,7 @@ func metric(t *testing.T, r *stack.Stack, series string) float64 {
 	}
 	pattern := strings.ReplaceAll(regexp.QuoteMeta(series), `\{`, `\{[^}]*?`)
 	sum := 0.0
-	for _, found := range regexp.MustCompile(`(?m)^`+pattern+` ([0-9.e+]+)`).FindAllSubmatch(text, -1) {
+	for _, found := range regexp.MustCompile(`(?m)^`+pattern+` ([0-9.e+-]+)`).FindAllSubmatch(text, -1) {
 		v, err := strconv.ParseFloat(string(found[1]), 64)
 		if err != nil {
 			t.Fatal(err)

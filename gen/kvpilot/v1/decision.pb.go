@@ -827,7 +827,9 @@ type Decision struct {
 	// by its own rate against it.
 	PrefillRate float64 `protobuf:"fixed64,47,opt,name=prefill_rate,json=prefillRate,proto3" json:"prefill_rate,omitempty"`
 	// The side of the split that the request is on. Absent: its model is not split.
-	Split         *SplitChoice `protobuf:"bytes,48,opt,name=split,proto3" json:"split,omitempty"`
+	Split *SplitChoice `protobuf:"bytes,48,opt,name=split,proto3" json:"split,omitempty"`
+	// The question to a directory, a service outside the router, where the prompt lies below the GPUs. Absent: none was asked.
+	Directory     *DirectoryLookup `protobuf:"bytes,49,opt,name=directory,proto3" json:"directory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1198,6 +1200,78 @@ func (x *Decision) GetSplit() *SplitChoice {
 	return nil
 }
 
+func (x *Decision) GetDirectory() *DirectoryLookup {
+	if x != nil {
+		return x.Directory
+	}
+	return nil
+}
+
+// DirectoryLookup is a question to a directory.
+type DirectoryLookup struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind of the directory: lmcache or mooncake.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// The result in one word: hit, miss, late (no whole answer within the budget), gone (not reachable, or broken off), refused (another status than
+	// 200), wrong (an answer that cannot be used), resting (not asked, because it had failed) or busy (not asked, because too many lookups were in flight).
+	Result string `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	// The time that the choice waited for it.
+	Took          *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DirectoryLookup) Reset() {
+	*x = DirectoryLookup{}
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DirectoryLookup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DirectoryLookup) ProtoMessage() {}
+
+func (x *DirectoryLookup) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DirectoryLookup.ProtoReflect.Descriptor instead.
+func (*DirectoryLookup) Descriptor() ([]byte, []int) {
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *DirectoryLookup) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *DirectoryLookup) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *DirectoryLookup) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
 // SplitChoice is the side of a request whose model is split.
 type SplitChoice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1213,7 +1287,7 @@ type SplitChoice struct {
 
 func (x *SplitChoice) Reset() {
 	*x = SplitChoice{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1299,7 @@ func (x *SplitChoice) String() string {
 func (*SplitChoice) ProtoMessage() {}
 
 func (x *SplitChoice) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[2]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1312,7 @@ func (x *SplitChoice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SplitChoice.ProtoReflect.Descriptor instead.
 func (*SplitChoice) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *SplitChoice) GetModel() string {
@@ -1284,7 +1358,7 @@ type MemoryWait struct {
 
 func (x *MemoryWait) Reset() {
 	*x = MemoryWait{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1370,7 @@ func (x *MemoryWait) String() string {
 func (*MemoryWait) ProtoMessage() {}
 
 func (x *MemoryWait) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[3]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1383,7 @@ func (x *MemoryWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
 func (*MemoryWait) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *MemoryWait) GetProgramId() string {
@@ -1388,7 +1462,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1474,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[4]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1487,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Way) GetKind() string {
@@ -1581,13 +1655,15 @@ type Candidate struct {
 	Load *durationpb.Duration `protobuf:"bytes,38,opt,name=load,proto3" json:"load,omitempty"`
 	// Tokens of that part that the engine is expected to find; it computes the others.
 	LoadableTokens uint32 `protobuf:"varint,39,opt,name=loadable_tokens,json=loadableTokens,proto3" json:"loadable_tokens,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Tokens at the end of that part that only the directory has named: no event of the engine did.
+	NamedTokens   uint32 `protobuf:"varint,40,opt,name=named_tokens,json=namedTokens,proto3" json:"named_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +1675,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[5]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +1688,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Candidate) GetReplicaId() string {
@@ -1888,6 +1964,13 @@ func (x *Candidate) GetLoadableTokens() uint32 {
 	return 0
 }
 
+func (x *Candidate) GetNamedTokens() uint32 {
+	if x != nil {
+		return x.NamedTokens
+	}
+	return 0
+}
+
 // AdapterCost is the cost of a request's LoRA adapter on a rank. Times of zero are absent.
 type AdapterCost struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1905,7 +1988,7 @@ type AdapterCost struct {
 
 func (x *AdapterCost) Reset() {
 	*x = AdapterCost{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2000,7 @@ func (x *AdapterCost) String() string {
 func (*AdapterCost) ProtoMessage() {}
 
 func (x *AdapterCost) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[6]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2013,7 @@ func (x *AdapterCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterCost.ProtoReflect.Descriptor instead.
 func (*AdapterCost) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AdapterCost) GetState() AdapterState {
@@ -1980,7 +2063,7 @@ type RankConduct struct {
 
 func (x *RankConduct) Reset() {
 	*x = RankConduct{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2075,7 @@ func (x *RankConduct) String() string {
 func (*RankConduct) ProtoMessage() {}
 
 func (x *RankConduct) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[7]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2088,7 @@ func (x *RankConduct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankConduct.ProtoReflect.Descriptor instead.
 func (*RankConduct) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RankConduct) GetSuspicions() []Suspicion {
@@ -2070,7 +2153,7 @@ type RankSpeed struct {
 
 func (x *RankSpeed) Reset() {
 	*x = RankSpeed{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2165,7 @@ func (x *RankSpeed) String() string {
 func (*RankSpeed) ProtoMessage() {}
 
 func (x *RankSpeed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[8]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2178,7 @@ func (x *RankSpeed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSpeed.ProtoReflect.Descriptor instead.
 func (*RankSpeed) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{8}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RankSpeed) GetTokensPerSecond() float64 {
@@ -2180,7 +2263,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2275,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[9]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2288,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{9}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Shadow) GetPolicy() string {
@@ -2274,7 +2357,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[10]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2369,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_v1_decision_proto_msgTypes[10]
+	mi := &file_kvpilot_v1_decision_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2382,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{10}
+	return file_kvpilot_v1_decision_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Outcome) GetEnd() End {
@@ -2391,7 +2474,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\n" +
 	"cpu_tokens\x18\x02 \x01(\rR\tcpuTokens\x12\x1f\n" +
 	"\vdisk_tokens\x18\x03 \x01(\rR\n" +
-	"diskTokens\"\xf9\r\n" +
+	"diskTokens\"\xb4\x0e\n" +
 	"\bDecision\x12\x1f\n" +
 	"\vdecision_id\x18\x01 \x01(\tR\n" +
 	"decisionId\x12\x18\n" +
@@ -2450,10 +2533,15 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\vmemory_wait\x18. \x01(\v2\x16.kvpilot.v1.MemoryWaitR\n" +
 	"memoryWait\x12!\n" +
 	"\fprefill_rate\x18/ \x01(\x01R\vprefillRate\x12-\n" +
-	"\x05split\x180 \x01(\v2\x17.kvpilot.v1.SplitChoiceR\x05split\x1a9\n" +
+	"\x05split\x180 \x01(\v2\x17.kvpilot.v1.SplitChoiceR\x05split\x129\n" +
+	"\tdirectory\x181 \x01(\v2\x1b.kvpilot.v1.DirectoryLookupR\tdirectory\x1a9\n" +
 	"\vParamsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"V\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"p\n" +
+	"\x0fDirectoryLookup\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06result\x18\x02 \x01(\tR\x06result\x12-\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\"V\n" +
 	"\vSplitChoice\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x12\n" +
 	"\x04side\x18\x02 \x01(\tR\x04side\x12\x1d\n" +
@@ -2484,7 +2572,7 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\x05queue\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x05queue\x123\n" +
 	"\acompute\x18\v \x01(\v2\x19.google.protobuf.DurationR\acompute\x125\n" +
-	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xb5\f\n" +
+	"\btransfer\x18\f \x01(\v2\x19.google.protobuf.DurationR\btransfer\"\xd8\f\n" +
 	"\tCandidate\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
@@ -2528,7 +2616,8 @@ const file_kvpilot_v1_decision_proto_rawDesc = "" +
 	"\aconduct\x18$ \x01(\v2\x17.kvpilot.v1.RankConductR\aconduct\x121\n" +
 	"\aadapter\x18% \x01(\v2\x17.kvpilot.v1.AdapterCostR\aadapter\x12-\n" +
 	"\x04load\x18& \x01(\v2\x19.google.protobuf.DurationR\x04load\x12'\n" +
-	"\x0floadable_tokens\x18' \x01(\rR\x0eloadableTokensB\x11\n" +
+	"\x0floadable_tokens\x18' \x01(\rR\x0eloadableTokens\x12!\n" +
+	"\fnamed_tokens\x18( \x01(\rR\vnamedTokensB\x11\n" +
 	"\x0f_engine_waitingB\v\n" +
 	"\t_kv_usage\"\xca\x01\n" +
 	"\vAdapterCost\x12.\n" +
@@ -2678,7 +2767,7 @@ func file_kvpilot_v1_decision_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_v1_decision_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvpilot_v1_decision_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(FeedState)(0),                // 0: kvpilot.v1.FeedState
 	(ChoiceReason)(0),             // 1: kvpilot.v1.ChoiceReason
@@ -2691,81 +2780,84 @@ var file_kvpilot_v1_decision_proto_goTypes = []any{
 	(End)(0),                      // 8: kvpilot.v1.End
 	(*Overlap)(nil),               // 9: kvpilot.v1.Overlap
 	(*Decision)(nil),              // 10: kvpilot.v1.Decision
-	(*SplitChoice)(nil),           // 11: kvpilot.v1.SplitChoice
-	(*MemoryWait)(nil),            // 12: kvpilot.v1.MemoryWait
-	(*Way)(nil),                   // 13: kvpilot.v1.Way
-	(*Candidate)(nil),             // 14: kvpilot.v1.Candidate
-	(*AdapterCost)(nil),           // 15: kvpilot.v1.AdapterCost
-	(*RankConduct)(nil),           // 16: kvpilot.v1.RankConduct
-	(*RankSpeed)(nil),             // 17: kvpilot.v1.RankSpeed
-	(*Shadow)(nil),                // 18: kvpilot.v1.Shadow
-	(*Outcome)(nil),               // 19: kvpilot.v1.Outcome
-	nil,                           // 20: kvpilot.v1.Decision.ParamsEntry
-	(*timestamppb.Timestamp)(nil), // 21: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 22: google.protobuf.Duration
+	(*DirectoryLookup)(nil),       // 11: kvpilot.v1.DirectoryLookup
+	(*SplitChoice)(nil),           // 12: kvpilot.v1.SplitChoice
+	(*MemoryWait)(nil),            // 13: kvpilot.v1.MemoryWait
+	(*Way)(nil),                   // 14: kvpilot.v1.Way
+	(*Candidate)(nil),             // 15: kvpilot.v1.Candidate
+	(*AdapterCost)(nil),           // 16: kvpilot.v1.AdapterCost
+	(*RankConduct)(nil),           // 17: kvpilot.v1.RankConduct
+	(*RankSpeed)(nil),             // 18: kvpilot.v1.RankSpeed
+	(*Shadow)(nil),                // 19: kvpilot.v1.Shadow
+	(*Outcome)(nil),               // 20: kvpilot.v1.Outcome
+	nil,                           // 21: kvpilot.v1.Decision.ParamsEntry
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
 }
 var file_kvpilot_v1_decision_proto_depIdxs = []int32{
-	21, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
+	22, // 0: kvpilot.v1.Decision.time:type_name -> google.protobuf.Timestamp
 	1,  // 1: kvpilot.v1.Decision.reason:type_name -> kvpilot.v1.ChoiceReason
-	20, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
-	22, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
-	22, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
-	14, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
-	19, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
-	18, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
+	21, // 2: kvpilot.v1.Decision.params:type_name -> kvpilot.v1.Decision.ParamsEntry
+	23, // 3: kvpilot.v1.Decision.held:type_name -> google.protobuf.Duration
+	23, // 4: kvpilot.v1.Decision.took:type_name -> google.protobuf.Duration
+	15, // 5: kvpilot.v1.Decision.candidates:type_name -> kvpilot.v1.Candidate
+	20, // 6: kvpilot.v1.Decision.outcome:type_name -> kvpilot.v1.Outcome
+	19, // 7: kvpilot.v1.Decision.shadow:type_name -> kvpilot.v1.Shadow
 	3,  // 8: kvpilot.v1.Decision.objective:type_name -> kvpilot.v1.Objective
-	22, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
-	22, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
-	22, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
-	22, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
+	23, // 9: kvpilot.v1.Decision.target_ttft:type_name -> google.protobuf.Duration
+	23, // 10: kvpilot.v1.Decision.target_tpot:type_name -> google.protobuf.Duration
+	23, // 11: kvpilot.v1.Decision.waited:type_name -> google.protobuf.Duration
+	23, // 12: kvpilot.v1.Decision.scored:type_name -> google.protobuf.Duration
 	6,  // 13: kvpilot.v1.Decision.alone:type_name -> kvpilot.v1.Alone
-	13, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
-	12, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
-	11, // 16: kvpilot.v1.Decision.split:type_name -> kvpilot.v1.SplitChoice
-	22, // 17: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
-	22, // 18: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
-	22, // 19: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
-	22, // 20: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
-	22, // 21: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
-	22, // 22: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
-	2,  // 23: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
-	9,  // 24: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
-	0,  // 25: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
-	22, // 26: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
-	22, // 27: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
-	22, // 28: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
-	22, // 29: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
-	17, // 30: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
-	22, // 31: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
-	22, // 32: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
-	22, // 33: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
-	22, // 34: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
-	22, // 35: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
-	22, // 36: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
-	22, // 37: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
-	22, // 38: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
-	16, // 39: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
-	15, // 40: kvpilot.v1.Candidate.adapter:type_name -> kvpilot.v1.AdapterCost
-	22, // 41: kvpilot.v1.Candidate.load:type_name -> google.protobuf.Duration
-	7,  // 42: kvpilot.v1.AdapterCost.state:type_name -> kvpilot.v1.AdapterState
-	22, // 43: kvpilot.v1.AdapterCost.wait:type_name -> google.protobuf.Duration
-	22, // 44: kvpilot.v1.AdapterCost.load:type_name -> google.protobuf.Duration
-	22, // 45: kvpilot.v1.AdapterCost.loss:type_name -> google.protobuf.Duration
-	4,  // 46: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
-	22, // 47: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
-	22, // 48: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
-	22, // 49: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
-	5,  // 50: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
-	22, // 51: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
-	8,  // 52: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
-	22, // 53: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
-	22, // 54: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
-	22, // 55: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
-	56, // [56:56] is the sub-list for method output_type
-	56, // [56:56] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	14, // 14: kvpilot.v1.Decision.ways:type_name -> kvpilot.v1.Way
+	13, // 15: kvpilot.v1.Decision.memory_wait:type_name -> kvpilot.v1.MemoryWait
+	12, // 16: kvpilot.v1.Decision.split:type_name -> kvpilot.v1.SplitChoice
+	11, // 17: kvpilot.v1.Decision.directory:type_name -> kvpilot.v1.DirectoryLookup
+	23, // 18: kvpilot.v1.DirectoryLookup.took:type_name -> google.protobuf.Duration
+	23, // 19: kvpilot.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	23, // 20: kvpilot.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	23, // 21: kvpilot.v1.Way.ttft:type_name -> google.protobuf.Duration
+	23, // 22: kvpilot.v1.Way.queue:type_name -> google.protobuf.Duration
+	23, // 23: kvpilot.v1.Way.compute:type_name -> google.protobuf.Duration
+	23, // 24: kvpilot.v1.Way.transfer:type_name -> google.protobuf.Duration
+	2,  // 25: kvpilot.v1.Candidate.veto:type_name -> kvpilot.v1.Veto
+	9,  // 26: kvpilot.v1.Candidate.overlap:type_name -> kvpilot.v1.Overlap
+	0,  // 27: kvpilot.v1.Candidate.feed:type_name -> kvpilot.v1.FeedState
+	23, // 28: kvpilot.v1.Candidate.backlog:type_name -> google.protobuf.Duration
+	23, // 29: kvpilot.v1.Candidate.prefill:type_name -> google.protobuf.Duration
+	23, // 30: kvpilot.v1.Candidate.ttft:type_name -> google.protobuf.Duration
+	23, // 31: kvpilot.v1.Candidate.silent:type_name -> google.protobuf.Duration
+	18, // 32: kvpilot.v1.Candidate.speed:type_name -> kvpilot.v1.RankSpeed
+	23, // 33: kvpilot.v1.Candidate.planned:type_name -> google.protobuf.Duration
+	23, // 34: kvpilot.v1.Candidate.full_step:type_name -> google.protobuf.Duration
+	23, // 35: kvpilot.v1.Candidate.decode:type_name -> google.protobuf.Duration
+	23, // 36: kvpilot.v1.Candidate.crowding:type_name -> google.protobuf.Duration
+	23, // 37: kvpilot.v1.Candidate.tpot:type_name -> google.protobuf.Duration
+	23, // 38: kvpilot.v1.Candidate.saved:type_name -> google.protobuf.Duration
+	23, // 39: kvpilot.v1.Candidate.residual:type_name -> google.protobuf.Duration
+	23, // 40: kvpilot.v1.Candidate.drag:type_name -> google.protobuf.Duration
+	17, // 41: kvpilot.v1.Candidate.conduct:type_name -> kvpilot.v1.RankConduct
+	16, // 42: kvpilot.v1.Candidate.adapter:type_name -> kvpilot.v1.AdapterCost
+	23, // 43: kvpilot.v1.Candidate.load:type_name -> google.protobuf.Duration
+	7,  // 44: kvpilot.v1.AdapterCost.state:type_name -> kvpilot.v1.AdapterState
+	23, // 45: kvpilot.v1.AdapterCost.wait:type_name -> google.protobuf.Duration
+	23, // 46: kvpilot.v1.AdapterCost.load:type_name -> google.protobuf.Duration
+	23, // 47: kvpilot.v1.AdapterCost.loss:type_name -> google.protobuf.Duration
+	4,  // 48: kvpilot.v1.RankConduct.suspicions:type_name -> kvpilot.v1.Suspicion
+	23, // 49: kvpilot.v1.RankConduct.token_time:type_name -> google.protobuf.Duration
+	23, // 50: kvpilot.v1.RankSpeed.step:type_name -> google.protobuf.Duration
+	23, // 51: kvpilot.v1.RankSpeed.overhead:type_name -> google.protobuf.Duration
+	5,  // 52: kvpilot.v1.RankSpeed.source:type_name -> kvpilot.v1.SpeedSource
+	23, // 53: kvpilot.v1.Shadow.regret:type_name -> google.protobuf.Duration
+	8,  // 54: kvpilot.v1.Outcome.end:type_name -> kvpilot.v1.End
+	23, // 55: kvpilot.v1.Outcome.ttft:type_name -> google.protobuf.Duration
+	23, // 56: kvpilot.v1.Outcome.predicted_ttft:type_name -> google.protobuf.Duration
+	23, // 57: kvpilot.v1.Outcome.duration:type_name -> google.protobuf.Duration
+	58, // [58:58] is the sub-list for method output_type
+	58, // [58:58] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_v1_decision_proto_init() }
@@ -2773,15 +2865,15 @@ func file_kvpilot_v1_decision_proto_init() {
 	if File_kvpilot_v1_decision_proto != nil {
 		return
 	}
-	file_kvpilot_v1_decision_proto_msgTypes[5].OneofWrappers = []any{}
-	file_kvpilot_v1_decision_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[6].OneofWrappers = []any{}
+	file_kvpilot_v1_decision_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_v1_decision_proto_rawDesc), len(file_kvpilot_v1_decision_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -88,7 +88,7 @@ func (f *fleet) know() {
 	for _, r := range f.replicas {
 		models[replica.Rank{Replica: r.ID}] = speed.Model{Token: 1. / 8000, Bend: 50000, Overhead: 0.003, Base: 0.01, Load: 1, Samples: 20, Spread: 0.1}
 	}
-	f.chooser.ImportModels(models)
+	f.chooser.Learned().ImportModels(models)
 }
 
 // tokens makes a prompt; equal numbers give equal prompts.

@@ -209,7 +209,7 @@ func TestLightLoadIsSpreadOverEqualsThatLookAlike(t *testing.T) {
 				}
 				models[replica.Rank{Replica: r.ID}] = m
 			}
-			f.chooser.ImportModels(models)
+			f.chooser.Learned().ImportModels(models)
 			second := 0
 			for i := range 200 {
 				req := f.request(i, 1000)

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/rank"
-	"github.com/kvpilot/kvpilot/server/choose/speed"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -19,12 +18,8 @@ func (c *Chooser) Heard(slot replica.Slot) { c.ranks.Heard(slot) }
 // Rates lists the learned speeds of all ranks.
 func (c *Chooser) Rates() []rank.Rate { return c.ranks.Rates() }
 
-// ExportModels returns the speed of the ranks that this router has learned about by its own requests.
-func (c *Chooser) ExportModels() map[replica.Rank]speed.Model { return c.ranks.ExportModels() }
-
-// ImportModels takes the speed of ranks as other routers have learned it. Ranks that this router learns about itself keep
-// their own; unknown ranks are ignored.
-func (c *Chooser) ImportModels(models map[replica.Rank]speed.Model) { c.ranks.ImportModels(models) }
+// Learned is where the knowledge of ranks is kept that routers of a fleet exchange.
+func (c *Chooser) Learned() *rank.Table { return c.ranks }
 
 // Waiting is the number of requests that wait.
 func (c *Chooser) Waiting() int { return c.room.Waiting() }

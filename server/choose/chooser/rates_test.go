@@ -19,15 +19,15 @@ func TestRatesPassFromOneRouterToAnother(t *testing.T) {
 			c.Release(done(decision.EndCompleted))
 			time.Sleep(100 * time.Millisecond)
 		}
-		models := old.chooser.ExportModels()
+		models := old.chooser.Learned().ExportModels()
 		if len(models) != 2 {
 			t.Fatalf("%d models of two ranks", len(models))
 		}
-		if n := len(next.chooser.ExportModels()); n != 0 {
+		if n := len(next.chooser.Learned().ExportModels()); n != 0 {
 			t.Errorf("a router without requests exports %d models", n)
 		}
-		next.chooser.ImportModels(models)
-		if n := len(next.chooser.ExportModels()); n != 0 {
+		next.chooser.Learned().ImportModels(models)
+		if n := len(next.chooser.Learned().ExportModels()); n != 0 {
 			t.Errorf("a router exports %d models that it has imported", n)
 		}
 		was, now := old.chooser.Rates(), next.chooser.Rates()

@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/kvblock"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/directory"
 )
 
 // keeps moves a prompt that a rank holds from its GPU to another tier.
@@ -124,5 +125,92 @@ func TestATierThatDeliversNothingLosesItsCredit(t *testing.T) {
 		if pick := c.Decision.Pick(); c.Replica.ID != "r0" || pick.GPU != 8000 || pick.Suspicions != 0 {
 			t.Errorf("chose %s with %d tokens on the GPU, suspicions %d: the GPU's claims were right", c.Replica.ID, pick.GPU, pick.Suspicions)
 		}
+	})
+}
+
+// naming asks for a prompt of which a directory says that the rank at slot 0 can load a part.
+func (f *fleet) naming(number, n int, h directory.Held) *chooser.Request {
+	req := f.streamed(number, n)
+	req.Directory = &directory.Answer{Lookup: decision.Lookup{Source: directory.LMCache, Result: directory.Hit}, Held: []directory.Held{h, {Slot: 77, Store: n}}}
+	return req
+}
+
+// A directory adds to what the index knows, and takes nothing from it.
+func TestADirectorysWordContinuesTheIndex(t *testing.T) {
+	const n = 8001
+	for name, tt := range map[string]struct {
+		held      func(f *fleet)
+		word      directory.Held
+		gpu, host uint32
+		disk      uint32
+		named     uint32
+	}{
+		"nothing is known":                {nil, directory.Held{Host: 3200, Store: 6400}, 0, 3200, 3200, 6400},
+		"a part of a block is none":       {nil, directory.Held{Host: 3207, Store: 3207}, 0, 3200, 0, 3200},
+		"the GPU holds a part":            {func(f *fleet) { f.holds(0, 1, 1600) }, directory.Held{Host: 3200, Store: 6400}, 1600, 1600, 3200, 4800},
+		"the GPU holds more":              {func(f *fleet) { f.holds(0, 1, 4800) }, directory.Held{Host: 3200, Store: 3200}, 4800, 0, 0, 0},
+		"host memory holds a part":        {func(f *fleet) { f.keeps(0, 1, 1600, kvblock.TierCPU) }, directory.Held{Store: 4800}, 0, 1600, 3200, 3200},
+		"the store holds it":              {func(f *fleet) { f.keeps(0, 1, 4800, kvblock.TierDisk) }, directory.Held{Store: 4800}, 0, 0, 4800, 0},
+		"the GPU lacks the beginning":     {func(f *fleet) { f.holds(0, 1, 1600) }, directory.Held{From: 3200, Host: 6400, Store: 6400}, 1600, 0, 0, 0},
+		"the GPU has just the beginning":  {func(f *fleet) { f.holds(0, 1, 3200) }, directory.Held{From: 3200, Host: 6400, Store: 6400}, 3200, 3200, 0, 3200},
+		"the whole prompt, and no engine": {nil, directory.Held{Host: 8001, Store: 99_999_999}, 0, 8000, 0, 8000},
+	} {
+		f := newFleet(t, 2, nil)
+		f.know()
+		if tt.held != nil {
+			tt.held(f)
+		}
+		tt.word.Slot = 0
+		c := f.choose(f.naming(1, n, tt.word))
+		pick := c.Decision.Pick()
+		if c.Replica.ID != "r0" || pick.GPU != tt.gpu || pick.CPU != tt.host || pick.Disk != tt.disk || pick.Named != tt.named {
+			t.Errorf("%s: %s holds %d, %d in host memory, %d in a store, %d by the directory's word; want %d, %d, %d, %d", name, c.Replica.ID, pick.GPU, pick.CPU, pick.Disk, pick.Named, tt.gpu, tt.host, tt.disk, tt.named)
+		}
+		if pick.Loadable != tt.host+tt.disk || pick.Uncached != n-tt.gpu-tt.host-tt.disk {
+			t.Errorf("%s: %d loadable, %d to compute", name, pick.Loadable, pick.Uncached)
+		}
+		if l := c.Decision.Lookup; l == nil || l.Source != directory.LMCache || l.Result != directory.Hit {
+			t.Errorf("%s: the decision has %+v", name, l)
+		}
+		c.Release(done(decision.EndCanceled))
+		f.empty()
+	}
+}
+
+// A prompt of which the engine reads no cached block is computed, whatever a directory says.
+func TestADirectoryIsNotHeardWhereTheCacheIsNotRead(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	req := f.naming(1, 8001, directory.Held{Host: 6400, Store: 6400})
+	req.Unread = true
+	c := f.choose(req)
+	for _, one := range c.Decision.List() {
+		if one.Uncached != 8001 || one.Named != 0 {
+			t.Errorf("%s: %d to compute, %d by the directory's word", one.Replica, one.Uncached, one.Named)
+		}
+	}
+	c.Release(done(decision.EndCanceled))
+}
+
+// Lies of a directory cost the directory its credit. What the engine's own events name in the same tier keeps it.
+func TestALyingDirectoryLosesItsOwnCreditAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		f.know()
+		for number := range 60 {
+			f.keeps(0, number, 1600, kvblock.TierDisk)
+			req := f.naming(number, 8001, directory.Held{Store: 6400})
+			req.Options.Pinned, req.Options.PinnedRank = "r0", -1
+			c := f.choose(req)
+			answered(c, time.Second, 8001, 1600) // it finds what its events named
+			time.Sleep(time.Minute)
+		}
+		f.keeps(0, 100, 1600, kvblock.TierDisk)
+		req := f.naming(100, 8001, directory.Held{Store: 6400})
+		req.Options.Pinned, req.Options.PinnedRank = "r0", -1
+		c := f.choose(req)
+		if pick := c.Decision.Pick(); pick.Disk != 6400 || pick.Named != 4800 || pick.Loadable < 1590 || pick.Loadable > 1600 {
+			t.Errorf("%d tokens in the store, %d by the directory's word, %d counted on; want 6400, 4800 and 1600", pick.Disk, pick.Named, pick.Loadable)
+		}
+		c.Release(done(decision.EndCanceled))
 	})
 }

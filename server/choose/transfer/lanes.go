@@ -56,6 +56,23 @@ func newLane(from, to string, prior Model) *Lane {
 // Model returns the lane's present prediction.
 func (l *Lane) Model() Model { return *l.model.Load() }
 
+// learned returns the lane's prediction where it has seen transfers itself.
+func (l *Lane) learned() (m Model, own bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Model(), l.seen > 0
+}
+
+// take takes the prediction of another router. A lane that has seen transfers itself keeps its own.
+func (l *Lane) take(m Model) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.seen == 0 && m != l.prior {
+		l.prior = m
+		l.model.Store(&m)
+	}
+}
+
 // Learn adds a transfer of so many tokens in so many seconds.
 func (l *Lane) Learn(tokens int, seconds float64) {
 	if tokens <= 0 || !(seconds > 0) || math.IsInf(seconds, 0) {

@@ -111,43 +111,92 @@ func (t *Tier) Found(found, held int) {
 // Learn adds a load of so many tokens in so many seconds.
 func (t *Tier) Learn(tokens int, seconds float64) { t.lane.Load().Learn(tokens, seconds) }
 
-// addTo adds to l the load of so many tokens that the rank holds in the tier.
-func (t *Tier) addTo(l *decision.Loading, held uint32) {
-	share := t.Share()
-	if held == 0 || share < leastShare {
+// addTo adds to l the load of so many tokens that the rank holds in the tier by the index, and so many more by the word of a directory, of which the
+// engine finds the share found.
+func (t *Tier) addTo(l *decision.Loading, held, more uint32, found float64) {
+	tokens := t.counted(held) + found*float64(more)
+	if tokens == 0 {
 		return
 	}
-	m, tokens := t.Model(), share*float64(held)
+	m := t.Model()
 	l.Loadable += uint32(tokens)
 	l.Load += m.seconds(tokens)
+}
+
+// counted is how many of so many tokens are counted on.
+func (t *Tier) counted(held uint32) float64 {
+	share := t.Share()
+	if share < leastShare {
+		return 0
+	}
+	return share * float64(held)
 }
 
 // Tiers are the tiers below the GPU of one rank. Loads of one rank follow each other. They are safe for concurrent use.
 type Tiers struct {
 	Host, Store *Tier
-	until       *atomic.Int64 // when the last booked load ends, in nanoseconds on the caller's scale
+	// Named is the trust in a directory: the share of the blocks that only it names and that the engine has found. Its times are the store's.
+	Named *Tier
+	until *atomic.Int64 // when the last booked load ends, in nanoseconds on the caller's scale
 }
 
 // NewTiers returns the tiers of a rank of a kind.
 func NewTiers(loads *Loads, kind any) Tiers {
-	return Tiers{Host: newTier(loads.of(kind, kvblock.TierCPU)), Store: newTier(loads.of(kind, kvblock.TierDisk)), until: new(atomic.Int64)}
+	store := loads.of(kind, kvblock.TierDisk)
+	return Tiers{Host: newTier(loads.of(kind, kvblock.TierCPU)), Store: newTier(store), Named: newTier(store), until: new(atomic.Int64)}
 }
 
 // Move gives the tiers the lanes of another kind.
 func (t *Tiers) Move(loads *Loads, kind any) {
 	t.Host.move(loads.of(kind, kvblock.TierCPU))
 	t.Store.move(loads.of(kind, kvblock.TierDisk))
+	t.Named.move(loads.of(kind, kvblock.TierDisk))
 }
 
-// Loading predicts the load of the part of a prompt that the rank holds below its GPU, at now in nanoseconds.
-func (t *Tiers) Loading(o *decision.Overlap, now int64) (l decision.Loading) {
-	t.Host.addTo(&l, o.CPU)
-	t.Store.addTo(&l, o.Disk)
+// Loading predicts the load of the part of a prompt that the rank holds below its GPU, at now in nanoseconds. Only a directory names the last
+// named tokens of that part.
+func (t *Tiers) Loading(o *decision.Overlap, named uint32, now int64) (l decision.Loading) {
+	below := Below(o, named)
+	share := t.Named.counted(1)
+	t.Host.addTo(&l, o.CPU-below.Host, below.Host, share)
+	t.Store.addTo(&l, o.Disk-below.Store, below.Store, share)
+	l.Named = named
 	if wait := t.until.Load() - now; wait > 0 && l.Load > 0 {
 		l.LoadWait = float32(time.Duration(wait).Seconds())
 		l.Load += float64(l.LoadWait)
 	}
 	return l
+}
+
+// Times are the times of loads from a rank's tiers; a tier without samples was never loaded from.
+type Times struct{ Host, Store Model }
+
+// Learned returns the times that this router has seen itself.
+func (t *Tiers) Learned() (times Times) {
+	for tier, to := range map[*Tier]*Model{t.Host: &times.Host, t.Store: &times.Store} {
+		if m, own := tier.lane.Load().learned(); own {
+			*to = m
+		}
+	}
+	return times
+}
+
+// Import takes the times that another router has seen, for tiers that this one has seen no load from.
+func (t *Tiers) Import(times Times) {
+	for tier, m := range map[*Tier]Model{t.Host: times.Host, t.Store: times.Store} {
+		if m.Samples > 0 {
+			tier.lane.Load().take(m)
+		}
+	}
+}
+
+// Parts are parts of a prompt in a rank's host memory and in its store, in tokens.
+type Parts struct{ Host, Store uint32 }
+
+// Below splits the last named tokens of the part of a prompt below a rank's GPU by tier.
+func Below(o *decision.Overlap, named uint32) Parts {
+	store := min(o.Disk, named)
+	return Parts{Host: min(o.CPU, named-store), Store: store}
 }
 
 // Book notes at now that a load of so many seconds begins after the ones before it.

@@ -87,6 +87,8 @@ type Loading struct {
 	LoadWait float32
 	// Loadable is how many tokens of that part the engine is expected to find; it computes the others.
 	Loadable uint32
+	// Named is how many tokens at the end of that part only a directory names: the index does not have them.
+	Named uint32
 }
 
 // OwnLoad is the predicted time of the load alone, in seconds.

@@ -24,6 +24,8 @@ type Decision struct {
 	// Ways are the ways to serve the request with their prices, the taken one first; nil where no replica may compute the prompt for
 	// another one. The pick is the rank that writes the answer.
 	Ways []Way
+	// Lookup is the question to a directory about the prompt; nil when none was asked.
+	Lookup *Lookup
 	// Memory is the wait of a program's call for memory before this choice; nil when it did not wait for any.
 	Memory *MemoryWait
 	// Shadow is the choice that another policy would have made; nil when none runs.

@@ -20,7 +20,9 @@ const (
 	LabelDomain = "kv_domain"
 	// LabelStore names the store of KV cache below host memory that the replica shares with others of the same name.
 	LabelStore = "kv_store"
-	LabelZone  = "zone"
+	// LabelInstance is the name under which a directory outside the router knows the replica's cache.
+	LabelInstance = "kv_instance"
+	LabelZone     = "zone"
 	// LabelBootstrap is where a Mooncake engine that prefills answers for its transfers: an address, or a port of the replica's host.
 	LabelBootstrap = "kv_bootstrap"
 )

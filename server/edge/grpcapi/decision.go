@@ -56,6 +56,9 @@ func decisionProto(d *decision.Decision, o *decision.Outcome, onlyChosen bool) *
 	if s := d.Side; s.Name != "" {
 		out.Split = &kvpilotv1.SplitChoice{Model: s.Model, Side: s.Name, InsteadOf: s.InsteadOf}
 	}
+	if l := d.Lookup; l != nil {
+		out.Directory = &kvpilotv1.DirectoryLookup{Source: l.Source, Result: l.Result, Took: durationpb.New(l.Took)}
+	}
 	scale := 1.0
 	if d.Policy == decision.PredictedTTFT {
 		scale = milli
@@ -122,7 +125,7 @@ func candidateProto(c *decision.Candidate, scale float64) *kvpilotv1.Candidate {
 		Slowdown: c.Slowdown, Planned: seconds(c.Planned), FullStep: seconds(c.FullStep), Decode: seconds(c.Decode), Crowding: seconds(c.Crowding),
 		Tpot: seconds(c.TPOT), Late: c.Late, ReturnsPerSecond: c.Returns, Saved: seconds(c.Saved), Residual: seconds(c.Residual),
 		Chars: c.Chars, HeldChars: c.Held, Place: c.Place, Drag: seconds(c.Drag),
-		Speed: paceProto(&c.Pace), Adapter: adapterProto(&c.Adapting), Load: seconds(c.Load), LoadableTokens: c.Loadable,
+		Speed: paceProto(&c.Pace), Adapter: adapterProto(&c.Adapting), Load: seconds(c.Load), LoadableTokens: c.Loadable, NamedTokens: c.Named,
 	}
 	if s := conduct.Suspicion(c.Suspicions); s != 0 {
 		out.Conduct = &kvpilotv1.RankConduct{Suspicions: suspicionsProto(s), Slowness: float64(c.Slowness), OverlapTrust: float64(c.Trust)}

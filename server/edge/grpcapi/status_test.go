@@ -47,6 +47,7 @@ func full() decisionlog.Entry {
 		}},
 		Shadow: &decision.Shadow{Policy: decision.RoundRobin, Replica: "r0", Rank: 1, Agrees: true, Regret: -.5},
 		Memory: &decision.MemoryWait{Program: 255, Tokens: 9100, Free: 800, Before: 3, Expected: 40 * time.Second, Waited: 50 * time.Second},
+		Lookup: &decision.Lookup{Source: "lmcache", Result: "hit", Took: 9},
 	}
 	one := decision.Candidate{
 		RankID:   decision.RankID{Replica: "r1", Rank: 1},
@@ -58,7 +59,7 @@ func full() decisionlog.Entry {
 		Pace:     decision.Pace{TokenTime: 1e-4, Bend: 4000, StepTime: .02, Slowdown: .1, Overhead: .003, Spread: .04, Speed: decision.SpeedLearned, Busy: .5, FullStep: .08},
 		Revisits: decision.Revisits{Returns: 1.5, Saved: .06, Residual: .07},
 		Conduct:  decision.Conduct{Drag: .6, Claimed: 88, Suspicions: 5, Trust: .5, Slowness: 6},
-		Loading:  decision.Loading{Load: .4, LoadWait: .1, Loadable: 20},
+		Loading:  decision.Loading{Load: .4, LoadWait: .1, Loadable: 20, Named: 6},
 		Adapting: decision.Adapting{Adapter: decision.AdapterFull, AdapterWait: .5, AdapterLoad: .25, AdapterLoss: .125},
 		Cost:     .4,
 	}
@@ -102,6 +103,7 @@ func TestADecisionHasOneForm(t *testing.T) {
 	complete(t, filed.GetShadow(), "")
 	complete(t, filed.GetMemoryWait(), "")
 	complete(t, filed.GetSplit(), "")
+	complete(t, filed.GetDirectory(), "")
 	if got := filed.GetParams(); len(got) != 2 || got["temperature"] != 1 || got["kv_weight"] != .5 {
 		t.Errorf("the policy's numbers are %v", got)
 	}

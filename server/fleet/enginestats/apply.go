@@ -69,7 +69,12 @@ func pick(slots map[int]replica.Slot, index, place, engines int) (replica.Slot, 
 }
 
 func (e *engine) stats(now time.Time) Stats {
+	fetched := e.fetched
+	if !e.sources { // before vLLM 0.16
+		fetched = e.found
+	}
 	return Stats{
+		FetchedTokens: count(fetched), Fetches: e.sources || e.connector,
 		At: now, Running: int(count(e.running)), Waiting: int(count(e.waiting)), KVUsage: min(max(e.usage, 0), 1),
 		QueryTokens: count(max(e.queries, e.oldQueries)), HitTokens: count(max(e.hits, e.oldHits)), PrefillSeconds: max(0, e.prefill), ComputedTokens: count(e.computed),
 		PromptTokens: count(e.prompt), OutputTokens: count(e.output),

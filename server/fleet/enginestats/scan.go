@@ -31,6 +31,8 @@ type engine struct {
 	oldQueries, oldHits     float64 // the same under the old names; engines of 0.9.2 and 0.10 report both
 	prompt, output          float64
 	preemptions             float64
+	fetched, found          float64 // by the source of prompt tokens, and by the connector's own count
+	sources, connector      bool    // these were there
 	prefill, computed       float64 // seconds and tokens, summed over requests that have ended
 	seen                    bool    // a gauge of requests was there
 	sleep                   Sleep
@@ -104,10 +106,23 @@ func (p *page) line(line []byte) {
 			state, _ := label(labels, "sleep_state")
 			e.sleeps(state, value != 0)
 		}
+	case "vllm:prompt_tokens_by_source_total":
+		if e := p.engine(labels); e != nil {
+			source, _ := label(labels, "source")
+			e.sourced(source, value)
+		}
 	default:
 		if e := p.engine(labels); e != nil {
 			e.set(name, value)
 		}
+	}
+}
+
+// sourced adds one of the series of prompt tokens by source.
+func (e *engine) sourced(source []byte, tokens float64) {
+	e.sources = true
+	if string(source) == "external_kv_transfer" {
+		e.fetched += tokens
 	}
 }
 
@@ -165,7 +180,7 @@ func wanted(name []byte) bool {
 		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
 		"vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
 		"vllm:gpu_prefix_cache_hits_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
-		"vllm:num_preemptions_total", "vllm:engine_sleep_state", "vllm:lora_requests_info", "vllm:request_prefill_time_seconds_sum",
+		"vllm:prompt_tokens_by_source_total", "vllm:external_prefix_cache_hits_total", "vllm:num_preemptions_total", "vllm:engine_sleep_state", "vllm:lora_requests_info", "vllm:request_prefill_time_seconds_sum",
 		"vllm:request_prefill_kv_computed_tokens_sum":
 		return true
 	}
@@ -202,6 +217,8 @@ func (e *engine) set(name []byte, v float64) {
 		e.output += v
 	case "vllm:num_preemptions_total":
 		e.preemptions += v
+	case "vllm:external_prefix_cache_hits_total":
+		e.found, e.connector = e.found+v, true
 	}
 }
 

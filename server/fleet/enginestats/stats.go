@@ -16,6 +16,10 @@ type Stats struct {
 	// QueryTokens and HitTokens count the prompt tokens looked up in the prefix cache since the engine
 	// began, and those found.
 	QueryTokens, HitTokens uint64
+	// FetchedTokens counts the prompt tokens that the engine has read from tiers below its GPU or from other engines since it began; Fetches is set
+	// where it counts them.
+	FetchedTokens uint64
+	Fetches       bool
 	// PromptTokens and OutputTokens count the tokens computed since the engine began.
 	PromptTokens, OutputTokens uint64
 	// PrefillSeconds is the time from each request's first step to its first token, summed over requests that have ended since the

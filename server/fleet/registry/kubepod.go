@@ -70,8 +70,8 @@ type adapterRule struct{ names []string }
 // The names by which a pod says something, the first first: as a label, then as an annotation. Then come the
 // environment variables of its containers.
 var podNames = struct {
-	model, engine, role, connector, group, domain, store, bootstrap, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
-	modelEnv, engineEnv                                                                                                                             []string
+	model, engine, role, connector, group, domain, store, instance, bootstrap, port, metricsPort, eventsPort, replayPort, ranks, events, adapters, noAdapters []string
+	modelEnv, engineEnv                                                                                                                                       []string
 }{
 	model:       []string{"kvpilot.model", "model.aibrix.ai/name", "llm-d.ai/model", "aibrix.ai/model", "aibrix.ai/name"},
 	engine:      []string{"kvpilot.engine", "model.aibrix.ai/engine", "llm-d.ai/engine-type", "aibrix.ai/engine"},
@@ -81,6 +81,7 @@ var podNames = struct {
 	bootstrap:   []string{"kvpilot.kv-bootstrap"},
 	domain:      []string{"kvpilot.kv-domain"},
 	store:       []string{"kvpilot.kv-store"},
+	instance:    []string{"kvpilot.kv-instance"},
 	port:        []string{"kvpilot.port", "model.aibrix.ai/port", "aibrix.ai/port"},
 	metricsPort: []string{"kvpilot.metrics-port", "model.aibrix.ai/metric-port", "aibrix.ai/metric-port"},
 	eventsPort:  []string{"kvpilot.events-port"},
@@ -265,13 +266,13 @@ func readEngine(text string) (string, error) {
 }
 
 // podTransfer is a pod's statement about how its engine passes on KV cache; a field is empty when the pod does not state it.
-type podTransfer struct{ connector, group, domain, store, bootstrap string }
+type podTransfer struct{ connector, group, domain, store, instance, bootstrap string }
 
 func readTransfer(r podReader) podTransfer {
 	n := &podNames
 	return podTransfer{
 		connector: first(r, n.connector, nil, readConnector), group: first(r, n.group, nil, readName), domain: first(r, n.domain, nil, readName),
-		store:     first(r, n.store, nil, readName),
+		store: first(r, n.store, nil, readName), instance: first(r, n.instance, nil, readName),
 		bootstrap: first(r, n.bootstrap, nil, readPortText),
 	}
 }
@@ -292,7 +293,10 @@ func readConnector(text string) (string, error) {
 
 // apply sets the labels that the pod says something about.
 func (t *podTransfer) apply(labels map[string]string) {
-	for name, value := range map[string]string{replica.LabelConnector: t.connector, replica.LabelGroup: t.group, replica.LabelDomain: t.domain, replica.LabelStore: t.store, replica.LabelBootstrap: t.bootstrap} {
+	for name, value := range map[string]string{
+		replica.LabelConnector: t.connector, replica.LabelGroup: t.group, replica.LabelDomain: t.domain, replica.LabelStore: t.store,
+		replica.LabelInstance: t.instance, replica.LabelBootstrap: t.bootstrap,
+	} {
 		if value != "" {
 			labels[name] = value
 		}

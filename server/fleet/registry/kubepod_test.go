@@ -196,12 +196,13 @@ func TestPodNamesItsConnector(t *testing.T) {
 	k := newKube(t)
 	k.putPod("a", said{labels: map[string]string{
 		"kvpilot.kv-connector": "NIXL", "llm-d.ai/role": "prefill", "kvpilot.kv-group": "tp4", "kvpilot.kv-domain": "rack-3", "kvpilot.kv-store": "lmcache-1",
+		"kvpilot.kv-instance": "node-7",
 	}})
 	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})
 	r, _ := labelled(t, k, nil)
 	rep, _ := served(t, r, "a")
 	c := rep.Connector()
-	if c.Transport != replica.NIXL || c.Role != replica.PrefillOnly || c.Domain != "rack-3" || !strings.HasSuffix(c.Group, "/tp4") || rep.Labels[replica.LabelStore] != "lmcache-1" {
+	if c.Transport != replica.NIXL || c.Role != replica.PrefillOnly || c.Domain != "rack-3" || !strings.HasSuffix(c.Group, "/tp4") || rep.Labels[replica.LabelStore] != "lmcache-1" || rep.Labels[replica.LabelInstance] != "node-7" {
 		t.Errorf("%+v of labels %v", c, rep.Labels)
 	}
 }

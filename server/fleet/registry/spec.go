@@ -49,7 +49,7 @@ type Spec struct {
 	// MetricsPort is the port of the replica's /metrics. Zero: the port of the URL.
 	MetricsPort int `yaml:"metrics_port"`
 	// Labels is a map of free key-value pairs. Some have a meaning: kv_connector, role, kv_group and kv_domain (docs/disaggregation.md),
-	// kv_store (docs/tiers.md).
+	// kv_store and kv_instance (docs/tiers.md).
 	Labels map[string]string `yaml:"labels"`
 	// Leaving announces that the replica is about to stop: it drains, and its requests move. Kubernetes sources set it for a pod that is
 	// being deleted.

@@ -26,7 +26,7 @@ func newSplitWorld(t *testing.T, n, replicas int) *world {
 		for _, rep := range r.replicas {
 			models[replica.Rank{Replica: rep.ID}] = speed.Model{Token: 1. / 8000, Bend: 50000, Overhead: 0.003, Base: 0.01, Load: 1, Samples: 20, Spread: 0.1}
 		}
-		r.chooser.ImportModels(models)
+		r.chooser.Learned().ImportModels(models)
 	}
 	w.connect()
 	return w

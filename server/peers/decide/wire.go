@@ -31,6 +31,7 @@ func askOf(req *chooser.Request, sizes []int, rankOf func(replica.Slot) (replica
 		Split: text(req.Side.Model), Side: text(req.Side.Name), InsteadOf: text(req.Side.InsteadOf),
 	}
 	ask.Copies = req.Copier != nil
+	ask.Directory = directoryOf(req.Directory, rankOf)
 	if req.Hashes != nil {
 		for _, size := range sizes {
 			ask.Keys = append(ask.Keys, keysOf(size, req.Hashes(size)))
@@ -103,7 +104,7 @@ func requestOf(ask *peerv1.Ask, from ID, replicas []*replica.Replica) *chooser.R
 func promptOf(ask *peerv1.Ask, replicas []*replica.Replica) chooser.Prompt {
 	p := chooser.Prompt{
 		PromptTokens: tokensOf(ask.GetPromptTokens()), Estimated: ask.GetEstimated(), Longest: tokensOf(ask.GetLongest()), Keyless: ask.GetKeyless(),
-		Unread: ask.GetUnread(), Hashes: hashesOf(ask.GetKeys()),
+		Unread: ask.GetUnread(), Hashes: hashesOf(ask.GetKeys()), Directory: readDirectory(ask.GetDirectory(), replicas),
 	}
 	if a := ask.GetAnswer(); a != nil {
 		if slot, ok := slotOf(replicas, replica.ID(a.GetReplicaId()), int(a.GetRank())); ok {
@@ -148,6 +149,7 @@ func decisionOf(in *peerv1.Chosen, req *chooser.Request, by ID, slot replica.Slo
 		Ranks:    decision.Ranks{Candidates: both.cands[:], Others: int(in.GetOthers()), Elsewhere: in.GetOtherReplica()},
 		Fleet:    decision.Fleet{Load: finite(in.GetLoad())},
 		Memory:   memoryWaitOf(in.GetMemoryWait()),
+		Lookup:   req.Lookup(),
 		Timing:   decision.Timing{Held: max(0, min(in.GetHeld().AsDuration(), waited))},
 		Deciders: decision.Deciders{DecidedBy: by},
 	}

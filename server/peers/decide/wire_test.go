@@ -16,6 +16,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/directory"
 	"github.com/kvpilot/kvpilot/server/fleet/kvindex"
 )
 
@@ -26,6 +27,7 @@ func TestAQuestionSurvivesTheWire(t *testing.T) {
 		Pool:    chooser.Pool{Served: "served", Replicas: replicas},
 		Prompt: chooser.Prompt{
 			PromptTokens: 100, Estimated: true, Longest: 90, Keyless: true, Unread: true, Answer: chooser.Answer{Slot: 6, Known: 32, Held: 64},
+			Directory: &directory.Answer{Lookup: decision.Lookup{Source: "lmcache", Result: "hit", Took: time.Millisecond}, Held: []directory.Held{{Slot: 5, From: 16, Host: 32, Store: 64}}},
 		},
 		Caller: chooser.Caller{Session: "sess", SessionReturn: chooser.NoReturn, Priority: -3},
 		Reply:  chooser.Reply{ExpectedOutput: 7, Samples: 3, Unstreamed: true, Quiet: true},

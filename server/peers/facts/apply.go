@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 )
@@ -83,13 +84,14 @@ func (s *Store) importRates() {
 	if s.params.Rates == nil {
 		return
 	}
-	models := map[replica.Rank]speed.Model{}
+	models, loads := map[replica.Rank]speed.Model{}, map[replica.Rank]transfer.Times{}
 	s.mu.Lock()
 	for _, e := range s.rates.facts {
 		if e.version.router != s.params.Self {
-			models[e.value.rank] = e.value.model
+			models[e.value.rank], loads[e.value.rank] = e.value.model, e.value.loads
 		}
 	}
 	s.mu.Unlock()
 	s.params.Rates.ImportModels(models)
+	s.params.Rates.ImportLoads(loads)
 }

@@ -16,6 +16,7 @@ import (
 
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
@@ -224,6 +225,41 @@ func TestRatesAreSharedWhenTheyChange(t *testing.T) {
 	})
 }
 
+// The times of loads go with the rates, and a change of them alone is news.
+func TestTimesOfLoadsAreSharedWithTheRates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t)
+		a, b := f.start("a"), f.start("b")
+		defer f.stopAll()
+		rank, bare := replica.Rank{Replica: "r", Index: 3}, replica.Rank{Replica: "q"}
+		host := func(perToken float64) transfer.Times {
+			return transfer.Times{Host: transfer.Model{Start: 0.004, PerToken: perToken, Samples: 9}}
+		}
+		load := func(perToken float64) {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.loads = map[replica.Rank]transfer.Times{rank: host(perToken)}
+		}
+		load(1e-5)
+		a.learn(map[replica.Rank]speed.Model{rank: model(1e-4, 100), bare: model(1e-4, 100)})
+		taken := func() transfer.Times {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if b.others[bare] != (transfer.Times{}) {
+				t.Errorf("a rank without loads has %+v", b.others[bare])
+			}
+			return b.others[rank]
+		}
+		for _, tt := range []struct{ seen, want float64 }{{1e-5, 1e-5}, {1.01e-5, 1e-5}, {2e-5, 2e-5}} {
+			load(tt.seen)
+			pass(4 * time.Second)
+			if got := taken(); got != host(tt.want) {
+				t.Errorf("seen %v: got %+v, want %+v", tt.seen, got, host(tt.want))
+			}
+		}
+	})
+}
+
 func TestAnyRouterFindsAPin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t)
@@ -278,6 +314,11 @@ func TestUnfitFactsAreRejected(t *testing.T) {
 		rate := func(token float64) *peerv1.RateFact {
 			return &peerv1.RateFact{ReplicaId: "r", TokenS: token, BendTokens: 1, StepS: 1, Version: fine}
 		}
+		loads := func(start, token float64) *peerv1.RateFact {
+			f := rate(1)
+			f.Host = &peerv1.LoadTimes{StartS: start, TokenS: token, Samples: 1}
+			return f
+		}
 		nan := rate(1)
 		nan.Load = -1
 		for name, in := range map[string]*peerv1.Facts{
@@ -292,6 +333,9 @@ func TestUnfitFactsAreRejected(t *testing.T) {
 			"a rate of nothing":   {Rates: []*peerv1.RateFact{rate(0)}},
 			"a rate below zero":   {Rates: []*peerv1.RateFact{rate(-1)}},
 			"a load below zero":   {Rates: []*peerv1.RateFact{nan}},
+			"a load of no time":   {Rates: []*peerv1.RateFact{loads(0, 0)}},
+			"a load before it is": {Rates: []*peerv1.RateFact{loads(-1, 1)}},
+			"a load without end":  {Rates: []*peerv1.RateFact{loads(1, math.Inf(1))}},
 			"nothing at all":      nil,
 			"a long replica id":   {Drains: []*peerv1.DrainFact{{ReplicaId: string(make([]byte, 300)), Version: fine}}},
 			"undone before a day": {Drains: []*peerv1.DrainFact{{ReplicaId: "r", Version: made(-25 * time.Hour)}}},

@@ -16,6 +16,7 @@ import (
 
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/wire/pins"
@@ -37,6 +38,8 @@ type router struct {
 	specs   map[replica.ID]registry.Spec
 	learned map[replica.Rank]speed.Model
 	taken   map[replica.Rank]speed.Model
+	// loads are the times of loads that it has seen, and others those that it has taken.
+	loads, others map[replica.Rank]transfer.Times
 	// present has its own lock, as the snapshot of a registry has: the Store asks while it holds its own.
 	present sync.Map
 }
@@ -78,6 +81,18 @@ func (r *router) ExportModels() map[replica.Rank]speed.Model {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.learned)
+}
+
+func (r *router) ExportLoads() map[replica.Rank]transfer.Times {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.loads)
+}
+
+func (r *router) ImportLoads(loads map[replica.Rank]transfer.Times) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.others = loads
 }
 
 func (r *router) learn(models map[replica.Rank]speed.Model) {

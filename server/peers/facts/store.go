@@ -12,6 +12,7 @@ import (
 
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/kit/scope"
@@ -32,6 +33,9 @@ type Rates interface {
 	ExportModels() map[replica.Rank]speed.Model
 	// ImportModels takes the speeds that deciders have learned.
 	ImportModels(models map[replica.Rank]speed.Model)
+	// ExportLoads lists the times of loads from tiers below the GPU that this router has seen itself, and ImportLoads takes other routers' times.
+	ExportLoads() map[replica.Rank]transfer.Times
+	ImportLoads(loads map[replica.Rank]transfer.Times)
 }
 
 // Pins is where the pins of stored responses are kept.
@@ -78,10 +82,11 @@ type registration struct {
 	until time.Time
 }
 
-// rate is the learned speed of one rank.
+// rate is the learned speed of one rank, with the times of its loads from tiers below its GPU.
 type rate struct {
 	rank  replica.Rank
 	model speed.Model
+	loads transfer.Times
 }
 
 // Store is the facts that this router knows.
@@ -182,15 +187,15 @@ func (s *Store) publishRates() {
 	if s.params.Rates == nil {
 		return
 	}
-	now := time.Now()
+	now, loads := time.Now(), s.params.Rates.ExportLoads()
 	for rank, model := range s.params.Rates.ExportModels() {
 		if !s.params.Fleet.Decides(rank.Replica) {
 			continue
 		}
 		key := rateKey(rank)
 		s.mu.Lock()
-		if old, known := s.rates.facts[key]; !known || differ(&old.value.model, &model) || old.version.age(now) > keepRates/2 {
-			if s.rates.put(key, entry[rate]{version: s.clock.next(now), value: rate{rank, model}}, now) {
+		if old, known := s.rates.facts[key]; !known || differ(&old.value.model, &model) || loadsDiffer(old.value.loads, loads[rank]) || old.version.age(now) > keepRates/2 {
+			if s.rates.put(key, entry[rate]{version: s.clock.next(now), value: rate{rank, model, loads[rank]}}, now) {
 				s.spreadLocked(ref{kindRate, key})
 			}
 		}
@@ -202,9 +207,16 @@ func rateKey(r replica.Rank) string { return strconv.Itoa(r.Index) + "/" + strin
 
 // differ reports whether a model has changed enough to be published again.
 func differ(a, b *speed.Model) bool {
-	far := func(x, y float64) bool { return math.Abs(x-y) > changedRate*math.Max(math.Abs(x), math.Abs(y)) }
 	return far(a.Token, b.Token) || far(a.Bend, b.Bend) || far(a.Overhead, b.Overhead) || far(a.Base, b.Base) || far(a.Load, b.Load) ||
 		a.Samples < sure && b.Samples >= 2*a.Samples
+}
+
+// far reports whether two numbers of a rate differ enough.
+func far(x, y float64) bool { return math.Abs(x-y) > changedRate*math.Max(math.Abs(x), math.Abs(y)) }
+
+// loadsDiffer reports whether the times of loads have changed enough to be published again.
+func loadsDiffer(a, b transfer.Times) bool {
+	return far(a.Host.Start, b.Host.Start) || far(a.Host.PerToken, b.Host.PerToken) || far(a.Store.Start, b.Store.Start) || far(a.Store.PerToken, b.Store.PerToken)
 }
 
 // sure is the number of samples above which more of them make no difference.

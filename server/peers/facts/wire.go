@@ -16,6 +16,7 @@ import (
 
 	peerv1 "github.com/kvpilot/kvpilot/gen/kvpilot/peer/v1"
 	"github.com/kvpilot/kvpilot/server/choose/speed"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 	"github.com/kvpilot/kvpilot/server/domain/secret"
@@ -73,9 +74,13 @@ func (s *Store) merge(in *peerv1.Facts) (news int) {
 	for _, f := range in.GetRates() {
 		rank := replica.Rank{Replica: replica.ID(f.GetReplicaId()), Index: int(f.GetRank())}
 		model, bad := modelOf(f)
+		loads, unfit := loadsOf(f)
+		if bad == nil {
+			bad = unfit
+		}
 		v, err := s.checked(f.GetReplicaId(), f.GetVersion(), now, bad)
 		if err == nil {
-			took(kindRate, rateKey(rank), s.rates.put(rateKey(rank), entry[rate]{version: v, value: rate{rank, model}}, now))
+			took(kindRate, rateKey(rank), s.rates.put(rateKey(rank), entry[rate]{version: v, value: rate{rank, model, loads}}, now))
 		}
 	}
 	return news
@@ -168,6 +173,7 @@ func (s *known) factLocked(r ref) *peerv1.Facts {
 				ReplicaId: string(e.value.rank.Replica), Rank: uint32(e.value.rank.Index), Version: e.version.proto(),
 				TokenS: m.Token, BendTokens: m.Bend, OverheadS: m.Overhead, StepS: m.Base, Load: m.Load,
 				Samples: uint32(m.Samples), Steps: uint32(m.Steps), Spread: m.Spread,
+				Host: loadProto(e.value.loads.Host), Store: loadProto(e.value.loads.Store),
 			})
 			return out
 		}
@@ -263,6 +269,28 @@ func modelOf(f *peerv1.RateFact) (speed.Model, error) {
 		return m, fmt.Errorf("rank %d", f.GetRank())
 	}
 	return m, nil
+}
+
+// loadProto is the time of loads from a tier on the wire; nil where none was seen.
+func loadProto(m transfer.Model) *peerv1.LoadTimes {
+	if m.Samples == 0 {
+		return nil
+	}
+	return &peerv1.LoadTimes{StartS: m.Start, TokenS: m.PerToken, Samples: uint32(m.Samples)}
+}
+
+// loadsOf reads the times of a rank's loads.
+func loadsOf(f *peerv1.RateFact) (times transfer.Times, err error) {
+	for in, to := range map[*peerv1.LoadTimes]*transfer.Model{f.GetHost(): &times.Host, f.GetStore(): &times.Store} {
+		if in == nil {
+			continue
+		}
+		*to = transfer.Model{Start: in.GetStartS(), PerToken: in.GetTokenS(), Samples: int(in.GetSamples())}
+		if !(to.Start >= 0) || !(to.PerToken >= 0) || !(to.Start+to.PerToken > 0) || math.IsInf(to.Start+to.PerToken, 0) {
+			return times, errors.New("the time of a load is not a positive number")
+		}
+	}
+	return times, nil
 }
 
 // specProto and specOf are the wire form of a registration. A spec that a caller of Register has sent comes back as it was.

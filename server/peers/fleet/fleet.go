@@ -76,7 +76,7 @@ func New(c members.Config, p Params) (*Fleet, error) {
 		return nil, err
 	}
 	part := p.Scope.Part
-	f.facts = facts.New(facts.Params{Self: f.id, Fleet: f, Registry: p.Registry, Rates: p.Chooser, Pins: p.Pins, Scope: part("facts")})
+	f.facts = facts.New(facts.Params{Self: f.id, Fleet: f, Registry: p.Registry, Rates: p.Chooser.Learned(), Pins: p.Pins, Scope: part("facts")})
 	f.warm = warm.New(warm.Params{Index: p.Index, Fleet: f, Feeds: p.Feeds, MaxBytes: p.IndexBytes, Scope: part("warm")})
 	f.index = f.warm
 	f.grants = grants.New(grants.Params{Self: f.id, Routers: f, Accounts: p.Accounts, Patience: c.Patience, Scope: part("grants")})

@@ -168,7 +168,9 @@ type Ask struct {
 	// The frontend's number for the booking of a rank that computes the prompt for another one; 0: the request is served whole.
 	PrefillNumber uint64 `protobuf:"varint,40,opt,name=prefill_number,json=prefillNumber,proto3" json:"prefill_number,omitempty"`
 	// The frontend can copy the beginning of the prompt from the cache of one rank to another's, by a CopyOrder.
-	Copies        bool `protobuf:"varint,41,opt,name=copies,proto3" json:"copies,omitempty"`
+	Copies bool `protobuf:"varint,41,opt,name=copies,proto3" json:"copies,omitempty"`
+	// The answer of a directory outside the routers about the prompt; absent: none was asked.
+	Directory     *DirectoryAnswer `protobuf:"bytes,42,opt,name=directory,proto3" json:"directory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -490,6 +492,168 @@ func (x *Ask) GetCopies() bool {
 	return false
 }
 
+func (x *Ask) GetDirectory() *DirectoryAnswer {
+	if x != nil {
+		return x.Directory
+	}
+	return nil
+}
+
+// DirectoryAnswer is the answer of a directory, a service outside the routers, about a prompt.
+type DirectoryAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind of the directory.
+	Source string `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// The result in one word.
+	Result string `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	// The time that the frontend waited for it.
+	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	// The ranks that hold a part of the prompt.
+	Ranks         []*DirectoryRank `protobuf:"bytes,4,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DirectoryAnswer) Reset() {
+	*x = DirectoryAnswer{}
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DirectoryAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DirectoryAnswer) ProtoMessage() {}
+
+func (x *DirectoryAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DirectoryAnswer.ProtoReflect.Descriptor instead.
+func (*DirectoryAnswer) Descriptor() ([]byte, []int) {
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *DirectoryAnswer) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *DirectoryAnswer) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *DirectoryAnswer) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *DirectoryAnswer) GetRanks() []*DirectoryRank {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
+// DirectoryRank is how much of a prompt's beginning one rank can load, by a directory.
+type DirectoryRank struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rank's replica.
+	ReplicaId string `protobuf:"bytes,1,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// The rank's index in its replica.
+	Rank uint32 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
+	// The tokens that the rank must hold itself for the rest to count.
+	From uint32 `protobuf:"varint,3,opt,name=from,proto3" json:"from,omitempty"`
+	// From there to this token it is in host memory.
+	Host uint32 `protobuf:"varint,4,opt,name=host,proto3" json:"host,omitempty"`
+	// From there to this token it is in a store.
+	Store         uint32 `protobuf:"varint,5,opt,name=store,proto3" json:"store,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DirectoryRank) Reset() {
+	*x = DirectoryRank{}
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DirectoryRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DirectoryRank) ProtoMessage() {}
+
+func (x *DirectoryRank) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DirectoryRank.ProtoReflect.Descriptor instead.
+func (*DirectoryRank) Descriptor() ([]byte, []int) {
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *DirectoryRank) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
+}
+
+func (x *DirectoryRank) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *DirectoryRank) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *DirectoryRank) GetHost() uint32 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *DirectoryRank) GetStore() uint32 {
+	if x != nil {
+		return x.Store
+	}
+	return 0
+}
+
 // BlockKeys are a prompt's block hashes for a block size.
 type BlockKeys struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -503,7 +667,7 @@ type BlockKeys struct {
 
 func (x *BlockKeys) Reset() {
 	*x = BlockKeys{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[1]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -515,7 +679,7 @@ func (x *BlockKeys) String() string {
 func (*BlockKeys) ProtoMessage() {}
 
 func (x *BlockKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[1]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -528,7 +692,7 @@ func (x *BlockKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockKeys.ProtoReflect.Descriptor instead.
 func (*BlockKeys) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{1}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *BlockKeys) GetBlockSize() uint32 {
@@ -562,7 +726,7 @@ type AnswerHeld struct {
 
 func (x *AnswerHeld) Reset() {
 	*x = AnswerHeld{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[2]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -574,7 +738,7 @@ func (x *AnswerHeld) String() string {
 func (*AnswerHeld) ProtoMessage() {}
 
 func (x *AnswerHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[2]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -587,7 +751,7 @@ func (x *AnswerHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerHeld.ProtoReflect.Descriptor instead.
 func (*AnswerHeld) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{2}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *AnswerHeld) GetReplicaId() string {
@@ -651,7 +815,7 @@ type AskOptions struct {
 
 func (x *AskOptions) Reset() {
 	*x = AskOptions{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[3]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +827,7 @@ func (x *AskOptions) String() string {
 func (*AskOptions) ProtoMessage() {}
 
 func (x *AskOptions) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[3]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +840,7 @@ func (x *AskOptions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskOptions.ProtoReflect.Descriptor instead.
 func (*AskOptions) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{3}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AskOptions) GetPolicy() string {
@@ -835,7 +999,7 @@ type Chosen struct {
 
 func (x *Chosen) Reset() {
 	*x = Chosen{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[4]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1011,7 @@ func (x *Chosen) String() string {
 func (*Chosen) ProtoMessage() {}
 
 func (x *Chosen) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[4]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1024,7 @@ func (x *Chosen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chosen.ProtoReflect.Descriptor instead.
 func (*Chosen) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{4}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Chosen) GetNumber() uint64 {
@@ -1117,7 +1281,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1293,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[5]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1306,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{5}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Way) GetPrefillReplicaId() string {
@@ -1260,7 +1424,7 @@ type AdapterCost struct {
 
 func (x *AdapterCost) Reset() {
 	*x = AdapterCost{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1436,7 @@ func (x *AdapterCost) String() string {
 func (*AdapterCost) ProtoMessage() {}
 
 func (x *AdapterCost) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[6]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1449,7 @@ func (x *AdapterCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterCost.ProtoReflect.Descriptor instead.
 func (*AdapterCost) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{6}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AdapterCost) GetState() string {
@@ -1337,7 +1501,7 @@ type MemoryWait struct {
 
 func (x *MemoryWait) Reset() {
 	*x = MemoryWait{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1513,7 @@ func (x *MemoryWait) String() string {
 func (*MemoryWait) ProtoMessage() {}
 
 func (x *MemoryWait) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[7]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1526,7 @@ func (x *MemoryWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryWait.ProtoReflect.Descriptor instead.
 func (*MemoryWait) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{7}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MemoryWait) GetProgram() uint64 {
@@ -1427,7 +1591,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[8]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1603,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[8]
+	mi := &file_kvpilot_peer_v1_ask_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1616,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{8}
+	return file_kvpilot_peer_v1_ask_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Refused) GetNumber() uint64 {
@@ -1494,7 +1658,7 @@ var File_kvpilot_peer_v1_ask_proto protoreflect.FileDescriptor
 
 const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvpilot/peer/v1/ask.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"\x82\n" +
+	"\x19kvpilot/peer/v1/ask.proto\x12\x0fkvpilot.peer.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc2\n" +
 	"\n" +
 	"\x03Ask\x12\x1f\n" +
 	"\x06number\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x06number\x12\x1a\n" +
@@ -1543,7 +1707,21 @@ const file_kvpilot_peer_v1_ask_proto_rawDesc = "" +
 	"\n" +
 	"instead_of\x18' \x01(\tR\tinsteadOf\x12%\n" +
 	"\x0eprefill_number\x18( \x01(\x04R\rprefillNumber\x12\x16\n" +
-	"\x06copies\x18) \x01(\bR\x06copies\"J\n" +
+	"\x06copies\x18) \x01(\bR\x06copies\x12>\n" +
+	"\tdirectory\x18* \x01(\v2 .kvpilot.peer.v1.DirectoryAnswerR\tdirectory\"\xb2\x01\n" +
+	"\x0fDirectoryAnswer\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06result\x18\x02 \x01(\tR\x06result\x12-\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12@\n" +
+	"\x05ranks\x18\x04 \x03(\v2\x1e.kvpilot.peer.v1.DirectoryRankB\n" +
+	"\xbaH\a\x92\x01\x04\x10\x80\x80\x04R\x05ranks\"\x80\x01\n" +
+	"\rDirectoryRank\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x01 \x01(\tR\treplicaId\x12\x12\n" +
+	"\x04rank\x18\x02 \x01(\rR\x04rank\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\rR\x04from\x12\x12\n" +
+	"\x04host\x18\x04 \x01(\rR\x04host\x12\x14\n" +
+	"\x05store\x18\x05 \x01(\rR\x05store\"J\n" +
 	"\tBlockKeys\x12\x1d\n" +
 	"\n" +
 	"block_size\x18\x01 \x01(\rR\tblockSize\x12\x1e\n" +
@@ -1676,48 +1854,53 @@ func file_kvpilot_peer_v1_ask_proto_rawDescGZIP() []byte {
 }
 
 var file_kvpilot_peer_v1_ask_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_kvpilot_peer_v1_ask_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvpilot_peer_v1_ask_proto_goTypes = []any{
 	(Feed)(0),                   // 0: kvpilot.peer.v1.Feed
 	(*Ask)(nil),                 // 1: kvpilot.peer.v1.Ask
-	(*BlockKeys)(nil),           // 2: kvpilot.peer.v1.BlockKeys
-	(*AnswerHeld)(nil),          // 3: kvpilot.peer.v1.AnswerHeld
-	(*AskOptions)(nil),          // 4: kvpilot.peer.v1.AskOptions
-	(*Chosen)(nil),              // 5: kvpilot.peer.v1.Chosen
-	(*Way)(nil),                 // 6: kvpilot.peer.v1.Way
-	(*AdapterCost)(nil),         // 7: kvpilot.peer.v1.AdapterCost
-	(*MemoryWait)(nil),          // 8: kvpilot.peer.v1.MemoryWait
-	(*Refused)(nil),             // 9: kvpilot.peer.v1.Refused
-	nil,                         // 10: kvpilot.peer.v1.AskOptions.WeightsEntry
-	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
+	(*DirectoryAnswer)(nil),     // 2: kvpilot.peer.v1.DirectoryAnswer
+	(*DirectoryRank)(nil),       // 3: kvpilot.peer.v1.DirectoryRank
+	(*BlockKeys)(nil),           // 4: kvpilot.peer.v1.BlockKeys
+	(*AnswerHeld)(nil),          // 5: kvpilot.peer.v1.AnswerHeld
+	(*AskOptions)(nil),          // 6: kvpilot.peer.v1.AskOptions
+	(*Chosen)(nil),              // 7: kvpilot.peer.v1.Chosen
+	(*Way)(nil),                 // 8: kvpilot.peer.v1.Way
+	(*AdapterCost)(nil),         // 9: kvpilot.peer.v1.AdapterCost
+	(*MemoryWait)(nil),          // 10: kvpilot.peer.v1.MemoryWait
+	(*Refused)(nil),             // 11: kvpilot.peer.v1.Refused
+	nil,                         // 12: kvpilot.peer.v1.AskOptions.WeightsEntry
+	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
 }
 var file_kvpilot_peer_v1_ask_proto_depIdxs = []int32{
-	2,  // 0: kvpilot.peer.v1.Ask.keys:type_name -> kvpilot.peer.v1.BlockKeys
-	11, // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
-	11, // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
-	3,  // 3: kvpilot.peer.v1.Ask.answer:type_name -> kvpilot.peer.v1.AnswerHeld
-	11, // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
-	4,  // 5: kvpilot.peer.v1.Ask.options:type_name -> kvpilot.peer.v1.AskOptions
-	10, // 6: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
-	11, // 7: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
-	11, // 8: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
-	0,  // 9: kvpilot.peer.v1.Chosen.feed:type_name -> kvpilot.peer.v1.Feed
-	11, // 10: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
-	8,  // 11: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
-	7,  // 12: kvpilot.peer.v1.Chosen.adapter:type_name -> kvpilot.peer.v1.AdapterCost
-	5,  // 13: kvpilot.peer.v1.Chosen.prefill:type_name -> kvpilot.peer.v1.Chosen
-	6,  // 14: kvpilot.peer.v1.Chosen.ways:type_name -> kvpilot.peer.v1.Way
-	11, // 15: kvpilot.peer.v1.Way.begun:type_name -> google.protobuf.Duration
-	11, // 16: kvpilot.peer.v1.Way.ended:type_name -> google.protobuf.Duration
-	11, // 17: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
-	11, // 18: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
-	11, // 19: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
-	8,  // 20: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	4,  // 0: kvpilot.peer.v1.Ask.keys:type_name -> kvpilot.peer.v1.BlockKeys
+	13, // 1: kvpilot.peer.v1.Ask.deadline:type_name -> google.protobuf.Duration
+	13, // 2: kvpilot.peer.v1.Ask.age:type_name -> google.protobuf.Duration
+	5,  // 3: kvpilot.peer.v1.Ask.answer:type_name -> kvpilot.peer.v1.AnswerHeld
+	13, // 4: kvpilot.peer.v1.Ask.session_return:type_name -> google.protobuf.Duration
+	6,  // 5: kvpilot.peer.v1.Ask.options:type_name -> kvpilot.peer.v1.AskOptions
+	2,  // 6: kvpilot.peer.v1.Ask.directory:type_name -> kvpilot.peer.v1.DirectoryAnswer
+	13, // 7: kvpilot.peer.v1.DirectoryAnswer.took:type_name -> google.protobuf.Duration
+	3,  // 8: kvpilot.peer.v1.DirectoryAnswer.ranks:type_name -> kvpilot.peer.v1.DirectoryRank
+	12, // 9: kvpilot.peer.v1.AskOptions.weights:type_name -> kvpilot.peer.v1.AskOptions.WeightsEntry
+	13, // 10: kvpilot.peer.v1.AskOptions.ttft:type_name -> google.protobuf.Duration
+	13, // 11: kvpilot.peer.v1.AskOptions.tpot:type_name -> google.protobuf.Duration
+	0,  // 12: kvpilot.peer.v1.Chosen.feed:type_name -> kvpilot.peer.v1.Feed
+	13, // 13: kvpilot.peer.v1.Chosen.held:type_name -> google.protobuf.Duration
+	10, // 14: kvpilot.peer.v1.Chosen.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	9,  // 15: kvpilot.peer.v1.Chosen.adapter:type_name -> kvpilot.peer.v1.AdapterCost
+	7,  // 16: kvpilot.peer.v1.Chosen.prefill:type_name -> kvpilot.peer.v1.Chosen
+	8,  // 17: kvpilot.peer.v1.Chosen.ways:type_name -> kvpilot.peer.v1.Way
+	13, // 18: kvpilot.peer.v1.Way.begun:type_name -> google.protobuf.Duration
+	13, // 19: kvpilot.peer.v1.Way.ended:type_name -> google.protobuf.Duration
+	13, // 20: kvpilot.peer.v1.MemoryWait.expected:type_name -> google.protobuf.Duration
+	13, // 21: kvpilot.peer.v1.MemoryWait.waited:type_name -> google.protobuf.Duration
+	13, // 22: kvpilot.peer.v1.Refused.retry_after:type_name -> google.protobuf.Duration
+	10, // 23: kvpilot.peer.v1.Refused.memory_wait:type_name -> kvpilot.peer.v1.MemoryWait
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_peer_v1_ask_proto_init() }
@@ -1731,7 +1914,7 @@ func file_kvpilot_peer_v1_ask_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_peer_v1_ask_proto_rawDesc), len(file_kvpilot_peer_v1_ask_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

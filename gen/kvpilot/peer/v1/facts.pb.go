@@ -632,7 +632,11 @@ type RateFact struct {
 	// The cost of sequences and context in a decode step, as a share of the built-in guess.
 	Load float64 `protobuf:"fixed64,10,opt,name=load,proto3" json:"load,omitempty"`
 	// The samples behind step_s and load.
-	Steps         uint32 `protobuf:"varint,11,opt,name=steps,proto3" json:"steps,omitempty"`
+	Steps uint32 `protobuf:"varint,11,opt,name=steps,proto3" json:"steps,omitempty"`
+	// The time of loads from host memory; absent: none was seen.
+	Host *LoadTimes `protobuf:"bytes,12,opt,name=host,proto3" json:"host,omitempty"`
+	// The time of loads from a store below that; absent: none was seen.
+	Store         *LoadTimes `protobuf:"bytes,13,opt,name=store,proto3" json:"store,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -744,6 +748,84 @@ func (x *RateFact) GetSteps() uint32 {
 	return 0
 }
 
+func (x *RateFact) GetHost() *LoadTimes {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *RateFact) GetStore() *LoadTimes {
+	if x != nil {
+		return x.Store
+	}
+	return nil
+}
+
+// LoadTimes is the time of loads of KV cache from a tier below the GPU.
+type LoadTimes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seconds of a load of nothing.
+	StartS float64 `protobuf:"fixed64,1,opt,name=start_s,json=startS,proto3" json:"start_s,omitempty"`
+	// Seconds of each token.
+	TokenS float64 `protobuf:"fixed64,2,opt,name=token_s,json=tokenS,proto3" json:"token_s,omitempty"`
+	// The loads behind it.
+	Samples       uint32 `protobuf:"varint,3,opt,name=samples,proto3" json:"samples,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadTimes) Reset() {
+	*x = LoadTimes{}
+	mi := &file_kvpilot_peer_v1_facts_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadTimes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadTimes) ProtoMessage() {}
+
+func (x *LoadTimes) ProtoReflect() protoreflect.Message {
+	mi := &file_kvpilot_peer_v1_facts_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadTimes.ProtoReflect.Descriptor instead.
+func (*LoadTimes) Descriptor() ([]byte, []int) {
+	return file_kvpilot_peer_v1_facts_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *LoadTimes) GetStartS() float64 {
+	if x != nil {
+		return x.StartS
+	}
+	return 0
+}
+
+func (x *LoadTimes) GetTokenS() float64 {
+	if x != nil {
+		return x.TokenS
+	}
+	return 0
+}
+
+func (x *LoadTimes) GetSamples() uint32 {
+	if x != nil {
+		return x.Samples
+	}
+	return 0
+}
+
 // PinFact is which replica stores a response.
 type PinFact struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -759,7 +841,7 @@ type PinFact struct {
 
 func (x *PinFact) Reset() {
 	*x = PinFact{}
-	mi := &file_kvpilot_peer_v1_facts_proto_msgTypes[9]
+	mi := &file_kvpilot_peer_v1_facts_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -771,7 +853,7 @@ func (x *PinFact) String() string {
 func (*PinFact) ProtoMessage() {}
 
 func (x *PinFact) ProtoReflect() protoreflect.Message {
-	mi := &file_kvpilot_peer_v1_facts_proto_msgTypes[9]
+	mi := &file_kvpilot_peer_v1_facts_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -784,7 +866,7 @@ func (x *PinFact) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinFact.ProtoReflect.Descriptor instead.
 func (*PinFact) Descriptor() ([]byte, []int) {
-	return file_kvpilot_peer_v1_facts_proto_rawDescGZIP(), []int{9}
+	return file_kvpilot_peer_v1_facts_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PinFact) GetTenant() string {
@@ -857,7 +939,7 @@ const file_kvpilot_peer_v1_facts_proto_rawDesc = "" +
 	"\rEventsAddress\x12$\n" +
 	"\bendpoint\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\bendpoint\x121\n" +
 	"\x0freplay_endpoint\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x0ereplayEndpoint\x12\x1e\n" +
-	"\x05topic\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05topic\"\xca\x02\n" +
+	"\x05topic\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x05topic\"\xac\x03\n" +
 	"\bRateFact\x12&\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\treplicaId\x12\x12\n" +
@@ -873,7 +955,13 @@ const file_kvpilot_peer_v1_facts_proto_rawDesc = "" +
 	"\x06step_s\x18\t \x01(\x01R\x05stepS\x12\x12\n" +
 	"\x04load\x18\n" +
 	" \x01(\x01R\x04load\x12\x14\n" +
-	"\x05steps\x18\v \x01(\rR\x05steps\"j\n" +
+	"\x05steps\x18\v \x01(\rR\x05steps\x12.\n" +
+	"\x04host\x18\f \x01(\v2\x1a.kvpilot.peer.v1.LoadTimesR\x04host\x120\n" +
+	"\x05store\x18\r \x01(\v2\x1a.kvpilot.peer.v1.LoadTimesR\x05store\"W\n" +
+	"\tLoadTimes\x12\x17\n" +
+	"\astart_s\x18\x01 \x01(\x01R\x06startS\x12\x17\n" +
+	"\atoken_s\x18\x02 \x01(\x01R\x06tokenS\x12\x18\n" +
+	"\asamples\x18\x03 \x01(\rR\asamples\"j\n" +
 	"\aPinFact\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12(\n" +
 	"\vresponse_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02\x10\x01R\n" +
@@ -896,7 +984,7 @@ func file_kvpilot_peer_v1_facts_proto_rawDescGZIP() []byte {
 	return file_kvpilot_peer_v1_facts_proto_rawDescData
 }
 
-var file_kvpilot_peer_v1_facts_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvpilot_peer_v1_facts_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvpilot_peer_v1_facts_proto_goTypes = []any{
 	(*ShareFactsRequest)(nil),     // 0: kvpilot.peer.v1.ShareFactsRequest
 	(*ShareFactsResponse)(nil),    // 1: kvpilot.peer.v1.ShareFactsResponse
@@ -907,10 +995,11 @@ var file_kvpilot_peer_v1_facts_proto_goTypes = []any{
 	(*Registration)(nil),          // 6: kvpilot.peer.v1.Registration
 	(*EventsAddress)(nil),         // 7: kvpilot.peer.v1.EventsAddress
 	(*RateFact)(nil),              // 8: kvpilot.peer.v1.RateFact
-	(*PinFact)(nil),               // 9: kvpilot.peer.v1.PinFact
-	nil,                           // 10: kvpilot.peer.v1.Registration.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(*LoadTimes)(nil),             // 9: kvpilot.peer.v1.LoadTimes
+	(*PinFact)(nil),               // 10: kvpilot.peer.v1.PinFact
+	nil,                           // 11: kvpilot.peer.v1.Registration.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
 }
 var file_kvpilot_peer_v1_facts_proto_depIdxs = []int32{
 	2,  // 0: kvpilot.peer.v1.ShareFactsRequest.facts:type_name -> kvpilot.peer.v1.Facts
@@ -918,23 +1007,25 @@ var file_kvpilot_peer_v1_facts_proto_depIdxs = []int32{
 	4,  // 2: kvpilot.peer.v1.Facts.drains:type_name -> kvpilot.peer.v1.DrainFact
 	5,  // 3: kvpilot.peer.v1.Facts.registrations:type_name -> kvpilot.peer.v1.RegistrationFact
 	8,  // 4: kvpilot.peer.v1.Facts.rates:type_name -> kvpilot.peer.v1.RateFact
-	9,  // 5: kvpilot.peer.v1.Facts.pins:type_name -> kvpilot.peer.v1.PinFact
-	11, // 6: kvpilot.peer.v1.FactVersion.time:type_name -> google.protobuf.Timestamp
+	10, // 5: kvpilot.peer.v1.Facts.pins:type_name -> kvpilot.peer.v1.PinFact
+	12, // 6: kvpilot.peer.v1.FactVersion.time:type_name -> google.protobuf.Timestamp
 	3,  // 7: kvpilot.peer.v1.DrainFact.version:type_name -> kvpilot.peer.v1.FactVersion
-	11, // 8: kvpilot.peer.v1.DrainFact.since:type_name -> google.protobuf.Timestamp
+	12, // 8: kvpilot.peer.v1.DrainFact.since:type_name -> google.protobuf.Timestamp
 	3,  // 9: kvpilot.peer.v1.RegistrationFact.version:type_name -> kvpilot.peer.v1.FactVersion
 	6,  // 10: kvpilot.peer.v1.RegistrationFact.registration:type_name -> kvpilot.peer.v1.Registration
-	12, // 11: kvpilot.peer.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
+	13, // 11: kvpilot.peer.v1.RegistrationFact.lease:type_name -> google.protobuf.Duration
 	7,  // 12: kvpilot.peer.v1.Registration.events:type_name -> kvpilot.peer.v1.EventsAddress
-	10, // 13: kvpilot.peer.v1.Registration.labels:type_name -> kvpilot.peer.v1.Registration.LabelsEntry
+	11, // 13: kvpilot.peer.v1.Registration.labels:type_name -> kvpilot.peer.v1.Registration.LabelsEntry
 	3,  // 14: kvpilot.peer.v1.RateFact.version:type_name -> kvpilot.peer.v1.FactVersion
-	0,  // 15: kvpilot.peer.v1.FactsService.ShareFacts:input_type -> kvpilot.peer.v1.ShareFactsRequest
-	1,  // 16: kvpilot.peer.v1.FactsService.ShareFacts:output_type -> kvpilot.peer.v1.ShareFactsResponse
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	9,  // 15: kvpilot.peer.v1.RateFact.host:type_name -> kvpilot.peer.v1.LoadTimes
+	9,  // 16: kvpilot.peer.v1.RateFact.store:type_name -> kvpilot.peer.v1.LoadTimes
+	0,  // 17: kvpilot.peer.v1.FactsService.ShareFacts:input_type -> kvpilot.peer.v1.ShareFactsRequest
+	1,  // 18: kvpilot.peer.v1.FactsService.ShareFacts:output_type -> kvpilot.peer.v1.ShareFactsResponse
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvpilot_peer_v1_facts_proto_init() }
@@ -948,7 +1039,7 @@ func file_kvpilot_peer_v1_facts_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvpilot_peer_v1_facts_proto_rawDesc), len(file_kvpilot_peer_v1_facts_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -8,6 +8,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/directory"
 )
 
 // Request is the input of a choice. Slices and functions are only read, and only until
@@ -63,6 +64,16 @@ type Prompt struct {
 	Text string
 	// Unread is set when the engine reads no cached block for this request (prompt_logprobs).
 	Unread bool
+	// Directory is the answer of a directory about the prompt; nil when none was asked.
+	Directory *directory.Answer
+}
+
+// Lookup is the question to a directory; nil for none.
+func (p *Prompt) Lookup() *decision.Lookup {
+	if p.Directory == nil {
+		return nil
+	}
+	return &p.Directory.Lookup
 }
 
 // Answer is the part that a rank holds because it gave an answer with ids that are not known yet: if the rank Slot holds the

@@ -228,7 +228,7 @@ func (c *Choice) Whole(hashes []blockhash.Hash, promptTokens int) (held int, ok 
 func (c *Choice) loads(rk *rank.Rank, cand *decision.Candidate) {
 	if cand.CPU|cand.Disk != 0 {
 		rk.Tiers.Book(cand.OwnLoad(), c.clock.Since(c.Decision.At))
-		c.observers.add(&follow.Loaded{Reporting: c.reporting, Decision: c.Decision, Found: &c.found, Tiers: &rk.Tiers})
+		c.observers.add(&follow.Loaded{Reporting: c.reporting, Decision: c.Decision, Found: &c.found, Tiers: &rk.Tiers, Fetches: rk.Fetches})
 	}
 }
 

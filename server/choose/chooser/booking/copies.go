@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/clock"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
+	"github.com/kvpilot/kvpilot/server/choose/chooser/follow"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
@@ -129,7 +130,12 @@ func (c *copying) Ended(how ask.CopyEnd) {
 		switch sent := c.sent.Load(); how {
 		case ask.Copied:
 			b.Index.Predict(c.one.To, c.prefix, b.Clock.Time(now).Add(beliefSlack)) // its events may come later
-			if sent != 0 && c.counts {
+			fetches := true
+			if rk := b.Ranks.At(c.one.To); rk != nil {
+				rk.Fetches.Expect(c.moved)
+				fetches = rk.Fetches.Share() >= follow.LeastRead
+			}
+			if sent != 0 && c.counts && fetches {
 				took := time.Duration(now - sent).Seconds()
 				c.lane.Learn(c.moved, max(took-c.rest, took/4))
 			}

@@ -106,5 +106,8 @@ func (b *Booker) joinLegs(c *Choice, s *evaluate.Evaluation, req *ask.Request, o
 		// Behind other prompts the request waits for them, too.
 		Counts: c.reporting.Streamed && cand.Backlog+cand.Planned < w.Transfer/4,
 	}
+	if rk := b.Ranks.At(cand.Slot); rk != nil {
+		c.legs.move.Fetches = rk.Fetches
+	}
 	c.observers.add(&c.legs.move)
 }

@@ -69,7 +69,7 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
 		if cand.CPU|cand.Disk != 0 {
-			cand.Loading = rk.Tiers.Loading(&cand.Overlap, g.now)
+			cand.Loading = rk.Tiers.Loading(&cand.Overlap, cand.Named, g.now)
 		}
 		conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		e.reported(&s.Readings.report, cand, rk, l.Assumed, now)
@@ -117,6 +117,9 @@ func (e *Evaluator) reported(rep *reports.Report, cand *decision.Candidate, rk *
 	cand.EngineWaiting, cand.KVUsage = int32(rep.Waiting), float32(rep.KVUsage)
 	rk.Counters.See(rk.Speed, &speed.Report{At: rep.At, Queued: rep.Queued, Foreign: rep.Foreign, Uncached: rep.Uncached, PrefillSeconds: rep.PrefillSeconds, Computed: rep.Computed},
 		speed.Decodes{Sequences: int(cand.Requests) - int(cand.Waiting)})
+	if rep.Fetches {
+		rk.Fetches.Counted(rep.Fetched, rep.At, rep.Foreign >= 1)
+	}
 	if rep.Blocks > 0 {
 		cand.Blocks = uint32(rep.Blocks)
 	}

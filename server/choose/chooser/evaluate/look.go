@@ -56,6 +56,7 @@ func (s *Evaluation) begin(req *ask.Request, of *Model, now time.Time, t *settin
 		Deciders: decision.Deciders{AskedBy: req.AskedBy, Alone: req.Alone},
 		Ranks:    decision.Ranks{Candidates: d.Candidates[:0], Chosen: -1},
 		Fleet:    decision.Fleet{Returning: past.UsualReturn},
+		Lookup:   req.Lookup(),
 	}
 	if req.SessionReturn < 0 {
 		d.Returning = 0

@@ -223,7 +223,7 @@ func plainLoads(e *evaluate.Evaluator, d *decision.Decision, owners []*replica.R
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
 		cand.Crowding = e.CrowdingOf(cand, d)
-		cand.Loading = rk.Tiers.Loading(&cand.Overlap, e.Clock.Since(now))
+		cand.Loading = rk.Tiers.Loading(&cand.Overlap, cand.Named, e.Clock.Since(now))
 		evaluate.Conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		if cand.Veto != decision.VetoNone {
 			continue

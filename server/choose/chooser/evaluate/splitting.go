@@ -10,6 +10,7 @@ type splitting struct {
 	// able is set when the request may be split among the pool's ranks.
 	able    bool
 	pairing selector.Pairing
+	members []selector.Member // the pairing's, where a rank is left out
 	ways    [3]decision.Way
 	copying selector.Copying
 	// Pull is the way by a copy of the prompt's beginning, where that costs least; Pulls is set then.

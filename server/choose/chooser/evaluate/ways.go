@@ -14,7 +14,7 @@ func (s *Evaluation) pairUp(req *ask.Request, above *selector.Threshold) {
 	if !sp.able && !sp.copying.Able {
 		return
 	}
-	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = p.Members, p.Classes, above
+	sp.pairing.Members, sp.pairing.Classes, sp.pairing.Above = s.members(p.Members), p.Classes, above
 	sp.pairing.Lanes = sized(sp.pairing.Lanes, len(p.Lanes))
 	for i, lane := range p.Lanes {
 		if lane == nil {
@@ -24,6 +24,23 @@ func (s *Evaluation) pairUp(req *ask.Request, above *selector.Threshold) {
 		m := lane.Model()
 		sp.pairing.Lanes[i] = selector.Lane{Start: m.Start, PerToken: m.PerToken}
 	}
+}
+
+// members are the pool's ranks that can pass cache to each other. A rank whose engine has read too little of its transfers, by its own counts, gets
+// none for a while.
+func (s *Evaluation) members(all []selector.Member) []selector.Member {
+	own := false
+	for i, rk := range s.ranks {
+		if rk == nil || !all[i].Decodes || !rk.Fetches.Doubted(s.Decision.At) {
+			continue
+		}
+		if !own {
+			s.splitting.members, own = append(s.splitting.members[:0], all...), true
+			all = s.splitting.members
+		}
+		all[i].Decodes = false
+	}
+	return all
 }
 
 // pairs reports whether KV cache may move between ranks for the request.

@@ -17,6 +17,7 @@ type Loaded struct {
 	Decision *decision.Decision
 	Found    *Found
 	Tiers    *transfer.Tiers
+	Fetches  *transfer.Fetches
 
 	took atomic.Uint64 // seconds to the first token, the bits of a float64; 0: not seen
 }
@@ -50,18 +51,34 @@ func (l *Loaded) Ended(end *ask.End) {
 	if !end.Completed() || l.External || end.ServedBy != "" || d.Keyless || d.Estimated && l.Found.Later() == nil {
 		return
 	}
-	cand, found := d.Pick(), true
+	cand := d.Pick()
 	held := int(cand.CPU + cand.Disk)
-	if !end.Counted && end.CachedTokens >= 0 {
-		got := min(held, max(0, end.CachedTokens-int(cand.GPU)))
-		host := min(got, int(cand.CPU))
-		l.Tiers.Host.Found(host, int(cand.CPU))
-		l.Tiers.Store.Found(got-host, int(cand.Disk))
-		found = float64(got) >= foundShare*float64(held)
+	got := held
+	switch {
+	case !end.Counted && end.CachedTokens >= 0:
+		got = min(held, max(0, end.CachedTokens-int(cand.GPU)))
+		l.found(cand, got)
+	case l.Fetches.Seen() > 0: // the engine's counters show it, for all of the rank's requests together
+		got = int(l.Fetches.Share() * float64(cand.Loadable))
+		l.found(cand, got)
 	}
+	found := float64(got) >= foundShare*float64(held)
+	l.Fetches.Expect(int(cand.Loadable))
 	if took := math.Float64frombits(l.took.Load()); took > 0 && found {
 		l.learn(cand, took)
 	}
+}
+
+// found notes that the engine found the first got tokens of the part below its GPU. The tokens that the index knew in host memory come first, then its
+// tokens in the store, then the tokens that only a directory has named.
+func (l *Loaded) found(cand *decision.Candidate, got int) {
+	named := transfer.Below(&cand.Overlap, cand.Named)
+	host, store := int(cand.CPU-named.Host), int(cand.Disk-named.Store)
+	inHost := min(got, host)
+	inStore := min(got-inHost, store)
+	l.Tiers.Host.Found(inHost, host)
+	l.Tiers.Store.Found(inStore, store)
+	l.Tiers.Named.Found(got-inHost-inStore, int(cand.Named))
 }
 
 // learn has the tier that nearly all was loaded from learn the time of the load. Where the rank had other prompts or loads before the request, or the rest of

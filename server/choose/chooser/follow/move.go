@@ -19,12 +19,17 @@ type Move struct {
 	Sent atomic.Int64 // on the chooser's scale; 0: not yet
 	// Counts is set when the time to the first token shows the transfer's.
 	Counts bool
+	// Fetches is the account of the rank that reads the cache; nil: it is not known.
+	Fetches *transfer.Fetches
 }
+
+// LeastRead is the share of the tokens that a rank has read of late, by its engine's count, for the time of a transfer to count: it computes the others.
+const LeastRead = 0.9
 
 // FirstToken implements Observer: the lane learns the time of the transfer.
 func (m *Move) FirstToken(now time.Time, _ int) {
 	sent := m.Sent.Load()
-	if sent == 0 || !m.Counts {
+	if sent == 0 || !m.Counts || m.Fetches != nil && m.Fetches.Share() < LeastRead {
 		return
 	}
 	took := time.Duration(m.Clock.Since(now) - sent).Seconds()
@@ -34,5 +39,9 @@ func (m *Move) FirstToken(now time.Time, _ int) {
 // Progress implements Observer.
 func (*Move) Progress(int) {}
 
-// Ended implements Observer.
-func (*Move) Ended(*ask.End) {}
+// Ended implements Observer: the rank should have read the cache by now.
+func (m *Move) Ended(end *ask.End) {
+	if m.Fetches != nil && m.Sent.Load() != 0 && end.Completed() {
+		m.Fetches.Expect(m.Tokens)
+	}
+}

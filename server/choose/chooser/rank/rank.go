@@ -38,15 +38,16 @@ type Rank struct {
 	Accuracy accuracy
 	// Tiers are the tiers below its GPU.
 	Tiers transfer.Tiers
+	// Fetches are its loads from them, and from other engines, by its engine's own counts.
+	Fetches *transfer.Fetches
 
 	mu sync.Mutex // serialises route and unroute
-
-	_ [16]byte // allocated at the beginning of a cache line
+	// Its size has it allocated at the beginning of a cache line.
 }
 
 // newRank makes the memory of rank index of r, whose speed it knows; its conduct is set by the table.
 func newRank(slot replica.Slot, r *replica.Replica, index int, of *speed.Rank) *Rank {
-	rk := &Rank{Slot: slot, Replica: r.ID, Index: index, Speed: of, Labels: instruments.Rank(string(r.ID), index)}
+	rk := &Rank{Slot: slot, Replica: r.ID, Index: index, Speed: of, Labels: instruments.Rank(string(r.ID), index), Fetches: transfer.NewFetches()}
 	rk.Known.Store(r)
 	rk.Speed.Mirror(&rk.Model)
 	return rk

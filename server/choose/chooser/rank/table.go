@@ -182,6 +182,27 @@ func (t *Table) ImportModels(models map[replica.Rank]speed.Model) {
 	}
 }
 
+// ExportLoads returns the times of loads from tiers below the GPU, for the ranks that this router has seen any at.
+func (t *Table) ExportLoads() map[replica.Rank]transfer.Times {
+	loads := map[replica.Rank]transfer.Times{}
+	for r := range t.All() {
+		if times := r.Tiers.Learned(); times != (transfer.Times{}) {
+			loads[replica.Rank{Replica: r.Replica, Index: r.Index}] = times
+		}
+	}
+	return loads
+}
+
+// ImportLoads takes the times of loads as other routers have seen them. Kinds of engines that this router has seen loads of keep their own; unknown ranks
+// are ignored.
+func (t *Table) ImportLoads(loads map[replica.Rank]transfer.Times) {
+	for r := range t.All() {
+		if times, ok := loads[replica.Rank{Replica: r.Replica, Index: r.Index}]; ok {
+			r.Tiers.Import(times)
+		}
+	}
+}
+
 // Heard notes that a rank made progress, for example by its event feed.
 func (t *Table) Heard(slot replica.Slot) {
 	if r := t.At(slot); r != nil {

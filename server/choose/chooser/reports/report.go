@@ -32,6 +32,10 @@ type Report struct {
 	Uncached       uint64
 	PrefillSeconds float64
 	Computed       uint64
+	// Fetched counts the prompt tokens that it has read from tiers below its GPU or from other engines since it began; Fetches is set where it counts
+	// them.
+	Fetched uint64
+	Fetches bool
 	// Adapters are the LoRA adapters; nil: the engine does not say.
 	Adapters *enginestats.Adapters
 }
@@ -42,14 +46,15 @@ func ReportOf(s *enginestats.Stats, prefilling int, now time.Time, r *Report) bo
 	if !s.Fresh(now) {
 		return false
 	}
-	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds, Computed: s.ComputedTokens, Adapters: s.Adapters}
+	*r = Report{Waiting: s.Waiting, KVUsage: s.KVUsage, Foreign: s.Foreign(now), At: s.At, Queued: s.Waiting, PrefillSeconds: s.PrefillSeconds, Computed: s.ComputedTokens, Adapters: s.Adapters, Fetched: s.FetchedTokens, Fetches: s.Fetches}
 	if r.Foreign < 1 {
 		// The statistics are older than the last booking: without requests of others, the requests that wait there beyond the booked ones have left
 		// the queue since.
 		r.Waiting = min(r.Waiting, prefilling)
 	}
-	if s.QueryTokens > s.HitTokens {
-		r.Uncached = s.QueryTokens - s.HitTokens
+	// Hits are on the GPU. Of the other tokens, the fetched ones were not computed either.
+	if had := s.HitTokens + s.FetchedTokens; s.QueryTokens > had {
+		r.Uncached = s.QueryTokens - had
 	}
 	return true
 }

@@ -59,7 +59,11 @@ func (in *Intake) Ask(ctx context.Context, rq *Request) error {
 	if err := in.question(ctx, rq, rq.Question); err != nil {
 		return err
 	}
-	return in.encoder.tokenize(ctx, rq)
+	if err := in.encoder.tokenize(ctx, rq); err != nil {
+		return err
+	}
+	in.lookups.find(ctx, rq)
+	return nil
 }
 
 // errCutBeforeModel rejects a cut body that lacks its model where the model is needed.

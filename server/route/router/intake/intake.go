@@ -32,6 +32,7 @@ type Intake struct {
 	sides     sides
 	places    places
 	encoder   encoder
+	lookups   lookups
 	// prefix begins the ids of requests.
 	prefix string
 	tracer trace.Tracer
@@ -59,8 +60,10 @@ type Params struct {
 	Scope  scope.Scope
 }
 
-// PerModel are parts that matter to the models that the settings name.
+// PerModel are parts that matter to some models only.
 type PerModel struct {
+	// Directory names the parts of prompts that replicas can load from below their GPUs; nil names none.
+	Directory Directory
 	// Splits share the requests for models between sides; nil splits none.
 	Splits *splits.Splits
 	// Standby holds requests for models that are scaled from zero; nil holds none.
@@ -75,7 +78,7 @@ func New(c Config, attempts int, p Params) *Intake {
 		reader:  reader{bodies: p.Bodies, steering: newSteering(p.Scope.Meters())},
 		sides:   sides{registry: p.Registry, splits: p.Splits, standby: standby},
 		places:  places{registry: p.Registry, standby: standby, responses: responses},
-		encoder: encoder{p.Tokens}, prefix: p.Origin, tracer: p.Scope.Tracer("server/route/router"),
+		encoder: encoder{tokens: p.Tokens, directory: p.Directory}, lookups: lookups{p.Directory}, prefix: p.Origin, tracer: p.Scope.Tracer("server/route/router"),
 	}
 	in.set.Store(newSettings(c, attempts))
 	return in
@@ -131,6 +134,7 @@ func (in *Intake) Prepare(ctx context.Context, rq *Request) error {
 	if err := in.encoder.tokenize(ctx, rq); err != nil {
 		return err
 	}
+	in.lookups.find(ctx, rq)
 	return in.Limits.Book(rq, rq.Parsed.MaxTokens, false)
 }
 

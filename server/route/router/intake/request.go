@@ -18,6 +18,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/prompt"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
+	"github.com/kvpilot/kvpilot/server/fleet/directory"
 	"github.com/kvpilot/kvpilot/server/fleet/registry"
 	"github.com/kvpilot/kvpilot/server/route/quota"
 	"github.com/kvpilot/kvpilot/server/route/router/story"
@@ -74,6 +75,8 @@ type tokenized struct {
 	Tokenizing time.Duration
 	// Refused is a tokenizer route's refusal of the prompt, which the request is sent without ids in spite of.
 	Refused *tokenizer.ClientFault
+	// Directory is the answer of a directory about the prompt; nil when none was asked.
+	Directory *directory.Answer
 }
 
 // changes are what the router changes of what the client says to the engine.
@@ -136,7 +139,7 @@ func (rq *Request) FillPrompt(a *chooser.Request) {
 	}
 	a.PromptTokens, a.Estimated = rq.tokens(), !rq.Enc.Exact
 	a.Longest = rq.Enc.Longest()
-	a.Answer = chooser.Answer(rq.Enc.Answer)
+	a.Answer, a.Directory = chooser.Answer(rq.Enc.Answer), rq.Directory
 	if !rq.needsHashes() {
 		return
 	}

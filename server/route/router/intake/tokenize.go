@@ -12,7 +12,10 @@ import (
 )
 
 // encoder gets the token ids of prompts.
-type encoder struct{ tokens *tokenizer.Pool }
+type encoder struct {
+	tokens    *tokenizer.Pool
+	directory Directory // nil: none
+}
 
 // tokenize gets the prompt's token ids. Only the client's own fault is an error: a tokenizer that
 // is down, slow or wrong, or a body without a prompt, leaves the request without ids, for a reason. So does a
@@ -26,6 +29,9 @@ func (en *encoder) tokenize(ctx context.Context, rq *Request) error {
 	defer cancel()
 	ask := rq.EncodeRequest()
 	ask.Keep, ask.Namespace = rq.keepsIDs(), rq.Namespace()
+	if en.directory != nil && rq.mayLookUp() && en.directory.Asks(rq.Pool.Replicas) {
+		ask.Keep = math.MaxInt
+	}
 	ask.Span = rq.Story.Plan()
 	ask.SizeOnly = !rq.wantsIDs() && rq.Chat == nil && !rq.Policies.ReadsCache(rq.Pool.Model, &rq.Call.Options)
 	enc, err := en.tokens.Encode(tctx, ask)

@@ -96,7 +96,7 @@ func (h *Hop) drawChoice(on *span.Canvas, t *recorder.Tracer) {
 		on.Draw(t, span.Part{Name: span.Score, From: looked, To: chosen.From},
 			span.PromptTokens.Int(h.prompt), span.BestOverlap.Int(h.best), span.Candidates.Int(h.candidates))
 	}
-	var list [15]span.KeyValue
+	var list [18]span.KeyValue
 	attrs := append(list[:0], span.DecisionID.String(h.decision), span.Policy.String(string(h.policy)), span.Reason.String(string(h.reason)),
 		span.Candidates.Int(h.candidates), span.Margin.Float64(h.margin))
 	if h.replica != "" {

@@ -108,10 +108,14 @@ type choosing struct {
 type found struct {
 	best, overlap, host, store int
 	load                       float64
+	lookup                     *decision.Lookup // nil: no directory was asked
 }
 
-// below are the attributes of the part that is loaded.
+// below are the attributes of the part that is loaded, and of the question to a directory about it.
 func (f *found) below(attrs []span.KeyValue) []span.KeyValue {
+	if l := f.lookup; l != nil {
+		attrs = append(attrs, span.Directory.String(l.Source), span.DirectoryResult.String(l.Result), span.DirectoryFor.Float64(l.Took.Seconds()))
+	}
 	if f.host+f.store == 0 {
 		return attrs
 	}
@@ -214,6 +218,7 @@ func (st *Story) Choice(id trace.SpanID, began, ended time.Time, made *chooser.C
 	h.decided, h.decision, h.policy, h.reason, h.attempt = true, d.ID, d.Policy, d.Reason, d.Attempt
 	h.held, h.took, h.scored, h.margin = d.Held, d.Took, d.Scored, d.Margin
 	h.decidedBy, h.alone, h.memory, h.copied = d.DecidedBy, d.Alone, d.Memory, d.Copied()
+	h.lookup = d.Lookup
 	h.candidates, h.prompt, h.best = d.Listed()+d.Others+d.VetoedOthers, d.PromptTokens, d.BestOverlap()
 	if pick := d.Pick(); pick != nil {
 		h.replica, h.rank, h.overlap, h.ttft = string(pick.Replica), int(pick.Rank), d.Expected(), d.PredictedTTFT()

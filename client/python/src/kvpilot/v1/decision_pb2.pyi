@@ -180,7 +180,7 @@ class Overlap(_message.Message):
     def __init__(self, gpu_tokens: _Optional[int] = ..., cpu_tokens: _Optional[int] = ..., disk_tokens: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning", "ways", "memory_wait", "prefill_rate", "split")
+    __slots__ = ("decision_id", "attempt", "request_id", "time", "model", "adapter", "policy", "reason", "replica_id", "rank", "prompt_tokens", "estimated", "expected_output_tokens", "dry_run", "margin", "params", "load", "omega", "held", "took", "tries", "candidates", "outcome", "shadow", "seed", "trace_id", "span_id", "tenant", "objective", "target_ttft", "target_tpot", "keyless", "pinned", "too_long", "prompt_chars", "cursor", "waited", "scored", "decided_by", "asked_by", "alone", "others", "vetoed_others", "returning", "ways", "memory_wait", "prefill_rate", "split", "directory")
     class ParamsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class Decision(_message.Message):
     MEMORY_WAIT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_RATE_FIELD_NUMBER: _ClassVar[int]
     SPLIT_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     attempt: int
     request_id: str
@@ -284,7 +285,18 @@ class Decision(_message.Message):
     memory_wait: MemoryWait
     prefill_rate: float
     split: SplitChoice
-    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ..., ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ..., memory_wait: _Optional[_Union[MemoryWait, _Mapping]] = ..., prefill_rate: _Optional[float] = ..., split: _Optional[_Union[SplitChoice, _Mapping]] = ...) -> None: ...
+    directory: DirectoryLookup
+    def __init__(self, decision_id: _Optional[str] = ..., attempt: _Optional[int] = ..., request_id: _Optional[str] = ..., time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ..., policy: _Optional[str] = ..., reason: _Optional[_Union[ChoiceReason, str]] = ..., replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., estimated: bool = ..., expected_output_tokens: _Optional[int] = ..., dry_run: bool = ..., margin: _Optional[float] = ..., params: _Optional[_Mapping[str, float]] = ..., load: _Optional[float] = ..., omega: _Optional[float] = ..., held: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tries: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., shadow: _Optional[_Union[Shadow, _Mapping]] = ..., seed: _Optional[int] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[str] = ..., tenant: _Optional[str] = ..., objective: _Optional[_Union[Objective, str]] = ..., target_ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., target_tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., keyless: bool = ..., pinned: bool = ..., too_long: bool = ..., prompt_chars: _Optional[int] = ..., cursor: _Optional[int] = ..., waited: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., scored: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decided_by: _Optional[str] = ..., asked_by: _Optional[str] = ..., alone: _Optional[_Union[Alone, str]] = ..., others: _Optional[int] = ..., vetoed_others: _Optional[int] = ..., returning: _Optional[float] = ..., ways: _Optional[_Iterable[_Union[Way, _Mapping]]] = ..., memory_wait: _Optional[_Union[MemoryWait, _Mapping]] = ..., prefill_rate: _Optional[float] = ..., split: _Optional[_Union[SplitChoice, _Mapping]] = ..., directory: _Optional[_Union[DirectoryLookup, _Mapping]] = ...) -> None: ...
+
+class DirectoryLookup(_message.Message):
+    __slots__ = ("source", "result", "took")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    TOOK_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    result: str
+    took: _duration_pb2.Duration
+    def __init__(self, source: _Optional[str] = ..., result: _Optional[str] = ..., took: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SplitChoice(_message.Message):
     __slots__ = ("model", "side", "instead_of")
@@ -341,7 +353,7 @@ class Way(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., prefill_replica_id: _Optional[str] = ..., prefill_rank: _Optional[int] = ..., decode_replica_id: _Optional[str] = ..., decode_rank: _Optional[int] = ..., held_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., cost: _Optional[float] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., queue: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., compute: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., transfer: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct", "adapter", "load", "loadable_tokens")
+    __slots__ = ("replica_id", "rank", "veto", "overlap", "feed", "block_size", "session", "requests", "waiting", "queued_tokens", "decode_blocks", "blocks", "engine_waiting", "kv_usage", "backlog", "uncached_tokens", "prefill", "ttft", "cost", "silent", "speed", "slowdown", "planned", "full_step", "decode", "crowding", "tpot", "late", "returns_per_second", "saved", "residual", "chars", "held_chars", "place", "drag", "conduct", "adapter", "load", "loadable_tokens", "named_tokens")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     VETO_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +393,7 @@ class Candidate(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     LOADABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     rank: int
     veto: Veto
@@ -420,7 +433,8 @@ class Candidate(_message.Message):
     adapter: AdapterCost
     load: _duration_pb2.Duration
     loadable_tokens: int
-    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[_Union[Veto, str]] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ..., adapter: _Optional[_Union[AdapterCost, _Mapping]] = ..., load: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., loadable_tokens: _Optional[int] = ...) -> None: ...
+    named_tokens: int
+    def __init__(self, replica_id: _Optional[str] = ..., rank: _Optional[int] = ..., veto: _Optional[_Union[Veto, str]] = ..., overlap: _Optional[_Union[Overlap, _Mapping]] = ..., feed: _Optional[_Union[FeedState, str]] = ..., block_size: _Optional[int] = ..., session: bool = ..., requests: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decode_blocks: _Optional[float] = ..., blocks: _Optional[int] = ..., engine_waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., backlog: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., uncached_tokens: _Optional[int] = ..., prefill: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., ttft: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost: _Optional[float] = ..., silent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., speed: _Optional[_Union[RankSpeed, _Mapping]] = ..., slowdown: _Optional[float] = ..., planned: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., full_step: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., crowding: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., tpot: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., late: _Optional[float] = ..., returns_per_second: _Optional[float] = ..., saved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., residual: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chars: _Optional[int] = ..., held_chars: _Optional[int] = ..., place: _Optional[int] = ..., drag: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., conduct: _Optional[_Union[RankConduct, _Mapping]] = ..., adapter: _Optional[_Union[AdapterCost, _Mapping]] = ..., load: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., loadable_tokens: _Optional[int] = ..., named_tokens: _Optional[int] = ...) -> None: ...
 
 class AdapterCost(_message.Message):
     __slots__ = ("state", "wait", "load", "loss")

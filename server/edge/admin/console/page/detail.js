@@ -54,7 +54,8 @@ function facts(d, toTrace) {
     else if (o.cached_tokens !== undefined) list.push(['tokens cached', `${count(o.cached_tokens)}, predicted ${count(o.predicted_cached_tokens)}`]);
   }
   const pick = d.candidates.find((c) => c.replica_id === d.replica_id && c.rank === d.rank);
-  if (pick && tiers(pick)) list.push(['tiers', `${tiers(pick)}: ${count(pick.loadable_tokens)} loaded in ${ms(milliseconds(pick.load))} expected`]);
+  if (pick && tiers(pick)) list.push(['tiers', `${tiers(pick)}: ${count(pick.loadable_tokens)} loaded in ${ms(milliseconds(pick.load))} expected${pick.named_tokens ? `, ${count(pick.named_tokens)} by the directory's word` : ''}`]);
+  if (d.directory) list.push(['directory', `${d.directory.source}: ${d.directory.result} in ${ms(milliseconds(d.directory.took))}`]);
   (d.ways ?? []).forEach((w, i) => {
     if (w.kind === 'copy') {
       list.push(['copy', `of the prompt's first ${count(w.held_tokens)} tokens from ${w.prefill_replica_id} to ${w.decode_replica_id}, expected after ${ms(milliseconds(w.transfer))}`]);
