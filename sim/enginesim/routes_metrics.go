@@ -146,8 +146,8 @@ func (l *life) metrics(c *call) {
 			}
 		}
 	}
-	if l.cfg.Core.Lower.Host.Blocks > 0 {
-		l.offloadInfo(x, stats)
+	if l.cfg.Core.Lower.Host.Blocks > 0 && l.features.has(offloadMetrics) {
+		x.offload(&l.cfg.Core, stats)
 	}
 	x.family("request_success", "counter", "Count of successfully processed requests.")
 	for rank, s := range stats {
@@ -194,12 +194,8 @@ func (m *meters) histograms(x *exposition, f *features) {
 	}
 }
 
-// offloadInfo are the series of the OffloadingConnector, with host memory of one block to a chunk.
-func (l *life) offloadInfo(x *exposition, stats []core.Stats) {
-	if !l.features.has(offloadMetrics) {
-		return
-	}
-	c := &l.cfg.Core
+// offload are the series of the OffloadingConnector, with host memory of one block to a chunk.
+func (x *exposition) offload(c *core.Config, stats []core.Stats) {
 	x.family("kv_offload_config_info", "gauge", "Static configuration of the KV offload managers of this engine instance.")
 	for rank := range stats {
 		x.sample("kv_offload_config_info", rank, fmt.Sprintf("cpu_blocks_per_chunk=\"1\",cpu_kv_cache_size_tokens=\"%d\",cpu_num_chunks=\"%d\",", c.Lower.Host.Blocks*c.BlockSize, c.Lower.Host.Blocks), 1)

@@ -18,7 +18,7 @@ const (
 	lmcacheEvents = "switch LMCache's KV events on (enable_kv_events: true in its configuration; its multiprocess mode publishes from 0.5.6 on)"
 )
 
-// belowGPU counts the events of a rank about blocks below its GPU: all, and the ones that carry tokens.
+// belowGPU counts a rank's events about blocks below its GPU. Of these, described carry tokens.
 type belowGPU struct{ events, described int }
 
 // below is a rank's KV cache below the GPU, as far as it shows.
