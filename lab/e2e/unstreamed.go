@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,18 +20,18 @@ const (
 	unstreamedClients = 24
 	unstreamedFor     = 5 * time.Second
 	unstreamedTurns   = 7
-	// unstreamedShare is the part of round-robin's answers that the default policy must reach where no prompts share anything.
-	unstreamedShare = 0.75
+	// unstreamedShare is the part of round-robin's answers that the default policy must reach where no prompts share anything, and the engines share
+	// their cores with the router that has them tokenize.
+	unstreamedShare = 0.8
 )
 
-// checkUnstreamed asks many clients at a time for answers in one piece, of which no first token can be seen. A router that guesses the engines' speed and
-// holds requests back for that gives fewer answers than round-robin. The routers take turns, so that other work on the machine meets both; the first turn of
-// each counts for nothing.
-func (r *disturbances) checkUnstreamed(ctx context.Context) (string, error) {
+// answersOf compares the answers of the default policy with round-robin's. A router that guesses the engines' speed and holds requests back for that gives fewer. The
+// routers take turns, so that other work on the machine meets both; the first turn of each counts for nothing.
+func (r *stack) answersOf(ctx context.Context, stream bool) (string, error) {
 	policies := [2]string{"predicted-ttft", "round-robin"}
 	var routers [2]*routerProcess
 	for i, policy := range policies {
-		p, err := r.another(ctx, "unstreamed-"+policy, r.addresses(), "chooser: {policy: "+policy+"}\n")
+		p, err := r.another(ctx, fmt.Sprintf("load-%v-%s", stream, policy), r.addresses(), "chooser: {policy: "+policy+"}\n")
 		if err != nil {
 			return "", err
 		}
@@ -37,7 +41,7 @@ func (r *disturbances) checkUnstreamed(ctx context.Context) (string, error) {
 	var answers [2]int64
 	for turn := range unstreamedTurns {
 		for _, i := range [2]int{turn % 2, 1 - turn%2} {
-			n, err := unstreamedAnswers(ctx, routers[i])
+			n, err := answersWithin(ctx, routers[i], stream)
 			if err != nil {
 				return "", fmt.Errorf("%s: %w", policies[i], err)
 			}
@@ -68,8 +72,8 @@ func (f *fleet) addresses() (list []string) {
 	return list
 }
 
-// unstreamedAnswers counts a router's answers to clients of which each has one request at a time, no two alike.
-func unstreamedAnswers(ctx context.Context, router *routerProcess) (int64, error) {
+// answersWithin counts a router's answers to clients of which each has one request at a time, no two alike.
+func answersWithin(ctx context.Context, router *routerProcess, stream bool) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, unstreamedFor)
 	defer cancel()
 	var n atomic.Int64
@@ -80,7 +84,7 @@ func unstreamedAnswers(ctx context.Context, router *routerProcess) (int64, error
 			dice := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 			for ctx.Err() == nil {
 				text := strconv.Itoa(dice.IntN(1e9)) + " " + words(dice, 600)
-				_, err := post(ctx, router.url()+"/v1/completions", object{"model": "tiny", "prompt": text, "max_tokens": 4, "ignore_eos": true})
+				err := consume(ctx, router.url()+"/v1/completions", object{"model": "tiny", "prompt": text, "max_tokens": 4, "ignore_eos": true, "stream": stream})
 				switch {
 				case err == nil:
 					n.Add(1)
@@ -96,6 +100,29 @@ func unstreamedAnswers(ctx context.Context, router *routerProcess) (int64, error
 		return 0, *err
 	}
 	return n.Load(), nil
+}
+
+// consume reads an answer of either form to its end.
+func consume(ctx context.Context, url string, body object) error {
+	raw, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	resp, err := open(ctx, http.MethodPost, url, raw)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("POST %s: status %d: %.300s", url, resp.StatusCode, b)
+	case body["stream"] == true && !bytes.HasSuffix(bytes.TrimSpace(b), []byte("data: [DONE]")):
+		return fmt.Errorf("POST %s: a stream without an end: %.300s", url, b)
+	}
+	return nil
 }
 
 // speedSource is where the router's knowledge of the engines' speed comes from.

@@ -15,7 +15,7 @@ func (r *report) markdown(path string) error {
 	var errs []error
 	var b strings.Builder
 	b.WriteString("# Routers side by side\n\nWritten by `make bench-routers`; do not edit. Real processes in real time: simulated replicas ([simulator.md](simulator.md)), the same requests over HTTP\n" +
-		"at the same moments, and in turn each router in front of them. The meaning of each figure, and how to play other loads, is at the end.\n\n")
+		"at the same moments, and in turn each router in front of them. The figures' meaning, and how to play other loads, is at the end.\n\n")
 	fmt.Fprintf(&b, "%s\n%s\n\n```\n%s\n```\n\n%s, %s%s.\n", r.sentence(), otherLoads, r.Command, r.When.Format("2006-01-02"), r.Machine, r.common())
 	for _, name := range sorted(r.Versions) {
 		fmt.Fprintf(&b, "- %s: %s\n", name, r.Versions[name])
@@ -84,19 +84,18 @@ func withoutEmpty(table [][]string) [][]string {
 const legend = `
 ## What the figures mean
 
-- Load is the arrival rate over the rate at which a fleet with one pooled cache is full, for these very requests
-  (` + "`kvpilot replay`" + ` computes it). Engines are cold when a run begins.
-- TTFT, TPOT and whole answers are the client's, from the moment a request is sent to the first text, between first and last text, and to the end of the stream.
-  Requests without an end when a run is over count with the time they had lasted; failed ones count in no time.
-- Good answers have their first token within 2 s and no more than 100 ms per further token.
-- Cached is the share of prompt tokens that the engines' usage says were cached. Imbalance is the most prefill that a replica did over the mean.
+- Load is the arrival rate over the rate at which a fleet with one pooled cache is full, for these very requests. Engines are cold when a run begins.
+- TTFT, TPOT and whole answers are the client's. Requests without an end when a run is over count with the time they had lasted; failed ones count in no time.
+- Good answers have their first token within 2 s and at most 100 ms per further token.
+- Cached is the share of prompt tokens by the engines' usage. Imbalance is the most prefill that a replica did over the mean.
+- Real processes should be within 15 % and 2 points of the trace player's TTFT and cached share.
 - A figure is void when the machine did not keep up: more than 92 % busy, engines that lost 1 % of their time or ended steps late by a tenth of a step, requests sent 100 ms late.
-  Means are over the rounds that are not void. A table without the columns failed, unfinished or void has none.
-- The chat trace is 200 users of 10 turns at once below one system prompt of 3,000 tokens, each turn with the real answer to the one before; agents are sessions of 6 to 20 turns
-  that grow to 100,000 tokens, each turn some think time after the last answer; hotdoc is documents of 20,000 tokens with Zipf 1.2 popularity; conversation is Mooncake's public trace.
+  Means are over the other rounds. A table without the columns failed, unfinished or void has none.
+- chat: 200 users of 10 turns at once below one system prompt of 3,000 tokens, each turn with the real answer to the one before; agents: sessions of 6 to 20 turns
+  that grow to 100,000 tokens, with think times; hotdoc: documents of 20,000 tokens with Zipf 1.2 popularity; conversation: Mooncake's public trace.
 
 Other routers have their own defaults. vllm-router's kv_aware reads the same KV events as kvpilot; SMG and sglang-router see text only, since their event index wants gRPC engines.
-Of Dynamo the selection service is played, behind a small proxy that tokenizes with a replica's /render and forwards; its frontend serves Dynamo's own workers only. All replicas
+Of Dynamo the selection service is played, behind a small proxy that tokenizes with a replica's /render and forwards. All replicas
 hash blocks with one seed (PYTHONHASHSEED in vLLM): with a seed each, Dynamo's index loses most events.
 
 ` + "```" + `

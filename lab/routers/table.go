@@ -104,21 +104,24 @@ func (row *rows) cells() []string {
 
 // remarks are the lines below a cell's table: replay, and kvpilot's report about itself.
 func (c *cell) remarks() []string {
-	var list []string
+	var about, list []string
 	if c.Setting != "" {
-		list = append(list, "played with "+c.Setting)
+		about = append(about, "played with "+c.Setting)
 	}
 	if p := c.Replay; p != nil {
-		list = append(list, fmt.Sprintf("kvpilot replay says: TTFT mean %.2f s, p99 %.1f, cached %.1f %%, imbalance %.2f; the pooled oracle %.2f s", p.TTFT, p.TTFTP99, 100*p.Cached, p.Imbalance, p.Oracle))
+		about = append(about, fmt.Sprintf("kvpilot replay: TTFT mean %.2f s, p99 %.1f, cached %.1f %%, imbalance %.2f; pooled oracle %.2f s", p.TTFT, p.TTFTP99, 100*p.Cached, p.Imbalance, p.Oracle))
 		for _, row := range c.Results {
 			if f := row.Mean; f != nil && row.Router == "kvpilot" {
-				list = append(list, p.compare(f))
+				about = append(about, p.compare(f))
 			}
 		}
 	}
+	if len(about) > 0 {
+		list = append(list, strings.Join(about, "; "))
+	}
 	for _, row := range c.Results {
 		if row.Mean != nil && row.Mean.Told != nil {
-			list = append(list, row.Router+": "+row.Mean.Told.String()+fmt.Sprintf("; shares of the prefill %.2f", row.Mean.Shares))
+			list = append(list, row.Router+": "+row.Mean.Told.String())
 		}
 	}
 	return list
@@ -137,7 +140,7 @@ func (p *played) compare(f *figures) string {
 	if math.Abs(ttft) > sameTTFT || math.Abs(cached) > sameCached {
 		verdict = "NOT within"
 	}
-	return fmt.Sprintf("real processes against replay: TTFT %+.0f %%, cached %+.1f points: %s %.0f %% and %.0f points", 100*ttft, 100*cached, verdict, 100*sameTTFT, 100*sameCached)
+	return fmt.Sprintf("real against replay: TTFT %+.0f %%, cached %+.1f points: %s bounds", 100*ttft, 100*cached, verdict)
 }
 
 // String has the predictions and the learned rates.

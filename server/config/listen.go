@@ -18,28 +18,26 @@ type Listen struct {
 	GRPC string `yaml:"grpc"`
 	// Admin is the address of health, metrics, profiles and the console. Empty: no such surface.
 	Admin string `yaml:"admin"`
-	// Hosts lists the names, besides localhost, that the Host header may have at an HTTP or admin address of the
-	// loopback; "*" allows all. This stops web pages from reaching the router under names of their own.
+	// Hosts lists the names, besides localhost, that the Host header may have at a loopback address; "*" allows all. This stops web pages
+	// that rebind names.
 	Hosts []string `yaml:"hosts"`
-	// TLSCert names a PEM file with the certificate of the HTTP and gRPC addresses, which use TLS when it and tls_key
-	// are set. It is read again when it changes.
+	// TLSCert names a PEM file with the certificate of the HTTP and gRPC addresses; with tls_key it turns TLS on. It is read again when
+	// it changes.
 	TLSCert string `yaml:"tls_cert"`
 	// TLSKey names a PEM file with the key of tls_cert. It is read again when it changes.
 	TLSKey string `yaml:"tls_key"`
-	// AdminTLS makes the admin address use TLS, with admin_tls_cert and admin_tls_key, or with tls_cert and tls_key
-	// where those are empty.
+	// AdminTLS makes the admin address use TLS.
 	AdminTLS bool `yaml:"admin_tls"`
 	// AdminTLSCert names a PEM file with the certificate of the admin address. Empty: tls_cert.
 	AdminTLSCert string `yaml:"admin_tls_cert"`
 	// AdminTLSKey names a PEM file with the key of admin_tls_cert. Empty: tls_key.
 	AdminTLSKey string `yaml:"admin_tls_key"`
-	// ClientCA names a PEM file with the certificate authorities of client certificates, at each address that uses
-	// TLS; api.certificates maps them to tenants. It is read again when it changes. Empty: client certificates are not
-	// requested.
+	// ClientCA names a PEM file with the authorities of client certificates, at each address that uses TLS (see api.certificates). It is
+	// read again when it changes. Empty: none are requested.
 	ClientCA string `yaml:"client_ca"`
-	// ClientAuth decides whether HTTP and gRPC clients need a certificate: optional (it must be valid if there is one) or required.
+	// ClientAuth says whether HTTP and gRPC clients need a certificate: optional (a given one must be valid) or required.
 	ClientAuth string `yaml:"client_auth"`
-	// AdminClientAuth decides the same for the admin address, where probes and scrapers may have no certificate.
+	// AdminClientAuth says the same for the admin address.
 	AdminClientAuth string `yaml:"admin_client_auth"`
 	// ReadHeaderTimeout limits the time to read a request's header.
 	ReadHeaderTimeout time.Duration `yaml:"read_header_timeout"`
@@ -49,15 +47,15 @@ type Listen struct {
 	MaxHeaderBytes quantity.Bytes `yaml:"max_header_bytes"`
 	// MaxStreams limits the concurrent requests of one HTTP/2 or gRPC connection.
 	MaxStreams int `yaml:"max_streams"`
-	// MaxConnections limits the connections of each of the three addresses. At the limit, idle ones are closed for new ones; while
-	// all have requests, new ones wait. Zero: a quarter of the files that the process may open. All addresses together take at most
-	// half of these files, which leaves as many for replicas.
+	// MaxConnections limits the connections of each of the three addresses. At the limit, idle ones are closed for new ones; while all
+	// have requests, new ones wait. Zero: a quarter of the files that the process may open. All together take at most half of these
+	// files.
 	MaxConnections int `yaml:"max_connections"`
-	// RawSockets reads from replicas and writes to them and to clients with system calls that bypass Go's scheduler, on Linux, so
-	// that a busy router wakes fewer threads. Turn it off to rule these calls out when you look for a fault.
+	// RawSockets reads and writes with system calls that bypass Go's scheduler, on Linux, so that a busy router wakes fewer threads. Turn
+	// it off only to find a fault.
 	RawSockets bool `yaml:"raw_sockets"`
-	// StartWait limits how long requests wait after a start until every known replica has answered a probe or failed it; until then
-	// their connections are queued, and readiness at the admin address says no. Zero: they are served at once and may get a 503.
+	// StartWait limits how long connections are queued after a start, until every known replica has answered or failed a probe. Zero:
+	// requests are served at once and may get a 503.
 	StartWait time.Duration `yaml:"start_wait"`
 	// DrainDelay is the time between reporting not ready and closing the listeners, in which load balancers can react.
 	DrainDelay time.Duration `yaml:"drain_delay"`

@@ -93,7 +93,7 @@ func (p *page) learn(messages protoreflect.MessageDescriptors, enums protoreflec
 	}
 	for i := range messages.Len() {
 		m := messages.Get(i)
-		p.known[m.FullName()] = true
+		p.known[m.FullName()] = m.Fields().Len() > 0
 		p.learn(m.Messages(), m.Enums())
 	}
 }
@@ -154,7 +154,13 @@ func (p *page) messages(list protoreflect.MessageDescriptors) {
 		if m.IsMapEntry() {
 			continue
 		}
-		fmt.Fprintf(p, "### %s\n\n%s\n\n", title(m), comment(m, "\n"))
+		if m.Fields().Len() == 0 {
+			continue
+		}
+		fmt.Fprintf(p, "### %s\n\n", title(m))
+		if text := unnamed(m); !isEnvelope(m) || strings.Contains(text, ". ") || strings.Contains(text, "\n") {
+			p.WriteString(text + "\n\n")
+		}
 		for i := range m.Fields().Len() {
 			f := m.Fields().Get(i)
 			fmt.Fprintf(p, "- `%s` %s: %s\n", f.Name(), p.kind(f), comment(f, " "))
@@ -167,9 +173,12 @@ func (p *page) messages(list protoreflect.MessageDescriptors) {
 func (p *page) enums(messages protoreflect.MessageDescriptors, list protoreflect.EnumDescriptors) {
 	for i := range list.Len() {
 		e := list.Get(i)
-		fmt.Fprintf(p, "### %s\n\n%s\n\n", title(e), comment(e, "\n"))
+		fmt.Fprintf(p, "### %s\n\n%s\n\n", title(e), unnamed(e))
 		for i := range e.Values().Len() {
 			v := e.Values().Get(i)
+			if comment(v, " ") == "Not specified." {
+				continue
+			}
 			fmt.Fprintf(p, "- `%s`: %s\n", v.Name(), comment(v, " "))
 		}
 		p.WriteByte('\n')
@@ -205,10 +214,27 @@ func (p *page) kind(f protoreflect.FieldDescriptor) string {
 	return text
 }
 
+// isEnvelope reports whether m is the request or response of an RPC, whose comment says the same as a single sentence about m.
+func isEnvelope(m protoreflect.MessageDescriptor) bool {
+	name := string(m.Name())
+	return strings.HasSuffix(name, "Request") || strings.HasSuffix(name, "Response")
+}
+
+// unnamed is the comment of d, whose name is its heading, without "Name is" at its beginning.
+func unnamed(d protoreflect.Descriptor) string {
+	text := comment(d, "\n")
+	for _, verb := range []string{" is ", " are ", " says ", " "} {
+		if rest, ok := strings.CutPrefix(text, string(d.Name())+verb); ok {
+			return strings.ToUpper(rest[:1]) + rest[1:]
+		}
+	}
+	return text
+}
+
 // link leads to d's heading, or names it when it has none here.
 func (p *page) link(d protoreflect.Descriptor) string {
 	if !p.known[d.FullName()] {
-		return string(d.FullName())
+		return title(d)
 	}
 	name := title(d)
 	return "[" + name + "](#" + strings.ToLower(strings.ReplaceAll(name, ".", "")) + ")"

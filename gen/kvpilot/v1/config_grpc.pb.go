@@ -31,13 +31,12 @@ const (
 // ConfigService applies changed settings to a running router. Its RPCs are for operators: where API keys are in use, the
 // key must allow changing the fleet.
 type ConfigServiceClient interface {
-	// ReloadConfig reads the settings again, checks all of them, and applies those that need no restart. When any is invalid
-	// or cannot be applied, none is applied.
+	// ReloadConfig reads the settings again, checks them, and applies those that need no restart: all or none.
 	ReloadConfig(ctx context.Context, in *ReloadConfigRequest, opts ...grpc.CallOption) (*ReloadConfigResponse, error)
 	// ListConfigVersions returns the settings that were in force since the router began, latest first.
 	ListConfigVersions(ctx context.Context, in *ListConfigVersionsRequest, opts ...grpc.CallOption) (*ListConfigVersionsResponse, error)
-	// RollbackConfig applies the settings of an earlier version, as a new version. The files that they name (keys, for
-	// example) are read as they are now.
+	// RollbackConfig applies the settings of an earlier version, as a new version. Files that they name are read as they are
+	// now.
 	RollbackConfig(ctx context.Context, in *RollbackConfigRequest, opts ...grpc.CallOption) (*RollbackConfigResponse, error)
 }
 
@@ -86,13 +85,12 @@ func (c *configServiceClient) RollbackConfig(ctx context.Context, in *RollbackCo
 // ConfigService applies changed settings to a running router. Its RPCs are for operators: where API keys are in use, the
 // key must allow changing the fleet.
 type ConfigServiceServer interface {
-	// ReloadConfig reads the settings again, checks all of them, and applies those that need no restart. When any is invalid
-	// or cannot be applied, none is applied.
+	// ReloadConfig reads the settings again, checks them, and applies those that need no restart: all or none.
 	ReloadConfig(context.Context, *ReloadConfigRequest) (*ReloadConfigResponse, error)
 	// ListConfigVersions returns the settings that were in force since the router began, latest first.
 	ListConfigVersions(context.Context, *ListConfigVersionsRequest) (*ListConfigVersionsResponse, error)
-	// RollbackConfig applies the settings of an earlier version, as a new version. The files that they name (keys, for
-	// example) are read as they are now.
+	// RollbackConfig applies the settings of an earlier version, as a new version. Files that they name are read as they are
+	// now.
 	RollbackConfig(context.Context, *RollbackConfigRequest) (*RollbackConfigResponse, error)
 	mustEmbedUnimplementedConfigServiceServer()
 }

@@ -108,15 +108,13 @@ type InferenceServiceClient interface {
 	CohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// RenderCohereChat returns the token ids that the engine would use for a chat in Cohere's format.
 	RenderCohereChat(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
-	// LoadAdapter loads a LoRA adapter into every replica of a pool, or into the one that x-kvpilot-pin names. The pool is
-	// that of the body's model, or the only one. Engines must be started with support for it. The answer is the engines'
-	// own when all have loaded it, else the first failure, with the results of the others.
+	// LoadAdapter loads a LoRA adapter into every replica of the pool of the body's model (or of the only one), or into the
+	// replica of x-kvpilot-pin. The answer is the engines' own, or the first failure with the results of the others.
 	LoadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// UnloadAdapter unloads a LoRA adapter from every replica of a pool, or from the one that x-kvpilot-pin names.
 	UnloadAdapter(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes are
-	// forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address; over gRPC, over HTTP/2 and
-	// without an upgrade it is rejected.
+	// forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address.
 	Realtime(ctx context.Context, in *RealtimeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
@@ -134,8 +132,7 @@ type InferenceServiceClient interface {
 	ListModels(ctx context.Context, in *ListModelsRequest, opts ...grpc.CallOption) (*httpbody.HttpBody, error)
 	// GetModel returns one model in OpenAI's format.
 	GetModel(ctx context.Context, in *GetModelRequest, opts ...grpc.CallOption) (*httpbody.HttpBody, error)
-	// Forward forwards a request for any other path to a replica of the body's model. It is off unless the
-	// router's configuration allows it (router.unknown_routes). Over REST it serves paths that have no route.
+	// Forward forwards a request for any other path to a replica of the body's model, where router.unknown_routes allows it.
 	Forward(ctx context.Context, in *ForwardRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[httpbody.HttpBody], error)
 }
 
@@ -809,15 +806,13 @@ type InferenceServiceServer interface {
 	CohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// RenderCohereChat returns the token ids that the engine would use for a chat in Cohere's format.
 	RenderCohereChat(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
-	// LoadAdapter loads a LoRA adapter into every replica of a pool, or into the one that x-kvpilot-pin names. The pool is
-	// that of the body's model, or the only one. Engines must be started with support for it. The answer is the engines'
-	// own when all have loaded it, else the first failure, with the results of the others.
+	// LoadAdapter loads a LoRA adapter into every replica of the pool of the body's model (or of the only one), or into the
+	// replica of x-kvpilot-pin. The answer is the engines' own, or the first failure with the results of the others.
 	LoadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// UnloadAdapter unloads a LoRA adapter from every replica of a pool, or from the one that x-kvpilot-pin names.
 	UnloadAdapter(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes are
-	// forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address; over gRPC, over HTTP/2 and
-	// without an upgrade it is rejected.
+	// forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address.
 	Realtime(*RealtimeRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	// DerenderChatCompletions turns generated token ids into a chat answer, in vLLM's format.
 	DerenderChatCompletions(*httpbody.HttpBody, grpc.ServerStreamingServer[httpbody.HttpBody]) error
@@ -835,8 +830,7 @@ type InferenceServiceServer interface {
 	ListModels(context.Context, *ListModelsRequest) (*httpbody.HttpBody, error)
 	// GetModel returns one model in OpenAI's format.
 	GetModel(context.Context, *GetModelRequest) (*httpbody.HttpBody, error)
-	// Forward forwards a request for any other path to a replica of the body's model. It is off unless the
-	// router's configuration allows it (router.unknown_routes). Over REST it serves paths that have no route.
+	// Forward forwards a request for any other path to a replica of the body's model, where router.unknown_routes allows it.
 	Forward(*ForwardRequest, grpc.ServerStreamingServer[httpbody.HttpBody]) error
 	mustEmbedUnimplementedInferenceServiceServer()
 }

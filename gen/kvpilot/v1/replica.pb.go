@@ -926,12 +926,10 @@ type DrainRequest struct {
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Drain it even if a model is left without a replica that is ready. Without it, such a drain fails with CONFLICT.
 	Force bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
-	// Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
-	// and a stream that can be resumed exactly is resumed. The others finish where they are. Requests of a rank may move to
-	// another rank of the same replica.
+	// Move requests under way to other replicas (or to other ranks of the same one) where no client notices: a request whose
+	// answer has not begun starts again, and a stream that can be resumed exactly is resumed. The others finish.
 	Move bool `protobuf:"varint,4,opt,name=move,proto3" json:"move,omitempty"`
-	// Drain only these data-parallel ranks, counted from 0; none: the whole replica. They are added to the ranks that drain already;
-	// when all drain, the whole replica does.
+	// Drain only these data-parallel ranks, in addition to the ranks that drain already; none: the whole replica.
 	Ranks         []uint32 `protobuf:"varint,5,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

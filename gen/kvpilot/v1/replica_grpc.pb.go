@@ -38,8 +38,8 @@ type ReplicaServiceClient interface {
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
-	// Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a drain of a
-	// draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
+	// Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a further
+	// drain keeps the begin, replaces the reason when it brings one, and may add the move.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Undrain allows new work for a replica again. It is idempotent.
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
@@ -148,8 +148,8 @@ type ReplicaServiceServer interface {
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	// Deregister removes a replica that was registered. Requests that run on it may end.
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
-	// Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a drain of a
-	// draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
+	// Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a further
+	// drain keeps the begin, replaces the reason when it brings one, and may add the move.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Undrain allows new work for a replica again. It is idempotent.
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)

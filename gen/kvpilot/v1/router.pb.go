@@ -621,12 +621,12 @@ type HistoryStep struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// The time that was counted: less than a step for a router that is younger.
 	Counted *durationpb.Duration `protobuf:"bytes,2,opt,name=counted,proto3" json:"counted,omitempty"`
-	// Requests that ended after a replica was chosen for them, each counted once. One that several replicas were tried for is one.
+	// Requests that ended after a replica was chosen for them, each counted once.
 	Requests uint32 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
 	// Those of them whose clients got a failure.
 	Failed uint32 `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
-	// Requests that were answered with 429 or a server error before a replica was chosen, by the error's reason: limits, a full
-	// queue, no replica. They are not among requests.
+	// Requests that were answered with 429 or a server error before a choice, by the error's reason. They are not among
+	// requests.
 	Unserved map[string]uint32 `protobuf:"bytes,5,rep,name=unserved,proto3" json:"unserved,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Prompt tokens of the requests whose tokens are known: by the engine's count, or by the router's where the engine gave none.
 	PromptTokens uint64 `protobuf:"varint,6,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
@@ -654,8 +654,8 @@ type HistoryStep struct {
 	Attempts uint32 `protobuf:"varint,17,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Attempts that were repeated or continued on another replica. Their requests are not failed by that.
 	Retries uint32 `protobuf:"varint,18,opt,name=retries,proto3" json:"retries,omitempty"`
-	// Bookings of this router's books that went to another decider or to another choice before anything was sent for them. They are
-	// neither requests nor attempts.
+	// Bookings that went to another decider or choice before anything was sent for them. They are neither requests nor
+	// attempts.
 	HandOvers uint32 `protobuf:"varint,19,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"`
 	// Streams that lost their replica after their first byte, or left it, and continued on another one. They are among retries.
 	Continued     uint32 `protobuf:"varint,20,opt,name=continued,proto3" json:"continued,omitempty"`
@@ -1257,8 +1257,8 @@ func (x *ListRoutersResponse) GetRouters() []*Router {
 // Router is one router of the fleet.
 type Router struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its id: 8 hexadecimal digits, random for each process. Ids of its decisions and reservations begin with it. Empty for a router
-	// without a fleet.
+	// Its id: 8 hexadecimal digits, random for each process, with which the ids of its decisions and reservations begin.
+	// Empty for a router without a fleet.
 	RouterId string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
 	// Its name, for operators.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`

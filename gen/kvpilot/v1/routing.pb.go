@@ -377,8 +377,7 @@ type ChooseReplicaRequest struct {
 	TtftDeadline *durationpb.Duration `protobuf:"bytes,9,opt,name=ttft_deadline,json=ttftDeadline,proto3" json:"ttft_deadline,omitempty"`
 	// Tokens that the request is expected to produce; 0 when unknown.
 	ExpectedOutputTokens uint32 `protobuf:"varint,10,opt,name=expected_output_tokens,json=expectedOutputTokens,proto3" json:"expected_output_tokens,omitempty"`
-	// The LoRA adapter; empty when the model's name is the adapter's, or for a base model. Only replicas that serve it may be chosen,
-	// and the answer's model is the adapter's name.
+	// The LoRA adapter; empty when the model's name is the adapter's, or for a base model.
 	Adapter string `protobuf:"bytes,11,opt,name=adapter,proto3" json:"adapter,omitempty"`
 	// The cache_salt that the request will carry; empty for none.
 	CacheSalt string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
@@ -386,8 +385,8 @@ type ChooseReplicaRequest struct {
 	Booking Booking `protobuf:"varint,13,opt,name=booking,proto3,enum=kvpilot.v1.Booking" json:"booking,omitempty"`
 	// How long the booking lives without a report. Absent: as configured. 100 ms to 1 h.
 	Lease *durationpb.Duration `protobuf:"bytes,14,opt,name=lease,proto3" json:"lease,omitempty"`
-	// The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
-	// the same request with the same id returns that booking and books nothing more.
+	// The request's id, for logs and ExplainDecision; made when empty. While its booking lives, the same request with the
+	// same id returns that booking.
 	RequestId string `protobuf:"bytes,15,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Return the whole decision too.
 	Explain bool `protobuf:"varint,16,opt,name=explain,proto3" json:"explain,omitempty"`
@@ -639,14 +638,14 @@ type ChooseReplicaResponse struct {
 	// The replica's labels: zone and node where its source knows them, engine and role where its pod names them, and those of
 	// the settings.
 	Labels map[string]string `protobuf:"bytes,21,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
-	// restarts), unspecified when nothing was booked.
+	// Applied when this call booked, duplicate when an earlier one with this request_id did (its lease restarts),
+	// unspecified when nothing was booked.
 	Effect Effect `protobuf:"varint,22,opt,name=effect,proto3,enum=kvpilot.v1.Effect" json:"effect,omitempty"`
 	// The cache_salt that the request's body must carry (in place of its own, when it has one): with router.tenant_salt the
 	// prediction holds for that salt only. Empty: the body stays unchanged.
 	CacheSalt string `protobuf:"bytes,23,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
-	// The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
-	// tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
+	// The reservation's tenant, which a caller with the role `gateway` names in the header x-kvpilot-tenant of its reports.
+	// Empty when the router asks for no credentials.
 	Tenant        string `protobuf:"bytes,24,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1621,8 +1620,7 @@ type GetLoadsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The ranks, in the order of replicas and ranks.
 	Ranks []*RankLoad `protobuf:"bytes,1,rep,name=ranks,proto3" json:"ranks,omitempty"`
-	// The names of the fleet's routers that decide for a pool and did not answer in time: the loads of their pools are as this router
-	// knows them.
+	// Deciders that did not answer in time: the loads of their pools are as this router knows them.
 	Unanswered []string `protobuf:"bytes,2,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
 	// The page_token of the next replicas; empty when there are none.
 	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
@@ -1942,8 +1940,7 @@ type ListProgramsResponse struct {
 	Programs []*Program `protobuf:"bytes,1,rep,name=programs,proto3" json:"programs,omitempty"`
 	// How the programs of each model stand with the memory, whatever the filters besides the model. Empty for a caller without the role observe.
 	Pressure []*ProgramPressure `protobuf:"bytes,2,rep,name=pressure,proto3" json:"pressure,omitempty"`
-	// The names of the fleet's routers that decide for a pool and did not answer in time: the programs of their pools are those that
-	// this router knows.
+	// Deciders that did not answer in time: the programs of their pools are those that this router knows.
 	Unanswered []string `protobuf:"bytes,3,rep,name=unanswered,proto3" json:"unanswered,omitempty"`
 	// The page_token of the next programs; empty when there are none.
 	NextPageToken string `protobuf:"bytes,4,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`

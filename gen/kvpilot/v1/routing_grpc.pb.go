@@ -51,10 +51,8 @@ type RoutingServiceClient interface {
 	// ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
 	// there. The role observe allows dry runs only.
 	ChooseReplica(ctx context.Context, in *ChooseReplicaRequest, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
-	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
-	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
-	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
+	// RouteBody is ChooseReplica for a proxy: the inference request's body, or its beginning with the header
+	// x-body-truncated. Headers carry the rest (docs/direct-routing.md).
 	RouteBody(ctx context.Context, in *httpbody.HttpBody, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
 	ReportReservation(ctx context.Context, in *ReservationReport, opts ...grpc.CallOption) (*Reservation, error)
@@ -72,13 +70,13 @@ type RoutingServiceClient interface {
 	ScoreOverlap(ctx context.Context, in *ScoreOverlapRequest, opts ...grpc.CallOption) (*ScoreOverlapResponse, error)
 	// GetLoads returns the load that the router counts on each rank, and what the engines report.
 	GetLoads(ctx context.Context, in *GetLoadsRequest, opts ...grpc.CallOption) (*GetLoadsResponse, error)
-	// ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
-	// models and ids. A caller without the role observe gets those of its own tenant.
+	// ListPrograms returns the programs, such as agents, that have a place in the memory of a rank or want one, by models
+	// and ids. A caller without the role observe gets its own tenant's.
 	ListPrograms(ctx context.Context, in *ListProgramsRequest, opts ...grpc.CallOption) (*ListProgramsResponse, error)
 	// ListSplits compares the sides of the models whose requests are split, by this router's requests of the last hour.
 	ListSplits(ctx context.Context, in *ListSplitsRequest, opts ...grpc.CallOption) (*ListSplitsResponse, error)
-	// SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet. An error with the reason
-	// MODEL_NOT_FOUND says that no request for the model was split, or that there is no such side; CONFLICT, that no other side gets requests.
+	// SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet.
+	// MODEL_NOT_FOUND: no request for the model was split, or there is no such side; CONFLICT: no other side gets requests.
 	SetSplitSide(ctx context.Context, in *SetSplitSideRequest, opts ...grpc.CallOption) (*SetSplitSideResponse, error)
 	// ListPolicies returns the policies that a request may name.
 	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
@@ -268,10 +266,8 @@ type RoutingServiceServer interface {
 	// ChooseReplica picks the replica that will answer soonest and, unless booking says otherwise, books the load
 	// there. The role observe allows dry runs only.
 	ChooseReplica(context.Context, *ChooseReplicaRequest) (*ChooseReplicaResponse, error)
-	// RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
-	// body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
-	// x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-	// x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
+	// RouteBody is ChooseReplica for a proxy: the inference request's body, or its beginning with the header
+	// x-body-truncated. Headers carry the rest (docs/direct-routing.md).
 	RouteBody(context.Context, *httpbody.HttpBody) (*ChooseReplicaResponse, error)
 	// ReportReservation takes one report about a reservation: its first token, progress, a renewal of its lease, or its end.
 	ReportReservation(context.Context, *ReservationReport) (*Reservation, error)
@@ -289,13 +285,13 @@ type RoutingServiceServer interface {
 	ScoreOverlap(context.Context, *ScoreOverlapRequest) (*ScoreOverlapResponse, error)
 	// GetLoads returns the load that the router counts on each rank, and what the engines report.
 	GetLoads(context.Context, *GetLoadsRequest) (*GetLoadsResponse, error)
-	// ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
-	// models and ids. A caller without the role observe gets those of its own tenant.
+	// ListPrograms returns the programs, such as agents, that have a place in the memory of a rank or want one, by models
+	// and ids. A caller without the role observe gets its own tenant's.
 	ListPrograms(context.Context, *ListProgramsRequest) (*ListProgramsResponse, error)
 	// ListSplits compares the sides of the models whose requests are split, by this router's requests of the last hour.
 	ListSplits(context.Context, *ListSplitsRequest) (*ListSplitsResponse, error)
-	// SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet. An error with the reason
-	// MODEL_NOT_FOUND says that no request for the model was split, or that there is no such side; CONFLICT, that no other side gets requests.
+	// SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet.
+	// MODEL_NOT_FOUND: no request for the model was split, or there is no such side; CONFLICT: no other side gets requests.
 	SetSplitSide(context.Context, *SetSplitSideRequest) (*SetSplitSideResponse, error)
 	// ListPolicies returns the policies that a request may name.
 	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)

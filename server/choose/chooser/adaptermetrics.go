@@ -11,8 +11,8 @@ import (
 
 // newAdapterMetrics declares the record of LoRA adapters, and returns the function that reads it.
 func newAdapterMetrics(s *instruments.Set, ranks *rank.Table, record *adapters.Fleet) (observe func(metric.Observer)) {
-	held := s.ObservedGauge("kvpilot.chooser.adapters", "{adapter}", "LoRA adapters that a rank is believed to have in GPU memory, by state: running (with requests in flight) or idle; free are the slots left.")
-	load := s.ObservedFloat("kvpilot.chooser.adapter_load_time", "s", "Expected time to load a LoRA adapter on a rank, as learned from first tokens.")
+	held := s.ObservedGauge("kvpilot.chooser.adapters", "{adapter}", "LoRA adapters in a rank's GPU memory, as believed, by state: running or idle; free are the slots left.")
+	load := s.ObservedFloat("kvpilot.chooser.adapter_load_time", "s", "Learned time to load a LoRA adapter on a rank.")
 	return func(o metric.Observer) {
 		for _, h := range record.Ranks() {
 			rk := ranks.At(h.Slot)

@@ -49,9 +49,9 @@ func (m *metrics) observe(s *instruments.Set, ranks *rank.Table, room *waiting.R
 		counter    metric.Int64ObservableCounter
 	}{
 		{name: "held", help: "Requests that had to wait in the hold queue.", value: &room.Counts.Held},
-		{name: "memory_waits", help: "Requests of programs that had to wait in the router because their context fit in no rank's memory.", value: &room.Counts.Memory},
+		{name: "memory_waits", help: "Requests of programs that waited in the router because their context fit in no rank's memory.", value: &room.Counts.Memory},
 		{name: "left", help: "Requests whose caller left while they waited in the hold queue.", value: &room.Counts.Left},
-		{name: "unreachable", help: "Requests rejected because no replica could meet their targets: their own, or under the objective slo the model's.", value: &m.unreachable},
+		{name: "unreachable", help: "Requests rejected because no replica could meet their targets.", value: &m.unreachable},
 		{name: "refused", help: "Requests that no replica could serve.", value: &m.bookings.Rejected},
 		{name: "races", help: "Choices repeated because another request booked the rank first.", value: &m.bookings.Races},
 		{name: "ring_rebuilds", help: "Consistent-hash rings built because the pool changed.", value: &memory.Rings},

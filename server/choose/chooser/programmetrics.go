@@ -17,8 +17,8 @@ func newProgramMetrics(s *instruments.Set, models iter.Seq[*evaluate.Model], clo
 	sessions := s.ObservedGauge("kvpilot.chooser.programs", "{session}",
 		"Programs by state: placed (its context has a claim on a rank's memory), paused (it lost its place between two calls) or waiting (for a rank with memory for it). Of a fleet each is counted by the router that decides.")
 	needed := s.ObservedGauge("kvpilot.chooser.program_replicas_needed", "{replica}",
-		"Replicas that would have memory for all programs of the pools in which some are paused or wait; 0 without such a pool.")
-	pauses := s.ObservedCounter("kvpilot.chooser.program_pauses", "{session}", "Programs that lost their place between two calls because those of their rank had outgrown its memory.")
+		"Replicas that would have memory for all programs of the pools in which some are paused or wait.")
+	pauses := s.ObservedCounter("kvpilot.chooser.program_pauses", "{session}", "Programs that lost their place between two calls for lack of memory.")
 	placed, paused, waiting := instruments.Label("state", "placed"), instruments.Label("state", "paused"), instruments.Label("state", "waiting")
 	return func(o metric.Observer) {
 		var all programs.Stats

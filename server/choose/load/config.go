@@ -15,13 +15,11 @@ import (
 type Config struct {
 	// MaxReservations limits the requests in flight, own and leased together; further ones are rejected.
 	MaxReservations int `yaml:"max_reservations"`
-	// Lease is how long a reservation of an external caller lives without a report, when the caller asks for no other
-	// time.
+	// Lease is how long a reservation of an external caller lives without a report, by default.
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
-	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of
-	// "unknown" and cannot revive a request.
+	// Remembered is the number of ended reservations that are remembered, so that late reports get "ended" instead of "unknown".
 	Remembered int `yaml:"remembered"`
 }
 

@@ -40,10 +40,10 @@ func newMetrics(params Params, b *Book) {
 	ends := s.ObservedCounter("kvpilot.load.ended", "{reservation}", "Bookings that ended, by reason: released, expired (lease), lost (rank gone), moved.")
 	rejected := s.ObservedCounter("kvpilot.load.refused", "{reservation}", "Failed bookings, by reason: conflict (the rank was booked after it was read), full.")
 	reports := s.ObservedCounter("kvpilot.load.reports", "{report}", "Lifecycle reports, by call and outcome.")
-	doubted := s.ObservedCounter("kvpilot.load.doubted", "{reservation}", "Bookings of external callers whose load was removed because the engine reported no such request.")
+	doubted := s.ObservedCounter("kvpilot.load.doubted", "{reservation}", "Bookings of external callers without load: the engine reported no such request.")
 	requests := s.ObservedGauge("kvpilot.load.requests", "{request}", "Requests in flight on a rank.")
 	tokens := s.ObservedFloat("kvpilot.load.prefill_tokens", "{token}", "Uncached prompt tokens that a rank has yet to compute.")
-	wait := s.ObservedFloat("kvpilot.load.prefill_time", "s", "Predicted time that a rank needs for the prompt tokens it has yet to compute.")
+	wait := s.ObservedFloat("kvpilot.load.prefill_time", "s", "Predicted time for the prompt tokens that a rank has yet to compute.")
 	blocks := s.ObservedFloat("kvpilot.load.blocks", "{block}", "KV blocks that the requests in flight on a rank use; shared blocks count once.")
 	age := s.ObservedFloat("kvpilot.load.reservation.age", "s", "Age of a rank's oldest reservation; 0 when it has none.")
 	s.Observe(func(o metric.Observer) {

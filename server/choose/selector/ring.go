@@ -14,8 +14,7 @@ import (
 type RingConfig struct {
 	// VirtualNodes is the number of points that each rank has on the ring.
 	VirtualNodes int `yaml:"virtual_nodes"`
-	// Fallbacks is the number of further ranks, clockwise from the owner, that are tried in order when the owner
-	// cannot serve.
+	// Fallbacks is the number of further ranks, clockwise, that are tried when the owner cannot serve.
 	Fallbacks int `yaml:"fallbacks"`
 	// AffinityWindow is the number of latest requests over which the metric affinity_rate is computed.
 	AffinityWindow int `yaml:"affinity_window"`

@@ -13,7 +13,7 @@ type Config struct {
 	// Profiles serves Go's profiles under /debug/pprof/, to the role admin. They reveal the process's memory, prompts
 	// included.
 	Profiles bool `yaml:"profiles"`
-	// Console serves the page at /console, and below /kvpilot/v1/ the RPCs that it reads, to the role observe, and Drain, to the role admin.
+	// Console serves the page at /console and its RPCs below /kvpilot/v1/, to the role observe, and Drain, to the role admin.
 	Console bool `yaml:"console"`
 	// Links names other programs for the console to link to.
 	Links Links `yaml:"links"`

@@ -40,8 +40,7 @@ type Key struct {
 	Roles []string `yaml:"roles"`
 	// Caller names the holder of the key within the tenant, for the audit log. Empty: the tenant's name.
 	Caller string `yaml:"caller"`
-	// Expires is the date (2027-01-31, UTC) or time (2027-01-31T12:00:00Z) from which the key is rejected. Empty:
-	// never.
+	// Expires is the date (2027-01-31, UTC) or time (2027-01-31T12:00:00Z) of its end. Empty: never.
 	Expires string `yaml:"expires"`
 }
 

@@ -13,7 +13,7 @@ type metrics struct{ reads metric.Int64Counter }
 
 func newMetrics(provider metric.MeterProvider) *metrics {
 	return &metrics{instruments.New(provider, "server/edge/callers").CounterBy("kvpilot.callers.reads", "{read}",
-		"Reads of a changed keys file or of the key set of tokens, by source and outcome. After a failure the previous one stays in force.",
+		"Reads of a changed keys file or of tokens' key set, by source and outcome.",
 		readLabels(KeysFile, "ok"), readLabels(KeysFile, "failed"), readLabels(JWKS, "ok"), readLabels(JWKS, "failed"))}
 }
 

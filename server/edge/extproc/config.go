@@ -23,11 +23,9 @@ const (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Listen is the address of the endpoint picker, which gateways ask for a replica over Envoy's external processing protocol; theirs
-	// usually is port 9002. Empty: no such surface.
+	// Listen is the address of the endpoint picker (Envoy's external processing protocol), usually port 9002. Empty: no such surface.
 	Listen string `yaml:"listen"`
-	// Health is a second address of the endpoint picker's gRPC health service, without TLS, for probes; gateways usually look at
-	// port 9003. The service is also at the address of listen. Empty: no second address.
+	// Health is a second address of the picker's gRPC health service, without TLS, usually port 9003. Empty: only the address of listen.
 	Health string `yaml:"health"`
 	// TLS is how the address of listen uses TLS: self-signed (a certificate made at each start, for gateways that verify none), files
 	// (tls_cert and tls_key) or off.
@@ -36,26 +34,22 @@ type Config struct {
 	TLSCert string `yaml:"tls_cert"`
 	// TLSKey names a PEM file with the key of tls_cert. It is read again when it changes. Empty: listen.tls_key.
 	TLSKey string `yaml:"tls_key"`
-	// Response is how much of each answer is read: full (first token, usage, end: predictions learn, and the booking ends with the answer),
-	// headers (its status only) or skip (nothing, which costs the gateway least). Without the end, a booking lasts as long as the answer
-	// is predicted to take.
+	// Response is how much of each answer is read: full (predictions learn, and the booking ends with the answer), headers (its status
+	// only) or skip (nothing, which costs the gateway least). Without the end, a booking lasts for its predicted time.
 	Response string `yaml:"response"`
-	// Endpoints is how many replicas a gateway is named, the best first: gateways that fail over use the others. Some gateways
-	// (agentgateway) accept one only.
+	// Endpoints is how many replicas a gateway is named, the best first. Some gateways (agentgateway) accept one only.
 	Endpoints int `yaml:"endpoints"`
 	// ChunkBytes limits a piece of a body that goes back to the gateway; some versions of Envoy reject pieces of 64 KiB.
 	ChunkBytes quantity.Bytes `yaml:"chunk_bytes"`
 	// MaxBodyBytes limits a request body that a gateway sends; larger ones are rejected with 413. Zero: gateway.max_body_bytes.
 	MaxBodyBytes quantity.Bytes `yaml:"max_body_bytes"`
-	// Subset limits the choice to the endpoints that the gateway names (x-gateway-destination-endpoint-subset). Turn it off
-	// where a gateway names endpoints that the router knows by other addresses.
+	// Subset limits the choice to the endpoints that the gateway names (x-gateway-destination-endpoint-subset).
 	Subset bool `yaml:"subset"`
-	// Prefiller lets requests be split between two replicas: the header x-prefiller-host-port names the one that is to compute the
-	// prompt. Turn it on where llm-d's routing sidecar stands before each replica with a kv_connector, and asks for that by itself
-	// (docs/disaggregation.md). Needs response: full.
+	// Prefiller lets requests be split between two replicas: the header x-prefiller-host-port names the one that computes the prompt. It
+	// needs llm-d's routing sidecar before each replica with a kv_connector (docs/gateway-api.md), and response: full.
 	Prefiller bool `yaml:"prefiller"`
-	// Objectives gives requests with an inference objective (x-llm-d-inference-objective) its priority, higher first; 0 is that of
-	// requests without one. Names that are not here may come from the InferenceObjectives of registry.inference_pools.
+	// Objectives gives requests with an inference objective (x-llm-d-inference-objective) its priority, higher first. Other names may
+	// come from the InferenceObjectives of registry.inference_pools.
 	Objectives map[string]int `yaml:"objectives"`
 }
 

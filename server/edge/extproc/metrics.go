@@ -29,11 +29,11 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	s := instruments.New(provider, "server/edge/extproc")
 	m := &metrics{
 		streams: s.UpDownCounter("kvpilot.epp.streams", "{stream}", "Requests of gateways in progress at the endpoint picker."),
-		questions: s.CounterBy("kvpilot.epp.requests", "{request}", "Requests that gateways asked the endpoint picker about, by result: sent (the gateway was named a replica), refused (it was given an error for its client), left (it ended the stream first) or failed (it broke the protocol).",
+		questions: s.CounterBy("kvpilot.epp.requests", "{request}", "Requests of gateways, by result: sent (to a replica), refused (with an error for the client), left (the gateway ended the stream first) or failed (it broke the protocol).",
 			instruments.Values("result", string(resultSent), string(resultRefused), string(resultLeft), string(resultFailed))...),
-		dropped: s.CounterBy("kvpilot.epp.dropped", "{request}", "Requests that the endpoint picker refused for the fleet's state, by the reason that the gateway gets (x-llm-d-request-dropped-reason).",
+		dropped: s.CounterBy("kvpilot.epp.dropped", "{request}", "Requests that the endpoint picker refused for the fleet's state, by x-llm-d-request-dropped-reason.",
 			instruments.Values("reason", droppedReasons()...)...),
-		elsewhere: s.Counter("kvpilot.epp.served_elsewhere", "{request}", "Requests that a gateway sent to another replica than the first that it was named; their bookings moved there."),
+		elsewhere: s.Counter("kvpilot.epp.served_elsewhere", "{request}", "Requests that a gateway sent to another replica than the first; their bookings moved there."),
 	}
 	m.open(0)
 	return m

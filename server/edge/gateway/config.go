@@ -13,22 +13,22 @@ import (
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBodyBytes limits a request body, over gRPC too; larger ones are rejected with 413, as are bodies of more than four ninths of
-	// max_bodies_bytes.
+	// MaxBodyBytes limits a request body, over gRPC too; larger ones, and bodies of more than four ninths of max_bodies_bytes, are
+	// rejected with 413.
 	MaxBodyBytes quantity.Bytes `yaml:"max_body_bytes"`
-	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC
-	// together; a request that would exceed it is rejected with 429. A tenant, or the address of a client without one, takes at most half of
-	// the room that is free. Allow twice the mean body times the requests in flight; the process needs about twice as much memory.
-	// Zero: five sixteenths of memory.max_bytes, of less than 1 GiB down to a quarter.
+	// MaxBodiesBytes limits the bodies of all requests in progress and the answers that wait for their readers, REST and gRPC together;
+	// further requests are rejected with 429. A tenant, or the address of a client without one, takes at most half of the free room.
+	// Allow twice the mean body times the requests in flight; the process needs about twice as much memory. Zero: five sixteenths of
+	// memory.max_bytes, of less than 1 GiB down to a quarter.
 	MaxBodiesBytes quantity.Bytes `yaml:"max_bodies_bytes"`
 	// BodyTimeout limits the time in which a client sends its body, over gRPC too.
 	BodyTimeout time.Duration `yaml:"body_timeout"`
 	// StallTimeout ends an answer when its client reads nothing for this long, over gRPC and at the admin address too.
 	// Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`
-	// SSEKeepAlive is how long a client of a stream gets nothing before a comment (": keep-alive") keeps its connection
-	// open, from the choice of a replica on. The first comment of a request without an answer sends the head with status 200: an error
-	// that follows is the last event of the stream. Zero: no comments, and errors before the answer keep their status.
+	// SSEKeepAlive is how long a client of a stream gets nothing, from the choice of a replica on, before a comment (": keep-alive"). The
+	// first one of a request without an answer sends the head with status 200: a later error is the last event of the stream. Zero: no
+	// comments.
 	SSEKeepAlive time.Duration `yaml:"sse_keep_alive"`
 	// AllowOrigins lists the web origins with pages that may call the router (CORS), for example
 	// "https://chat.example.com"; "*" allows all. Empty: none.

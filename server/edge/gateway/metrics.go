@@ -43,7 +43,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 		active: s.UpDownCounter("http.server.active_requests", "{request}", "REST requests being answered."),
 		broken: s.CounterBy("kvpilot.gateway.broken_streams", "{stream}", "Answers that failed after their first byte, by reason.",
 			instruments.Values("reason", apierror.Name(apierror.UpstreamStreamBroken), apierror.Name(apierror.UpstreamError), apierror.Name(apierror.Cancelled))...),
-		comments: s.CounterBy("kvpilot.gateway.keep_alives", "{comment}", "Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, which sent the head with status 200) or stream (every other).",
+		comments: s.CounterBy("kvpilot.gateway.keep_alives", "{comment}", "Comments that kept a stream's connection open (gateway.sse_keep_alive), by phase: waiting (the first one of a request without an answer, with the head) or stream.",
 			instruments.Values("phase", string(phaseWaiting), string(phaseStream))...),
 	}
 }

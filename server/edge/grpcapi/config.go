@@ -18,11 +18,9 @@ type Config struct {
 	// TenantHeader is the header in which callers with the role gateway send the tenant of a request. It is ignored
 	// from others.
 	TenantHeader string `yaml:"tenant_header"`
-	// Overrides lets callers choose the policy, its parameters and the replicas of a request by x-kvpilot-* headers
-	// and ChooseReplica's fields.
+	// Overrides lets callers choose policy, parameters and replicas by x-kvpilot-* headers and ChooseReplica's fields.
 	Overrides bool `yaml:"overrides"`
-	// OpenAdapters lets callers load and unload LoRA adapters on all replicas while no credentials are configured. Off,
-	// these calls need the role admin, so that without credentials there are none.
+	// OpenAdapters lets callers load and unload LoRA adapters while no credentials are configured. Off, these calls need the role admin.
 	OpenAdapters bool `yaml:"open_adapters"`
 }
 

@@ -18,7 +18,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 		unknownKey: instruments.Label("reason", "unauthenticated"), notAllowed: instruments.Label("reason", "role"), brokenRules: instruments.Label("reason", "rules"),
 		panics:    s.Counter("kvpilot.grpcapi.panics", "{call}", "Calls that panicked."),
 		elsewhere: s.Counter("kvpilot.grpcapi.served_elsewhere", "{request}", "Requests served by another replica than the one chosen for the external caller."),
-		homeless:  s.Counter("kvpilot.grpcapi.named_alone", "{call}", "Calls of ChooseReplica with a request_id that this router answered alone, because the router of the fleet that keeps the name did not answer: the same call at another router may book again."),
+		homeless:  s.Counter("kvpilot.grpcapi.named_alone", "{call}", "Calls of ChooseReplica with a request_id that this router answered without the router that keeps the name: the same call elsewhere may book again."),
 		released:  s.Counter("kvpilot.grpcapi.released_by_stream_end", "{reservation}", "Reservations that ended because the tracking stream they were bound to ended."),
 	}
 	m.refused = s.CounterBy("kvpilot.grpcapi.refused", "{call}", "Calls rejected before their handler ran, by reason.", m.unknownKey, m.notAllowed, m.brokenRules)

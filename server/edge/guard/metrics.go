@@ -45,7 +45,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 	for e := range endings {
 		m.reasons[e] = instruments.Label("reason", e.String())
 	}
-	m.ended = s.CounterBy("kvpilot.guard.ended_calls", "{call}", "gRPC calls that were rejected or ended to keep memory and streams within their bounds, by reason.", m.reasons[:]...)
+	m.ended = s.CounterBy("kvpilot.guard.ended_calls", "{call}", "gRPC calls rejected or ended by the bounds of memory and streams, by reason.", m.reasons[:]...)
 	return m
 }
 

@@ -12,14 +12,12 @@ import (
 type Config struct {
 	// Workers is the number of goroutines that decode and apply events. Zero: half of the processors, at least two.
 	Workers int `yaml:"workers"`
-	// QueueBytes limits the memory of batches that have arrived and are not applied, over all ranks; one rank may
-	// have an eighth of it. Beyond it the router reads no more, so that batches wait in the engine up to its high-water mark. A batch larger
-	// than that is read when no other waits.
+	// QueueBytes limits the memory of batches that are not yet applied, over all ranks; one rank may have an eighth of it. Beyond it
+	// batches wait in the engine up to its high-water mark. A larger batch is read when no other waits.
 	QueueBytes quantity.Bytes `yaml:"queue_bytes"`
 	// MaxMessageBytes limits one batch on the wire; a larger one ends the connection.
 	MaxMessageBytes quantity.Bytes `yaml:"max_message_bytes"`
-	// Heartbeat is how long a connection may be quiet before the engine's socket is sent a ping; after three
-	// unanswered pings the connection is closed. Zero: no pings.
+	// Heartbeat is how long a connection may be quiet before a ping; after three unanswered ones it is closed. Zero: no pings.
 	Heartbeat time.Duration `yaml:"heartbeat"`
 	// Probe is how long a feed may be quiet before a replay from its last batch checks for lost events. Zero: no
 	// checks.

@@ -60,7 +60,7 @@ func newMetrics(provider metric.MeterProvider, p *Plane) *metrics {
 	m.decodeErrors = s.Counter("kvpilot.kvevents.decode.errors", "{batch}", "Batches that could not be decoded.")
 	m.malformed = s.Counter("kvpilot.kvevents.malformed", "{message}", "Messages without a batch number.")
 	m.unknown = s.CounterBy("kvpilot.kvevents.unknown", "{item}", "Unknown fields and tags skipped, and stores whose tokens do not match their hashes.", whats...)
-	m.pauses = s.Counter("kvpilot.kvevents.pauses", "{pause}", "Times that reading a rank's events stopped because its queue was full; its batches wait in the engine then.")
+	m.pauses = s.Counter("kvpilot.kvevents.pauses", "{pause}", "Times that reading a rank's events stopped because its queue was full.")
 	m.lag = s.Histogram("kvpilot.kvevents.lag", "s", "Time from a batch's arrival until it was applied.", 1e-5, 1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25, 1, 5, 30)
 
 	feeds := s.ObservedGauge("kvpilot.kvevents.feeds", "{rank}", "Ranks by the state of their feed.")

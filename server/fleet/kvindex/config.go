@@ -17,21 +17,18 @@ const MaxRanks = 4096
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
-	// MaxBytes limits the index's memory, at 48 bytes per block. At the limit, new blocks of ranks that have used
-	// their share are not indexed until engines evict others, and the ranks' state says so.
+	// MaxBytes limits the index's memory, at 48 bytes per block. At the limit, new blocks of ranks that have used their share are not
+	// indexed until engines evict others.
 	MaxBytes quantity.Bytes `yaml:"max_bytes"`
 	// MaxRanks limits the ranks at one time; every 64 cost 8 bytes per distinct set of ranks.
 	MaxRanks int `yaml:"max_ranks"`
-	// BeliefTTL is how long a routed prompt is assumed to be in its rank's cache when neither an event nor a first
-	// token has confirmed it.
+	// BeliefTTL is how long a routed prompt is assumed to be in its rank's cache without an event or a first token.
 	BeliefTTL time.Duration `yaml:"belief_ttl"`
 	// DefaultCapacity is the assumed number of blocks of a rank without events whose replica does not report a number.
 	DefaultCapacity int `yaml:"default_capacity"`
-	// Snapshot names a file that keeps the blocks of ranks with events across restarts of the router: it is read before
-	// their feeds begin, checked against the feeds, and written when the router stops. Empty: none.
+	// Snapshot names a file that keeps the blocks of ranks with events across restarts of the router (docs/kv-index.md). Empty: none.
 	Snapshot string `yaml:"snapshot"`
-	// SnapshotEvery is the time between writes of the file while the router runs, in case it crashes. Zero: it is
-	// written only when the router stops.
+	// SnapshotEvery is the time between writes of the file. Zero: it is written only when the router stops.
 	SnapshotEvery time.Duration `yaml:"snapshot_every"`
 }
 

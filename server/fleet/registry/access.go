@@ -14,8 +14,8 @@ import (
 
 // Access is the credentials that the router shows to replicas, and the authorities that it trusts.
 type Access struct {
-	// APIKey is the bearer token for replicas, except for replicas that registered with a key of their own. At most
-	// one of api_key, api_key_file and api_key_env may be set.
+	// APIKey is the bearer token for replicas that did not register with a key. At most one of api_key, api_key_file and api_key_env may
+	// be set.
 	APIKey secret.String `yaml:"api_key"`
 	// APIKeyFile names a file that holds the key instead.
 	APIKeyFile string `yaml:"api_key_file"`

@@ -50,16 +50,14 @@ type ProbeConfig struct {
 	Path string `yaml:"path"`
 	// Interval is the time between probes of a replica, varied by up to a tenth.
 	Interval time.Duration `yaml:"interval"`
-	// MaxInterval is the longest time between probes of a replica that stays down. While its machine responds (the
-	// port is closed, or accepts connections that are not served), it is probed every half second for the first
-	// minutes.
+	// MaxInterval is the longest time between probes of a replica that stays down. While its machine responds, it is probed every half
+	// second for the first minutes.
 	MaxInterval time.Duration `yaml:"max_interval"`
 	// Timeout limits each request of a probe.
 	Timeout time.Duration `yaml:"timeout"`
-	// Up is the number of consecutive successful probes after which a replica that was down takes requests again.
+	// Up is the number of consecutive good probes after which a replica takes requests again.
 	Up int `yaml:"up"`
-	// Down is the number of consecutive failed probes after which a replica takes no more requests. A refused
-	// connection counts as that many.
+	// Down is the number of consecutive failed probes after which a replica takes no requests. A refused connection counts as that many.
 	Down int `yaml:"down"`
 	// ModelsInterval is the time between reads of /v1/models, whose list of adapters may change.
 	ModelsInterval time.Duration `yaml:"models_interval"`
@@ -69,10 +67,9 @@ type ProbeConfig struct {
 
 // RegistrationConfig bounds registration by RPC.
 type RegistrationConfig struct {
-	// Enabled lets callers register replicas where no API keys are in use; with keys, callers with the role admin
-	// always can.
+	// Enabled allows registration where no API keys are in use; with keys, the role admin always can.
 	Enabled bool `yaml:"enabled"`
-	// Lease is the lifetime of a registration when the caller asks for no other.
+	// Lease is the lifetime of a registration by default.
 	Lease time.Duration `yaml:"lease"`
 	// MaxLease is the longest lease that a caller may ask for.
 	MaxLease time.Duration `yaml:"max_lease"`
@@ -80,15 +77,14 @@ type RegistrationConfig struct {
 	Max int `yaml:"max"`
 	// MaxRanks limits the ranks of all registered replicas together.
 	MaxRanks int `yaml:"max_ranks"`
-	// Networks lists the networks in which registered replicas must have their addresses, for example "10.0.0.0/8".
-	// Empty: any but link-local ones.
+	// Networks lists the networks of registered replicas, for example "10.0.0.0/8". Empty: any but link-local ones.
 	Networks []string `yaml:"networks"`
 }
 
 // DNSConfig makes replicas of a name's addresses.
 type DNSConfig struct {
-	// Name is the name to look up. Host records (A and AAAA) need a port; with SRV records it is the full record name,
-	// for example "_http._tcp.vllm.default.svc.cluster.local".
+	// Name is the name to look up. Host records (A and AAAA) need a port; of SRV records the full name, for example
+	// "_http._tcp.vllm.default.svc.cluster.local".
 	Name string `yaml:"name"`
 	// SRV looks up SRV records, which bring their own ports.
 	SRV bool `yaml:"srv"`

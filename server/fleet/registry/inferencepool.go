@@ -25,13 +25,13 @@ type InferencePoolConfig struct {
 	Namespace string `yaml:"namespace"`
 	// TLS makes the URLs https.
 	TLS bool `yaml:"tls"`
-	// PodLabels is read or ignore: with read, the labels, annotations and environment variables of a pod set its
-	// model, engine, events, adapters and role (docs/kubernetes.md). Empty: read.
+	// PodLabels is read or ignore: whether a pod's labels, annotations and environment variables set its model, engine, events, adapters
+	// and role (docs/kubernetes.md). Empty: read.
 	PodLabels string `yaml:"pod_labels"`
-	// Engines names the engine of pods that do not name it themselves, by the name of their model.
+	// Engines names the engine of pods that do not, by their model.
 	Engines map[string]string `yaml:"engines"`
-	// Template sets the other fields of each replica; its id and url must be empty. At the pool's second target port the ports of the
-	// events' addresses are one higher, and so on.
+	// Template sets the other fields of each replica; its id and url must be empty. At the pool's second target port the events' ports
+	// are one higher, and so on.
 	Template Spec `yaml:"template"`
 	// MaxEndpoints bounds the replicas of the pool: endpoints beyond are left out, counted and logged. Zero: 4096.
 	MaxEndpoints int `yaml:"max_endpoints"`

@@ -30,10 +30,10 @@ type KubernetesConfig struct {
 	Port string `yaml:"port"`
 	// TLS makes the URLs https.
 	TLS bool `yaml:"tls"`
-	// PodLabels is read or ignore: with read, the labels, annotations and environment variables of a pod set its
-	// model, engine, ports, adapters and role (docs/kubernetes.md). Empty: read.
+	// PodLabels is read or ignore: whether a pod's labels, annotations and environment variables set its model, engine, ports, adapters
+	// and role (docs/kubernetes.md). Empty: read.
 	PodLabels string `yaml:"pod_labels"`
-	// Engines names the engine of pods that do not name it themselves, by the name of their model.
+	// Engines names the engine of pods that do not, by their model.
 	Engines map[string]string `yaml:"engines"`
 	// Template sets the other fields of each replica; its id and url must be empty.
 	Template Spec `yaml:"template"`

@@ -9,8 +9,7 @@ import (
 
 // DrainConfig configures when requests move from replicas that drain.
 type DrainConfig struct {
-	// MoveAfter is how long a drain without move lets requests finish. Then requests under way move to other replicas, as in a drain with
-	// move. Zero: without limit.
+	// MoveAfter is how long a drain without move lets requests finish before they move. Zero: without limit.
 	MoveAfter time.Duration `yaml:"move_after"`
 }
 

@@ -35,9 +35,9 @@ func newMetrics(provider metric.MeterProvider, out *published, leftOut *leftOut)
 	m.labelErrors = s.CounterBy("kvpilot.registry.label_errors", "{value}", "Labels, annotations and variables of pods that could not be used, by source.")
 
 	replicas := s.ObservedGauge("kvpilot.registry.replicas", "{replica}", "Replicas, by state.")
-	states := s.ObservedGauge("kvpilot.registry.replica_state", "{replica}", "1 for the present state of each replica: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out.")
+	states := s.ObservedGauge("kvpilot.registry.replica_state", "{replica}", "1 for each replica's state: starting, ready, draining, unhealthy. Of more than 1024 replicas some ready ones are left out.")
 	draining := s.ObservedGauge("kvpilot.registry.draining", "{replica}", "1 for each replica that drains, by replica.")
-	left := s.ObservedGauge("kvpilot.registry.endpoints_left_out", "{endpoint}", "Endpoints that a Service or a DNS name lists and that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid.")
+	left := s.ObservedGauge("kvpilot.registry.endpoints_left_out", "{endpoint}", "Endpoints of a Service or DNS name that are no replicas, by source and reason: address (refused), limit (above max_endpoints), invalid.")
 	s.Observe(func(o metric.Observer) {
 		leftOut.observe(context.Background(), func(n int64, labels metric.MeasurementOption) { o.ObserveInt64(left, n, labels) })
 		counts := make([]int64, len(m.byState))

@@ -36,8 +36,7 @@ type Spec struct {
 	Pool string `yaml:"pool"`
 	// Models lists the models to serve from this replica, instead of all that its /v1/models lists.
 	Models []string `yaml:"models"`
-	// Ranks is the number of data-parallel ranks behind the URL. Zero: as many as the replica reports (vLLM from 0.32
-	// on, with KV events), else one.
+	// Ranks is the number of data-parallel ranks behind the URL. Zero: the replica's report (vLLM from 0.32 on, with KV events), else one.
 	Ranks int `yaml:"ranks"`
 	// Events says where the ranks publish KV cache events. Unset fields come from registry.events.
 	Events EventsSpec `yaml:"events"`
@@ -49,11 +48,11 @@ type Spec struct {
 	MaxBatchedTokens int `yaml:"max_batched_tokens"`
 	// MetricsPort is the port of the replica's /metrics. Zero: the port of the URL.
 	MetricsPort int `yaml:"metrics_port"`
-	// Labels is a map of free key-value pairs (zone, tier, ...). Some have a meaning: see kv_connector, role, kv_group and kv_domain
-	// in docs/disaggregation.md, and kv_store in docs/tiers.md.
+	// Labels is a map of free key-value pairs. Some have a meaning: kv_connector, role, kv_group and kv_domain (docs/disaggregation.md),
+	// kv_store (docs/tiers.md).
 	Labels map[string]string `yaml:"labels"`
-	// Leaving announces that the replica is about to stop: it drains, and its requests move to other replicas. Kubernetes sources set
-	// it for a pod that is being deleted.
+	// Leaving announces that the replica is about to stop: it drains, and its requests move. Kubernetes sources set it for a pod that is
+	// being deleted.
 	Leaving bool `yaml:"leaving"`
 
 	completed, ranksSet bool // complete has run; Ranks was set and not assumed
@@ -78,9 +77,8 @@ func (p podSaid) equal(o podSaid) bool {
 // "{host}" and a wildcard ("*", "0.0.0.0") stand for the replica's host and "{rank}" for the
 // rank's index; where no "{rank}" is, the port grows by the rank's index, as vLLM does it.
 type EventsSpec struct {
-	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. Empty: the replica
-	// is asked for the addresses of all ranks (GET /kv_event_sources, vLLM from 0.32 on). With "grpc://{host}:port"
-	// the router asks vLLM's Control service there for them.
+	// Endpoint is the engine's PUB address, for example "tcp://{host}:5557"; "none" for no events. Empty: the replica's report (GET
+	// /kv_event_sources, vLLM from 0.32 on). "grpc://{host}:port" asks vLLM's Control service there.
 	Endpoint string `yaml:"endpoint"`
 	// Replay is the engine's ROUTER address for replays; "none" for none.
 	Replay string `yaml:"replay"`

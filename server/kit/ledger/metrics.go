@@ -26,9 +26,9 @@ func newMetrics(provider metric.MeterProvider, l *Ledger) *metrics {
 			m.refusals[Full{k, by}], all = label, append(all, label)
 		}
 	}
-	m.refused = s.CounterBy("kvpilot.ledger.refused", "{charge}", "Charges that were refused, by kind (body, answer, stream, connection) and by whose share was used up.", all...)
-	m.evicted = s.CounterBy("kvpilot.ledger.evicted", "{hold}", "Bodies and answers slower than the least rate, idle streams and idle connections that were ended because their room was wanted, by kind.", m.evictions[:]...)
-	held := s.ObservedGauge("kvpilot.ledger.held", "By", "Memory that is held for callers, by kind: bodies and answers in bytes, streams and connections at their fixed costs.")
+	m.refused = s.CounterBy("kvpilot.ledger.refused", "{charge}", "Refused charges, by kind (body, answer, stream, connection) and by whose share was used up.", all...)
+	m.evicted = s.CounterBy("kvpilot.ledger.evicted", "{hold}", "Slow bodies and answers, idle streams and connections ended because their room was wanted, by kind.", m.evictions[:]...)
+	held := s.ObservedGauge("kvpilot.ledger.held", "By", "Memory held for callers, by kind; streams and connections at their fixed costs.")
 	limit := s.ObservedGauge("kvpilot.ledger.limit", "By", "The most that may be held, by pot: bytes (bodies and answers) and places (streams and connections).")
 	ofBytes, ofPlaces := instruments.Label("pot", "bytes"), instruments.Label("pot", "places")
 	s.Observe(func(o metric.Observer) {

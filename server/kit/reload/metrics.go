@@ -37,7 +37,7 @@ func newMetrics(p metric.MeterProvider, read func() gauges) *metrics {
 		instruments.Values("result", resultApplied, resultUnchanged, resultChecked, resultRefused, resultFailed, resultClosed)...)}
 	last := s.ObservedFloat("kvpilot.config.last.success", "s", "Time of the last successful check of the settings, in seconds since 1970.")
 	info := s.ObservedGauge("kvpilot.config.info", "{version}",
-		"1, with the version of the settings in force and a digest of them (secrets left out): routers with equal settings have equal ones.")
+		"1, with version and digest of the settings (secrets left out): routers with equal settings have equal ones.")
 	waiting := s.ObservedGauge("kvpilot.config.restart.settings", "{setting}", "Changed settings that take effect with the next start.")
 	s.Observe(func(o metric.Observer) {
 		g := read()

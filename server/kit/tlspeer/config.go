@@ -10,11 +10,9 @@ import (
 
 // Config has the settings of an operator.
 type Config struct {
-	// CAFile names a PEM file with the certificates that sign replicas' certificates; empty trusts the system's. It is read again when
-	// it changes.
+	// CAFile names a PEM file with the authorities of replicas' certificates; empty: the system's. It is read again when it changes.
 	CAFile string `yaml:"ca_file"`
-	// CertFile names a PEM file with the certificate that the router shows to replicas that ask for one. It is read again when
-	// it changes.
+	// CertFile names a PEM file with the router's certificate for replicas that ask for one. It is read again when it changes.
 	CertFile string `yaml:"cert_file"`
 	// KeyFile names a PEM file with the certificate's key. It is read again when it changes.
 	KeyFile string `yaml:"key_file"`

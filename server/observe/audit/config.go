@@ -10,8 +10,8 @@ const stderr = "stderr"
 
 // Config has the settings of an operator. Defaults live in DefaultConfig alone.
 type Config struct {
-	// File receives one JSON line per event; "stderr" writes them there, empty: none. The router does not start with a
-	// path that cannot be opened; a full disk stops nothing, and lost events are counted.
+	// File receives one JSON line per event; "stderr" writes them there, empty: none. The router does not start with a path that cannot
+	// be opened; events lost to a full disk are counted.
 	File string `yaml:"file"`
 	// FileMaxBytes limits the file: a larger one is renamed to FILE.1, which replaces the previous one. Zero: no
 	// rotation.

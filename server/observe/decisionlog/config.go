@@ -11,9 +11,8 @@ import (
 type Config struct {
 	// Size is the number of decisions remembered; each takes a kilobyte, and 30 to 150 bytes per rank, of at most about 64.
 	Size int `yaml:"size"`
-	// File receives one JSON line per ended decision; empty: none. It is opened for append, and reopened after it was
-	// moved away, so that logrotate needs no signal. The router does not start with a path that cannot be opened; a
-	// full disk is retried every second, up to one mebibyte is buffered, and lost lines are counted.
+	// File receives one JSON line per ended decision; empty: none. It is reopened after it was moved away. The router does not start with
+	// a path that cannot be opened; on a full disk up to one mebibyte is buffered, and lost lines are counted.
 	File string `yaml:"file"`
 	// FileMaxBytes limits the file: a larger one is renamed to FILE.1, which replaces the previous one. Zero: no
 	// rotation.

@@ -72,8 +72,8 @@ func New(p Params) *Demand {
 	}
 	s := instruments.New(p.Meter, "server/observe/demand")
 	wanted := s.ObservedGauge("kvpilot.pool.wanted_replicas", "{replica}",
-		"Replicas that a pool needs for the work that is predicted of its requests, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models have series; the models of scaling.models have one before their first request.")
-	offered := s.ObservedFloat("kvpilot.pool.offered_load", "{replica}", "Predicted work of the requests of the last minute, in replicas that it would keep busy, by model.")
+		"Replicas that a pool needs for its predicted work, by model; for autoscalers. Of a fleet's routers the largest value counts. The first 64 models, and those of scaling.models, have series.")
+	offered := s.ObservedFloat("kvpilot.pool.offered_load", "{replica}", "Predicted work of the last minute's requests, in busy replicas, by model.")
 	waiting := s.ObservedGauge("kvpilot.pool.waiting", "{request}", "Requests that wait for a replica of their pool, or for room on one, by model.")
 	s.Observe(func(o metric.Observer) {
 		now := time.Now()

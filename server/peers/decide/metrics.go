@@ -55,14 +55,14 @@ func newMetrics(provider metric.MeterProvider, f *Frontend) *metrics {
 	m.asks = s.CounterBy("kvpilot.peers.asks", "{question}", "Questions to deciders, by outcome.", by("outcome", outcomeChosen, outcomeRefused, outcomeSilent)...)
 	m.alone = s.CounterBy("kvpilot.peers.alone", "{decision}", "Decisions that this router made instead of the pool's decider, by reason.",
 		by("reason", aloneSilent, aloneUnknown, aloneNoReplica, aloneMoved)...)
-	m.handed = s.Counter("kvpilot.peers.handed_over", "{booking}", "Requests in flight that this router reported to a decider that did not know them.")
+	m.handed = s.Counter("kvpilot.peers.handed_over", "{booking}", "Requests in flight that a decider did not know.")
 	m.resyncs = s.Counter("kvpilot.peers.resyncs", "{list}", "Lists of all bookings that a decider asked for, because its own differed.")
 	m.voids = s.Counter("kvpilot.peers.void_decisions", "{decision}", "Decisions that were not used, because the question had moved to another router.")
 	m.took = s.Histogram("kvpilot.peers.ask.duration", "s", "Time from a question to its answer, without the time in the hold queue.",
 		0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 	waiting := s.ObservedGauge("kvpilot.peers.questions", "{question}", "Questions of this router that wait for a decider.")
 	live := s.ObservedGauge("kvpilot.peers.bookings", "{booking}", "Requests in flight of this router.")
-	deciders := s.ObservedGauge("kvpilot.peers.decider", "{router}", "1 for each pool that this router decides for, 0 for those that it asks another one about.")
+	deciders := s.ObservedGauge("kvpilot.peers.decider", "{router}", "1 for each pool that this router decides for, 0 for the others.")
 	s.Observe(func(o metric.Observer) {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -32,8 +32,8 @@ func newMetrics(provider metric.MeterProvider, store *Store) *metrics {
 	m.unfit = s.Counter("kvpilot.peers.facts_rejected", "{fact}", "Facts of peers that are invalid or that the registry rejects.")
 	m.calls = s.CounterBy("kvpilot.peers.fact_shares", "{call}", "Calls that share facts with peers, by outcome.", m.ok, m.failed)
 	m.pins = s.CounterBy("kvpilot.peers.pin_questions", "{question}", "Questions to the router that keeps a stored response's place, by outcome: found, unknown, failed.", answers...)
-	m.lostPins = s.Counter("kvpilot.peers.pins_dropped", "{pin}", "Places of stored responses that were not passed to the router that keeps them, because too many waited.")
-	known := s.ObservedGauge("kvpilot.peers.facts", "{fact}", "Facts that all routers share, by kind: drain, registration, rate. Those that no longer hold count for a day.")
+	m.lostPins = s.Counter("kvpilot.peers.pins_dropped", "{pin}", "Places of stored responses that were not passed on, because too many waited.")
+	known := s.ObservedGauge("kvpilot.peers.facts", "{fact}", "Facts that all routers share, by kind: drain, registration, rate. Ended ones count for a day.")
 	s.Observe(func(o metric.Observer) {
 		store.mu.Lock()
 		counts := [kinds]int{len(store.drains.facts), len(store.regs.facts), len(store.rates.facts)}

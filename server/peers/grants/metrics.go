@@ -37,12 +37,12 @@ func newMetrics(p metric.MeterProvider, g *Grants) *metrics {
 		m.outcomes[o] = instruments.Label("outcome", o)
 		series = append(series, m.outcomes[o])
 	}
-	m.reports = s.CounterBy(ns+"reports", "{report}", "Reports about tenants' limits that this router sent to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed.", series...)
+	m.reports = s.CounterBy(ns+"reports", "{report}", "Reports about tenants' limits to the owners of accounts, by outcome: answered, not_owner (the callee sees another owner), unknown_epoch (it begins again), failed.", series...)
 	owned := s.ObservedGauge(ns+"owned", "{account}", "Accounts of tenants that this router owns.")
-	leased := s.ObservedGauge(ns+"leases", "{lease}", "Accounts of tenants that another router owns and of which this one has a lease.")
-	moved := s.ObservedCounter(ns+"owner.changes", "{change}", "Accounts that got another owner, as this router sees it, because a router joined, left or was not reached.")
-	share := s.ObservedFloat(ns+"share", "1", "The part of tenants' limits that this router and those that it reaches grant: 1, unless a router that was seen in the last minute is not reached.")
-	old := s.ObservedGauge(ns+"unable", "{router}", "Routers of another major wire version, with which this one shares no limits: the routers of each version grant their share.")
+	leased := s.ObservedGauge(ns+"leases", "{lease}", "Accounts of tenants of which this router has a lease.")
+	moved := s.ObservedCounter(ns+"owner.changes", "{change}", "Accounts that got another owner, as this router sees it.")
+	share := s.ObservedFloat(ns+"share", "1", "The part of tenants' limits that this router and the routers that it reaches grant; 1 while it reaches all of the last minute.")
+	old := s.ObservedGauge(ns+"unable", "{router}", "Routers of another major wire version, with which this one shares no limits.")
 	s.Observe(func(o metric.Observer) {
 		if c, ok := g.params.Accounts.(counts); ok {
 			a, b, n := c.Shown()

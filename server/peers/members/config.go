@@ -24,19 +24,18 @@ type Config struct {
 	// RPCListen is the address, host:port, at which the other routers reach this one. Empty: the host of listen and the port
 	// after its port.
 	RPCListen string `yaml:"rpc_listen"`
-	// Join lists members, host:port each; a name stands for all its addresses, so the name of a headless Service is enough. The
-	// router itself may be among them. Members that do not answer are tried again for ever.
+	// Join lists members, host:port each; a name stands for all its addresses, such as a headless Service's. The router itself may be
+	// among them. Members that do not answer are tried again for ever.
 	Join []string `yaml:"join"`
-	// Key is the fleet's key, of at least 16 bytes: routers with the same key trust each other. Make one with
-	// "openssl rand -base64 32".
+	// Key is the fleet's key, of at least 16 bytes ("openssl rand -base64 32"): routers with the same key trust each other.
 	Key secret.String `yaml:"key"`
 	// KeyFile names a file with the key, instead of key. Spaces around it are ignored.
 	KeyFile string `yaml:"key_file"`
-	// Advertise is the address that other routers use for this one, host or host:port, where it differs from listen. It must be
-	// this router's alone, not the address of a Service or load balancer.
+	// Advertise is the address that other routers use for this one, host or host:port, where it differs from listen; not a Service's or
+	// load balancer's.
 	Advertise string `yaml:"advertise"`
-	// Patience is how long the router that decides for a pool may leave a question without any answer; then this router
-	// decides alone. A request waits as long, and a second at most, for the router that owns its tenant's limits.
+	// Patience is how long a pool's decider may leave a question without any answer; then this router decides alone. A request waits as
+	// long, and a second at most, for the owner of its tenant's limits.
 	Patience time.Duration `yaml:"patience"`
 	// Grace is how long the bookings of a router that has disappeared remain.
 	Grace time.Duration `yaml:"grace"`

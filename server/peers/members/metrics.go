@@ -10,7 +10,7 @@ import (
 func (m *Members) meter(p metric.MeterProvider) {
 	s := instruments.New(p, "server/peers/members")
 	members := s.ObservedGauge("kvpilot.peers.members", "{router}", "Routers of the fleet, this one included, by state: alive, stranger (another major wire version), dead (in the last ten minutes, without leaving).")
-	versions := s.ObservedGauge("kvpilot.peers.wire_versions", "{version}", "Major wire versions that the living routers of the fleet speak: more than one is an update in progress, or one that stopped halfway.")
+	versions := s.ObservedGauge("kvpilot.peers.wire_versions", "{version}", "Major wire versions of the living routers: more than one is an update in progress.")
 	states := []State{Alive, Stranger, Dead}
 	labels := make([]metric.MeasurementOption, len(states))
 	for i, state := range states {

@@ -80,7 +80,7 @@ func New(log *slog.Logger, provider metric.MeterProvider) *Log {
 		series = append(series, l.labels[reason])
 	}
 	l.count = instruments.New(provider, "server/peers/refusals").CounterBy("kvpilot.peers.refused", "{refusal}",
-		"What was refused of other routers, by reason: key (another key), wire (another major version), identity (another router than it says), conflict (two routers with one id), name (two routers with one name, shown with their ids), address (an announced address leads to another router, as that of a Service does), join (an address to join is no member's own), clock (a certificate is not valid now), handshake (the other end rejected this router), malformed, limit (a bound was exceeded).",
+		"Refused messages of other routers, by reason: key, wire (another major version), identity, conflict (one id twice), name (one name twice), address (it leads to another router), join (no member's own address), clock (a certificate is not valid now), handshake (the other end refused), malformed, limit.",
 		series...)
 	return l
 }

@@ -10,14 +10,14 @@ import (
 
 // Config has the settings. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Spread loads adapters that are asked for often on more replicas of their base model, and unloads them there when they are asked for
-	// less. Engines need VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and the same path must lead to the adapter on each of them.
+	// Spread loads adapters in demand on more replicas of their base model, and unloads them there later. Engines need
+	// VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and the adapter must have the same path on each of them.
 	Spread bool `yaml:"spread"`
 	// Interval is the time between two looks at the demand.
 	Interval time.Duration `yaml:"interval"`
-	// Headroom is how many times its share of the replicas, by its share of the requests with adapters, an adapter is loaded on.
+	// Headroom is on how many times its share of the replicas, by its share of the requests with adapters, an adapter is loaded.
 	Headroom float64 `yaml:"headroom"`
-	// Idle is how long a replica keeps an adapter that was loaded there and is not needed there any more.
+	// Idle is how long a replica keeps an adapter that is not needed there any more.
 	Idle time.Duration `yaml:"idle"`
 	// MaxPerReplica is the number of adapters that a replica lists at most by this rule.
 	MaxPerReplica int `yaml:"max_per_replica"`

@@ -101,7 +101,7 @@ func New(c Config, p Params) *Rule {
 		}
 	}
 	r.changes = instruments.NewKeyed(instruments.New(p.Meter, "server/route/placement"), "kvpilot.adapters.changes", "{change}",
-		"Adapters that were loaded and unloaded by rule (adapters.spread), by result: done, refused (by the engine) or failed (no answer).", all, func(c change) metric.MeasurementOption {
+		"Adapters loaded and unloaded by rule (adapters.spread), by result: done, refused (by the engine) or failed (no answer).", all, func(c change) metric.MeasurementOption {
 			return metric.WithAttributes(attribute.String("action", c.action), attribute.String("result", c.result))
 		})
 	return r

@@ -33,8 +33,8 @@ type Limits struct {
 	InFlight int `yaml:"in_flight"`
 	// ReservedTokens limits the tokens of live reservations: prompts and expected outputs.
 	ReservedTokens int `yaml:"reserved_tokens"`
-	// MaxPriority is the highest priority that a request may have: higher is served first, 0 is the default (a body's
-	// field "priority" with its sign inverted). A request that asks for a higher one gets this one.
+	// MaxPriority is the highest priority that a request may have: higher is served first, 0 is the default (a body's field "priority"
+	// with its sign inverted).
 	MaxPriority *int `yaml:"max_priority"`
 	// Weight is the tenant's share of the fleet while requests wait, relative to the other tenants'. Unset: 1.
 	Weight float64 `yaml:"weight"`

@@ -45,15 +45,15 @@ func newMetrics(p metric.MeterProvider) (*metrics, error) {
 	slow := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	fast := []float64{.00005, .0001, .0002, .0005, .001, .002, .005, .01, .025, .05, .1, .25, .5, 1, 5}
 	m.inFlight = s.UpDownCounter(intake.MetricNS+"requests.in_flight", "{request}", "Requests in progress: read and not yet fully answered.")
-	m.requests = s.CounterBy(intake.MetricNS+"requests", "{request}", "Ended requests by model, route, HTTP status and error reason. The model is one of the first 200 served ones that are used; other: all later ones, and requests that named none that is served.",
+	m.requests = s.CounterBy(intake.MetricNS+"requests", "{request}", "Ended requests by model (the first 200 served ones, or other), route, HTTP status and error reason.",
 		m.models.of(otherModel).result(endLabels{route: openai.RouteChat, status: http.StatusOK}))
-	m.duration = s.Histogram(intake.MetricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route. The first 64 models that are used have histograms of their own; the others share those of other.", slow...)
+	m.duration = s.Histogram(intake.MetricNS+"request.duration", "s", "Time from a request's first byte to its answer's last, by model and route.", slow...)
 	m.ttft = s.Histogram(intake.MetricNS+"ttft", "s", "Time from a request's first byte to the first content of its streamed answer, by model and route.", slow...)
 	m.perToken = s.Histogram(intake.MetricNS+"time_per_output_token", "s", "Mean time between the output tokens of a streamed answer, by model, route and source, as the tokens.", .001, .0025, .005, .01, .02, .03, .05, .075, .1, .15, .25, .5, 1)
-	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica: without waiting for a tokenizer or in the queue.", fast...)
+	m.overhead = s.Histogram(intake.MetricNS+"overhead", "s", "kvpilot's own time before a request left for its replica, without the waits for tokenizer and queue.", fast...)
 	m.held = s.Histogram(intake.MetricNS+"held", "s", "Time in the hold queue.", fast...)
 	m.encode = s.Histogram(intake.MetricNS+"tokenize", "s", "Time until the prompt's token ids were known or the attempt was abandoned.", fast...)
-	m.tokens = s.CounterBy(intake.MetricNS+"tokens", "{token}", "Tokens by model, kind and source: prompt, cached and output as engines reported them (engine) or, of streams without usage, as the router counted them (router: the prompt as tokenized, the overlap predicted, the pieces of the stream); overlap as predicted, of all.")
+	m.tokens = s.CounterBy(intake.MetricNS+"tokens", "{token}", "Tokens by model, kind (prompt, cached, output; overlap: as predicted) and source: engine, or router (its own count, of streams without usage).")
 	return m, nil
 }
 

@@ -7,14 +7,12 @@ import (
 
 // Config is what an operator may set. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Models share the requests for a model between sides, for clients of kvpilot and for gateways. A model that an InferenceModelRewrite
-	// splits is split by that alone.
+	// Models share the requests for a model between sides. A model that an InferenceModelRewrite splits is split by that alone.
 	Models []Split `yaml:"models"`
-	// StepBack has a side that is clearly worse than the one with the largest weight get no further requests, until an operator sends it
-	// forward again (kvpilot splits forward).
+	// StepBack stops requests to a side that is clearly worse than the one with the largest weight, until an operator sends it forward
+	// again (kvpilot splits forward).
 	StepBack bool `yaml:"step_back"`
-	// StepBackSessions is the least number of sessions on each side before they are compared for that; a request without a session counts
-	// as one.
+	// StepBackSessions is the least number of sessions on each side for that; a request without a session counts as one.
 	StepBackSessions int `yaml:"step_back_sessions"`
 }
 

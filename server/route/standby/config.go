@@ -12,11 +12,11 @@ import (
 
 // Config has the settings. Defaults live in DefaultConfig alone.
 type Config struct {
-	// Models have replicas that an autoscaler starts, also from zero: by the names that clients use. Requests for them wait while no
-	// replica is ready; requests for other models are rejected then.
+	// Models have replicas that an autoscaler starts, also from zero, by the names that clients use. Requests for them wait while no
+	// replica is ready.
 	Models []string `yaml:"models"`
-	// Wake has engines of these models that sleep (vLLM's --enable-sleep-mode, level 1) woken by /wake_up, the first one by a request that
-	// finds none awake, further ones as the wanted replicas say. vLLM serves /wake_up with VLLM_SERVER_DEV_MODE=1 alone.
+	// Wake wakes sleeping engines of these models (vLLM's --enable-sleep-mode, level 1) by /wake_up, which vLLM serves with
+	// VLLM_SERVER_DEV_MODE=1 alone: one for a request that finds none awake, further ones as the wanted replicas say.
 	Wake bool `yaml:"wake"`
 	// MaxWait is the longest time that a request waits for its first replica.
 	MaxWait time.Duration `yaml:"max_wait"`

@@ -69,7 +69,7 @@ func newWaker(p Params, s *instruments.Set) *waker {
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
-	w.counted = s.CounterBy("kvpilot.pool.wakes", "{wake}", "Sleeping engines that were to be woken (scaling.wake), by result: woken, refused (the engine does not know the call) or failed.",
+	w.counted = s.CounterBy("kvpilot.pool.wakes", "{wake}", "Calls to wake engines (scaling.wake), by result: woken, refused (an unknown call) or failed.",
 		instruments.Label("result", woken), instruments.Label("result", refused), instruments.Label("result", failed))
 	return w
 }

@@ -15,12 +15,12 @@ type Config struct {
 	Enabled bool `yaml:"enabled"`
 	// Remote configures the replicas as tokenizers.
 	Remote remote.Config `yaml:"remote"`
-	// CacheBytes limits the memory of cached encodings, at four bytes per token: 32 MiB are a thousand prompts of eight
-	// thousand tokens. The garbage collector takes as much again. Zero: no cache. -1: a sixteenth of memory.max_bytes, at most 2 GiB.
+	// CacheBytes limits the memory of cached encodings, at four bytes per token. The garbage collector takes as much again. Zero: no
+	// cache. -1: a sixteenth of memory.max_bytes, at most 2 GiB.
 	CacheBytes quantity.Bytes `yaml:"cache_bytes"`
-	// HeldBytes limits the memory of the encodings that requests in flight hold, each counted once: half a byte per token, and four more
-	// where the ids are handed over or a stream may be resumed; these take at most half of it. A request that finds no room is routed
-	// without ids. Zero: an eighth of memory.max_bytes.
+	// HeldBytes limits the memory of the encodings of requests in flight: half a byte per token, and four more, in at most half of it,
+	// where the ids are handed over or a stream may be resumed. A request that finds no room is routed without ids. Zero: an eighth of
+	// memory.max_bytes.
 	HeldBytes quantity.Bytes `yaml:"held_bytes"`
 	// Conversations scores a growing conversation by the ids that are already known. It needs the cache.
 	Conversations bool `yaml:"conversations"`
@@ -36,8 +36,7 @@ type Config struct {
 type ModelConfig struct {
 	// Handoff overrides tokenizer.handoff. Empty: no override.
 	Handoff string `yaml:"handoff"`
-	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object) for
-	// engines 0.14 to 0.17: their /tokenize does not apply it.
+	// TemplateDefaults repeats the engine's --default-chat-template-kwargs (a JSON object), for engines 0.14 to 0.17.
 	TemplateDefaults string `yaml:"template_defaults"`
 	// DropToolsOnNone repeats the engine's --exclude-tools-when-tool-choice-none.
 	DropToolsOnNone bool `yaml:"drop_tools_on_none"`

@@ -57,7 +57,7 @@ func newMetrics(provider metric.MeterProvider, stats func() cache.Stats, held fu
 	m.broken, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.broken", metric.WithUnit("{turn}"),
 		metric.WithDescription("Turns whose known beginning was not a prefix of the full prompt."))
 	m.waited, _ = meter.Int64Counter("kvpilot.tokenizer.conversation.older", metric.WithUnit("{prompt}"),
-		metric.WithDescription("Prompts that waited for all ids because only an older turn of their conversation was known, by outcome: whole, late or failed."))
+		metric.WithDescription("Prompts that waited for all ids because only an older turn was known, by outcome: whole, late or failed."))
 	for _, outcome := range [...]string{olderWhole, olderLate, olderFailed} {
 		m.waited.Add(context.Background(), 0, metric.WithAttributes(attribute.String("outcome", outcome)))
 	}

@@ -9,8 +9,7 @@ import (
 
 // Config says when requests are kept away from a replica.
 type Config struct {
-	// Failures is the number of consecutive failures that open the breaker. Only failures of the replica count, and they must come
-	// from two requests or more. Zero: the breaker never opens.
+	// Failures is the number of consecutive failures of the replica, from two requests or more, that open the breaker. Zero: it never opens.
 	Failures int `yaml:"failures"`
 	// Rate is the share of failures within window that opens it, after min_requests requests.
 	Rate float64 `yaml:"rate"`
@@ -24,8 +23,8 @@ type Config struct {
 	MaxOpenFor time.Duration `yaml:"max_open_for"`
 	// Trials is the number of successful trial requests that close it again.
 	Trials int `yaml:"trials"`
-	// MaxEjected is the largest share of the replicas that may serve a request, from 0 to 0.5, that breakers keep it from. Replicas
-	// that cannot be reached or asked for a pause do not count. When no other replica is left, all of them are used.
+	// MaxEjected is the largest share of a request's replicas, from 0 to 0.5, that breakers keep it from. Replicas that cannot be reached
+	// or asked for a pause do not count. When no other is left, all are used.
 	MaxEjected float64 `yaml:"max_ejected"`
 }
 

@@ -39,7 +39,7 @@ func newMetrics(provider metric.MeterProvider) *metrics {
 		reasons = append(reasons, m.reasons[reason])
 	}
 	m.opened = s.CounterBy("kvpilot.upstream.breaker.opened", "{replica}", "Times that a replica's breaker opened, by the cause of the last failure: network, replica, rank.", causes...)
-	m.used = s.CounterBy("kvpilot.upstream.breaker.ignored", "{choice}", "Choices that used replicas with an open breaker, by reason: all_open (no other replica can serve the request) or max_ejected (more than upstream.breaker.max_ejected of them are open).", reasons...)
+	m.used = s.CounterBy("kvpilot.upstream.breaker.ignored", "{choice}", "Choices that used replicas with an open breaker, by reason: all_open (there is no other) or max_ejected (more than upstream.breaker.max_ejected are open).", reasons...)
 	return m
 }
 
@@ -52,7 +52,7 @@ func (b *Breaker) Meter(provider metric.MeterProvider, replicas func() []replica
 	b.metrics = newMetrics(provider)
 	s := instruments.New(provider, "server/wire/breaker")
 	state := s.ObservedGauge("kvpilot.upstream.breaker.state", "{replica}", "One for the present state of each replica's breaker: closed, trial, open (gets no requests).")
-	faults := s.ObservedCounter("kvpilot.upstream.replica_faults", "{attempt}", "Attempts that failed by the fault of their network, replica or rank, by replica: what its breaker counts.")
+	faults := s.ObservedCounter("kvpilot.upstream.replica_faults", "{attempt}", "Attempts that failed by the fault of network, replica or rank, by replica.")
 	s.Observe(func(o metric.Observer) {
 		for _, id := range replicas() {
 			o.ObserveInt64(faults, b.faultsOf(id), instruments.Label("replica", string(id)))

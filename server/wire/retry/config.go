@@ -10,8 +10,7 @@ import (
 type Config struct {
 	// Attempts is the largest number of replicas tried for one request, the first included.
 	Attempts int `yaml:"attempts"`
-	// Ratio is the share of requests that may be retried when many fail. A request's first retry after a lost
-	// connection does not count: a replica that dies loses no request that had not begun.
+	// Ratio is the share of requests that may be retried when many fail. A request's first retry after a lost connection does not count.
 	Ratio float64 `yaml:"ratio"`
 	// MinPerSecond is the rate of retries that is always allowed.
 	MinPerSecond float64 `yaml:"min_per_second"`

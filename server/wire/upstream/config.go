@@ -15,8 +15,8 @@ import (
 type Config struct {
 	// DialTimeout limits the time to open a connection, TLS included.
 	DialTimeout time.Duration `yaml:"dial_timeout"`
-	// ResponseHeaderTimeout limits the wait for an answer's header, which comes with the whole answer when it is not
-	// streamed. Zero: only the caller's deadline counts.
+	// ResponseHeaderTimeout limits the wait for an answer's header, which of an unstreamed one comes with the whole answer. Zero: only
+	// the caller's deadline counts.
 	ResponseHeaderTimeout time.Duration `yaml:"response_header_timeout"`
 	// StallTimeout ends an answer that is silent for this long after its header. A comment in a stream counts as an answer. Zero: never.
 	StallTimeout time.Duration `yaml:"stall_timeout"`

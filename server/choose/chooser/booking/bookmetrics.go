@@ -48,7 +48,7 @@ type ways struct {
 
 func newWays(s *instruments.Set) ways {
 	m := ways{whole: instruments.Label("way", "whole"), split: instruments.Label("way", "split"), copy: instruments.Label("way", "copy")}
-	m.count = s.CounterBy("kvpilot.chooser.ways", "{request}", "Requests that could be split, by the way that cost least: whole (one rank serves them), split (one rank computes the prompt, another one writes the answer) or copy (they waited for a copy of the prompt's beginning, and one rank served them).", m.whole, m.split, m.copy)
+	m.count = s.CounterBy("kvpilot.chooser.ways", "{request}", "Requests that could be split, by the cheapest way: whole (one rank), split (one rank computes the prompt, another one writes the answer) or copy (one rank, after a copy of the prompt's beginning).", m.whole, m.split, m.copy)
 	return m
 }
 

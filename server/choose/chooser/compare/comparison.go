@@ -148,7 +148,7 @@ func NewCounter(s *instruments.Set) metric.Int64Counter {
 	for _, one := range conduct.Suspicions() {
 		all = append(all, suspicion(one))
 	}
-	return s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was found to behave unlike its equals and was avoided: slow (its output tokens take much longer), empty (it gives empty answers) or unproven (its answers do not show as cached what it claims to hold).", all...)
+	return s.CounterBy("kvpilot.chooser.suspicions", "{suspicion}", "Times that a rank was avoided because it differs from its equals: slow (output tokens), empty (answers) or unproven (its answers do not confirm its claimed cache).", all...)
 }
 
 func suspicion(s conduct.Suspicion) metric.MeasurementOption {

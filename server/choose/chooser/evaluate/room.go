@@ -8,6 +8,10 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
+// leastRoom is the predicted prefill time in seconds that a rank may have at least, however fast its steps are. A request that is released needs
+// time to reach the engine's step: milliseconds, or a tenth of a second where engines share their cores. An engine that waits for it decodes alone.
+const leastRoom = 0.1
+
 // room is the predicted prefill time in seconds that a rank may have before a request for it waits in the router; zero: any.
 type room float64
 
@@ -17,7 +21,7 @@ func (r room) Has(cand *decision.Candidate) bool {
 }
 
 // Enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
-// engine can fill the next one while the router learns of this one's end, and at most hold_above. A rank whose speed is a guess has
+// engine can fill the next one while the router learns of this one's end, but no less than leastRoom and at most hold_above. A rank whose speed is a guess has
 // more: it may be that much faster, and a request that was held back on a guess teaches nothing better.
 func (r room) Enough(cand *decision.Candidate) float64 {
 	most := float64(r)
@@ -25,7 +29,7 @@ func (r room) Enough(cand *decision.Candidate) float64 {
 		return math.Inf(1)
 	}
 	if cand.FullStep > 0 {
-		most = min(most, cand.FullStep)
+		most = min(most, max(leastRoom, cand.FullStep))
 	}
 	if cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
 		most *= 1 + cand.Spread

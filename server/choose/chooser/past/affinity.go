@@ -54,7 +54,7 @@ func NewAffinity(s *instruments.Set, ring selector.RingConfig) *Affinity {
 	}
 	a.fallbacks = s.CounterBy("kvpilot.chooser.ring_fallbacks", "{request}", "Consistent-hash requests that the ring's owner did not serve, by the successor that served them; -1 is a rank beyond the successors.", places...)
 	a.built = s.Histogram("kvpilot.chooser.ring_rebuild.duration", "s", "Time to build a consistent-hash ring.", 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)
-	a.rate = s.ObservedFloat("kvpilot.chooser.affinity_rate", "1", "Share of the last consistent-hash requests (chooser.ring.affinity_window) that were sent to the previous rank of their session; 1 before the first request.")
+	a.rate = s.ObservedFloat("kvpilot.chooser.affinity_rate", "1", "Share of the last consistent-hash requests (chooser.ring.affinity_window) on the previous rank of their session; 1 before the first request.")
 	a.top = s.ObservedGauge("kvpilot.chooser.top_sessions", "{request}", "Requests of the busiest consistent-hash sessions among the last 1024 seen, by position from 1 to 20.")
 	return a
 }

@@ -118,7 +118,7 @@ type Turns struct {
 // NewTurns declares the counter of turns.
 func NewTurns(s *instruments.Set) Turns {
 	m := Turns{first: instruments.Label("rank", "first"), same: instruments.Label("rank", "same"), other: instruments.Label("rank", "other")}
-	m.count = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by the rank that they went to: first (the session is new or was forgotten), same or other than its last one.",
+	m.count = s.CounterBy("kvpilot.chooser.session_turns", "{request}", "Requests with a session, by their rank: first (a new or forgotten session), same or other than its last one.",
 		m.first, m.same, m.other)
 	return m
 }

@@ -10,7 +10,7 @@ import (
 
 // NewAccuracyMetrics declares the predictions by rank, and returns the function that reads them. The series of a rank go with it.
 func NewAccuracyMetrics(s *instruments.Set, ranks *Table) (observe func(metric.Observer)) {
-	predictions := s.ObservedCounter("kvpilot.chooser.predictions", "{prediction}", "Predicted first tokens of streamed requests by rank and result: close, early (it came more than three times sooner) or late (more than three times later).")
+	predictions := s.ObservedCounter("kvpilot.chooser.predictions", "{prediction}", "Predicted first tokens of streamed requests by rank and result: close, early (more than three times sooner) or late.")
 	names := [predictedResults]string{predictedClose: "close", predictedEarly: "early", predictedLate: "late"}
 	return func(o metric.Observer) {
 		for r := range ranks.All() {
@@ -24,7 +24,7 @@ func NewAccuracyMetrics(s *instruments.Set, ranks *Table) (observe func(metric.O
 
 // NewRateMetrics declares each rank's learned rates, and returns the function that reads it.
 func NewRateMetrics(s *instruments.Set, ranks *Table) (observe func(metric.Observer)) {
-	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it behaves unlike its equals, by suspicion.")
+	suspect := s.ObservedGauge("kvpilot.chooser.suspect", "1", "1 while a rank is avoided because it differs from its equals, by suspicion.")
 	slowness := s.ObservedFloat("kvpilot.chooser.slowness", "1", "Time of a rank's output tokens divided by that of its equals under the same load; 0 while it is not known.")
 	trust := s.ObservedFloat("kvpilot.chooser.overlap_trust", "1", "Share of what a rank claims to hold of prompts that counts.")
 	rate := s.ObservedFloat("kvpilot.chooser.prefill_rate", "{token}/s", "Learned prefill rate of a rank at no context.")

@@ -11,7 +11,7 @@ import (
 
 // NewTierMetrics declares the tiers below the ranks' GPUs, and returns the function that reads them. Tiers that no request has used have no series.
 func NewTierMetrics(s *instruments.Set, ranks *Table) (observe func(metric.Observer)) {
-	share := s.ObservedFloat("kvpilot.chooser.tier_found", "1", "Share of the prompt tokens that the index knows in a tier below a rank's GPU and that the engine has found, over the last requests.")
+	share := s.ObservedFloat("kvpilot.chooser.tier_found", "1", "Share of the prompt tokens in a tier below a rank's GPU, by the index, that the engine has found, over the last requests.")
 	start := s.ObservedFloat("kvpilot.chooser.tier_load_start", "s", "Predicted time of a load of KV cache of no tokens from a tier below a rank's GPU.")
 	each := s.ObservedFloat("kvpilot.chooser.tier_load_token_time", "s", "Predicted time of each token of a load of KV cache from a tier below a rank's GPU.")
 	return func(o metric.Observer) {

@@ -20,37 +20,33 @@ type Config struct {
 	// to use which.
 	Policy decision.Policy `yaml:"policy"`
 	// Objective is the quantity that predicted-ttft minimizes: answer (the time to the last token, with nearly the best time to the
-	// first), ttft (the time to the first token alone), completion (the time to the last token alone: prompts wait while many answers
-	// are written) or slo (the number of answers that miss the targets below; a request that no replica can serve in time is rejected
-	// with 429 at once and does not delay others).
+	// first), ttft, completion (the time to the last token alone) or slo (the number of answers that miss the targets below; a request
+	// that no replica can serve in time is rejected with 429 at once). See docs/policies.md.
 	Objective decision.Objective `yaml:"objective"`
 	// SLO sets the targets of models that have none of their own. Requests may set their own with the headers
 	// X-Kvpilot-TTFT-Ms and X-Kvpilot-TPOT-Ms.
 	SLO SLOConfig `yaml:"slo"`
 	// Weights overrides the policies' parameters by name, for example overlap_credit.
 	Weights map[string]float64 `yaml:"weights"`
-	// Shadow names a policy that runs in parallel with the serving one; its choices are recorded and never served.
-	// Empty: none.
+	// Shadow names a policy that runs in parallel; its choices are recorded and never served. Empty: none.
 	Shadow decision.Policy `yaml:"shadow"`
 	// Models overrides policy, objective, slo, weights and shadow for single models, by the name that clients use.
 	Models map[string]ModelConfig `yaml:"models"`
-	// HoldAbove is the predicted prefill time that a rank may have queued before requests wait in the router instead
-	// (predicted-ttft only); one full step of the engine is enough where that takes less. A rank whose speed is not yet
-	// known gets more. Zero: no hold queue.
+	// HoldAbove is the predicted prefill time that a rank may have queued before requests wait in the router (predicted-ttft only), at
+	// most one full step of the engine. A rank of unknown speed gets more. Zero: no hold queue.
 	HoldAbove time.Duration `yaml:"hold_above"`
-	// CopyPrefixes has the beginning of a prompt copied from the cache of one rank to another's while requests wait that begin so, where
-	// that costs less (predicted-ttft with the hold queue, and replicas with a KV connector, only).
+	// CopyPrefixes copies the beginning of a prompt from one rank's cache to another's while such requests wait, where that costs less
+	// (predicted-ttft with the hold queue, and replicas with a KV connector, only).
 	CopyPrefixes bool `yaml:"copy_prefixes"`
-	// SessionTTL is how long a session's rank is remembered after its last request, or after the moment at which that
-	// request says that the session returns. Zero: as long as there is room.
+	// SessionTTL is how long a session's rank is remembered after its last request, or after its announced return. Zero: as long as there
+	// is room.
 	SessionTTL time.Duration `yaml:"session_ttl"`
 	// MaxRequestsPerRank excludes ranks with that many requests in flight. Zero: no limit.
 	MaxRequestsPerRank int `yaml:"max_requests_per_rank"`
 	// Stall says when a replica that reports healthy but makes no progress is avoided.
 	Stall StallConfig `yaml:"stall"`
-	// ProgramHorizon is how soon a session must be likely to return to count as a program: its context then has a claim on its
-	// rank's memory between its calls, and new programs wait in the router until theirs fits (predicted-ttft with the hold queue
-	// only). Zero: no session is a program.
+	// ProgramHorizon is how soon a session must be likely to return to count as a program, whose context has a claim on its rank's memory
+	// between its calls (docs/agents.md; predicted-ttft with the hold queue only). Zero: no session is a program.
 	ProgramHorizon time.Duration `yaml:"program_horizon"`
 	// Queue limits the hold queue.
 	Queue holdqueue.Config `yaml:"queue"`
@@ -143,16 +139,14 @@ func validateRules(name string, m ModelConfig) error {
 // StallConfig configures when a rank that has requests and makes no progress is avoided although its replica
 // reports itself healthy.
 type StallConfig struct {
-	// After is the shortest time without output, while the engine's counters do not change, after which a rank with
-	// requests is stalled; five times as long where its counters are not read. A rank that was silent for longer
-	// before, or whose prefill was predicted to take longer, gets more time. Zero: stalls are not detected, and
-	// bookings of external callers are not doubted.
+	// After is the shortest time without output, while the engine's counters do not change, after which a rank with requests is stalled
+	// (docs/replicas.md); five times as long where its counters are not read. Zero: stalls are not detected, and bookings of external
+	// callers are not doubted.
 	After time.Duration `yaml:"after"`
-	// Unhealthy is how long a stream may wait for a replica that is unhealthy and silent. Then the stream ends with an
-	// error, or is resumed on another replica (router.resume_streams). Zero: without limit.
+	// Unhealthy is how long a stream may wait for a replica that is unhealthy and silent before it ends with an error or is resumed
+	// elsewhere. Zero: without limit.
 	Unhealthy time.Duration `yaml:"unhealthy"`
-	// Stream is how long a stream that can be resumed on another replica may be silent after its first text while
-	// its rank serves others; then it is resumed. When the whole rank is stalled, it is resumed two seconds later. Streams
-	// that cannot be resumed are not affected. Zero: without limit.
+	// Stream is how long a stream that can be resumed elsewhere may be silent after its first text while its rank serves others. Streams
+	// of a stalled rank are resumed two seconds after the verdict. Zero: without limit.
 	Stream time.Duration `yaml:"stream"`
 }

@@ -6,8 +6,12 @@ import (
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
-// longPart is the share of a full step from which a prefill yields.
-const longPart = 0.5
+const (
+	// longPart is the share of a full step from which a prefill yields.
+	longPart = 0.5
+	// alikePart is the mean part of a request's own prefill from which on those before it are as long as it is.
+	alikePart = 0.75
+)
 
 // yielding is how a request with much to prefill lets those pass whose first token its rank is about to write. A long
 // prompt makes each step of the engine as long as a full one, and requests that are sent at about the same time
@@ -15,6 +19,7 @@ const longPart = 0.5
 // the whole prompt. Alone it has its first token after a short step, which costs the long one little.
 // The zero value has yielded to none yet.
 //
+// Before others as long as itself it has nothing to yield to: one long prompt after the other, each alone, would leave the engine empty between them.
 // A rank whose speed is a guess is left out: how long its steps take is not known. So are requests of which nothing but the end of the answer
 // counts: see undisturbed.
 type yielding struct {
@@ -26,6 +31,9 @@ type yielding struct {
 // delays it by no more than each long prompt delays them.
 func (y *yielding) to(cand *decision.Candidate, now time.Time) bool {
 	if cand.Waiting == 0 || cand.Prefill <= longPart*cand.FullStep || cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
+		return false
+	}
+	if float64(cand.QueuedTokens) > alikePart*float64(cand.Waiting)*float64(cand.Uncached) {
 		return false
 	}
 	if y.since.IsZero() {

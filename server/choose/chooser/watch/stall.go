@@ -198,12 +198,12 @@ func NewCounter(s *instruments.Set) metric.Int64Counter {
 	for e := liveness.Probe; e <= liveness.Halted; e++ {
 		evidence = append(evidence, instruments.Label("evidence", e.String()))
 	}
-	return s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank with requests in flight stalled and was avoided, by evidence.", evidence...)
+	return s.CounterBy("kvpilot.chooser.stalls", "{stall}", "Times that a rank was found stalled, by evidence.", evidence...)
 }
 
 // NewMetrics declares which ranks stall, and returns the function that reads it.
 func NewMetrics(s *instruments.Set, ranks *rank.Table) (observe func(metric.Observer)) {
-	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank counts as stalled and is avoided, 0 otherwise, by rank.")
+	stalled := s.ObservedGauge("kvpilot.chooser.stalled", "{rank}", "1 while a rank is avoided as stalled.")
 	return func(o metric.Observer) {
 		for r := range ranks.All() {
 			now := int64(0)

@@ -81,6 +81,6 @@ func (b *blanks) Give(ctx context.Context, rq *intake.Request, t *attempt.Tries,
 }
 
 func newEmpties(s *instruments.Set) *instruments.Keyed[string] {
-	empties := instruments.NewKeyed(s, intake.MetricNS+"empty_answers", "{answer}", "Answers of replicas without a token where one was due, by result: retried (another replica gave one, which counts against this one), agreed (another gave none either, so it is the request's doing and was passed on) or passed (no other replica could be asked).", emptyResults(), intake.ByResult)
+	empties := instruments.NewKeyed(s, intake.MetricNS+"empty_answers", "{answer}", "Answers without a token where one was due, by result: retried (another replica gave one), agreed (another gave none either) or passed (no other replica could be asked).", emptyResults(), intake.ByResult)
 	return &empties
 }

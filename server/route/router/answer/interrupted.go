@@ -67,7 +67,7 @@ func newInterruptions(s *instruments.Set) *interruptions {
 			all = append(all, interruption{kind, cause, false})
 		}
 	}
-	return &interruptions{instruments.NewKeyed(s, intake.MetricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (messages, responses; of chat and completions: chat, completion: continued as text, parsed: by token ids, repeated: repeated and compared; other), cause and result: continued on another replica, or lost. A stream counts each time. Causes: broken connection, error of the engine in the stream, stalled, aborted, diverged, and, of those that move, drain, halted, gone.", all,
+	return &interruptions{instruments.NewKeyed(s, intake.MetricNS+"interrupted", "{stream}", "Streams that lost their replica after their first byte, by kind (chat, completion, parsed, repeated, messages, responses, other), cause (broken, error, stalled, aborted, diverged; of moves drain, halted, gone) and result (continued, lost). A stream counts each time.", all,
 		func(i interruption) metric.MeasurementOption {
 			result := "lost"
 			if i.continued {

@@ -27,6 +27,6 @@ func resumeResults() []string {
 
 // NewResumes declares the count of streams that ended early.
 func NewResumes(p metric.MeterProvider) *instruments.Keyed[string] {
-	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), intake.MetricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, while router.resume_streams is on, by result: resumed on another replica, moved there from a replica that drains, ended (only the end was missing), or the reason why they could not be resumed.", resumeResults(), intake.ByResult)
+	resumes := instruments.NewKeyed(instruments.New(p, "server/route/router"), intake.MetricNS+"resumes", "{stream}", "Streams that ended early, after their first byte, by result: resumed, moved (from a replica that drains), ended (only the end was missing), or the reason why they were not resumed.", resumeResults(), intake.ByResult)
 	return &resumes
 }

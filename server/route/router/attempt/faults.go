@@ -29,7 +29,7 @@ func newFaults(s *instruments.Set) faults {
 			}
 		}
 	}
-	return faults{instruments.NewKeyed(s, intake.MetricNS+"faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request (it fails wherever it is sent, or cannot be sent), caller, tenant (its requests fail on several replicas), router, network, replica, rank. Only the last three count against a replica.", all,
+	return faults{instruments.NewKeyed(s, intake.MetricNS+"faults", "{attempt}", "Attempts that failed, by outcome and by the party at fault (cause): request, caller, tenant, router, network, replica, rank. Only the last three count against a replica.", all,
 		func(f faultLabel) metric.MeasurementOption {
 			return instruments.Labels(attribute.String("cause", f.cause.String()), attribute.String("outcome", f.verdict.String()))
 		})}

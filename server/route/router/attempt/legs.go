@@ -67,9 +67,9 @@ func newLegMetrics(s *instruments.Set) legMetrics {
 	m := legMetrics{
 		prefills: instruments.NewKeyed(s, intake.MetricNS+"prefills", "{request}", "Prompts of split requests by the result of the replica that computes them: done, refused, failed, unreachable, late, no_cache (it passed no cache on), mismatch (it counted other tokens) or canceled. All but done and canceled are served whole by another attempt.",
 			prefillResults(), intake.ByResult),
-		transfers: instruments.NewKeyed(s, intake.MetricNS+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token; the request is served whole) or left (the client left). Blocks of lost and left ones stay pinned for the engine's lease.",
+		transfers: instruments.NewKeyed(s, intake.MetricNS+"transfers", "{request}", "Caches computed for another replica, by result: read, lost (that replica failed before its first token) or left (the client left). Blocks of the last two stay pinned for the engine's lease.",
 			transferResults(), intake.ByResult),
-		pinned: s.UpDownCounter(intake.MetricNS+"pinned_prompts", "{request}", "Prompts whose blocks are taken to be pinned at the replica that computed them, because no other replica has read them."),
+		pinned: s.UpDownCounter(intake.MetricNS+"pinned_prompts", "{request}", "Prompts whose blocks are believed pinned at the replica that computed them: no other replica has read them."),
 	}
 	m.pinned.Add(context.Background(), 0)
 	return m

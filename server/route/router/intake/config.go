@@ -14,8 +14,7 @@ type Config struct {
 	// SessionHeader names the header that carries a session; case and the difference between - and _ do not matter.
 	// Empty: no header does.
 	SessionHeader string `yaml:"session_header"`
-	// SessionHeaders lists further headers that carry a session, tried in this order after session_header: by default
-	// those of coding agents and gateways (docs/agents.md). Empty: none.
+	// SessionHeaders lists further headers that carry a session, in this order after session_header (docs/agents.md). Empty: none.
 	SessionHeaders []string `yaml:"session_headers"`
 	// TokenizeTimeout limits the wait for token ids; after it, a request is routed without them.
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"`
@@ -25,32 +24,30 @@ type Config struct {
 	MaxMembers int `yaml:"max_members"`
 	// UnknownRoutes forwards paths that kvpilot does not know to the pool of the body's model.
 	UnknownRoutes bool `yaml:"unknown_routes"`
-	// UnownedResponses lets callers with keys read, continue and cancel stored responses if this router
-	// did not see their creation (it was restarted, or another router made them). Off, such responses are unknown, because their
-	// owner is.
+	// UnownedResponses lets callers with keys read, continue and cancel stored responses whose owner this router does not know (it was
+	// restarted, or another router made them). Off, such responses are unknown.
 	UnownedResponses bool `yaml:"unowned_responses"`
-	// ResumeStreams is the number of times that one stream may be resumed on another replica after its replica has
-	// died or hangs; 0 turns it off. docs/streams.md lists the streams. It requests the token ids of prompt and answer from engines.
+	// ResumeStreams is the number of times that one stream may be resumed on another replica (docs/streams.md); 0 turns it off. It
+	// requests the token ids of prompt and answer from engines.
 	ResumeStreams int `yaml:"resume_streams"`
-	// ResumeMessages makes sampled streams of /v1/messages resumable on vLLM 0.33: the router requests them as the chats that the
-	// engine itself makes of them, and writes their events. Off, only streams at temperature 0 can be resumed.
+	// ResumeMessages makes sampled streams of /v1/messages resumable on vLLM 0.33: the router requests them as chats and writes their
+	// events. Off, only streams at temperature 0 can be resumed.
 	ResumeMessages bool `yaml:"resume_messages"`
-	// ResumeUnstreamed makes answers in one piece resumable: of chat and completions that are one text, or calls of tools, the router requests
-	// a stream, which another replica can continue, and makes one piece of it, byte for byte as the engine would, where it has seen how.
-	// Off, such a request is sent again from the start. On, each token costs engine and router an event.
+	// ResumeUnstreamed makes answers in one piece resumable: where it can, the router requests them as streams and makes one piece of
+	// each, byte for byte as the engine would (docs/streams.md). Each token then costs engine and router an event. Off, such a request is
+	// sent again from the start.
 	ResumeUnstreamed bool `yaml:"resume_unstreamed"`
-	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is
-	// derived from its tenant and, if it has one, from its own. What replicas hold of a tenant's prompts, and what
-	// kvpilot predicts from it, then comes from that tenant alone. Callers without a key are one tenant.
+	// TenantSalt separates tenants in the engines' prefix caches, on or off: each request gets a cache_salt that is derived from its
+	// tenant and, if it has one, from its own. Callers without a key are one tenant.
 	TenantSalt string `yaml:"tenant_salt"`
-	// TenantSaltSecret makes the salts unguessable. All routers of a fleet need the same one, of at least 16
-	// characters; a change of it makes all cached blocks unreachable.
+	// TenantSaltSecret makes the salts unguessable: at least 16 characters, the same at all routers of a fleet. A change makes all cached
+	// blocks unreachable.
 	TenantSaltSecret secret.String `yaml:"tenant_salt_secret"`
-	// UnsaltedRoutes is what happens to requests on routes without cache_salt while tenant_salt is on: refuse answers
-	// 501, pass forwards them, and tenants share their blocks.
+	// UnsaltedRoutes decides about requests on routes without cache_salt while tenant_salt is on: refuse answers 501, pass forwards them, and
+	// tenants share their blocks.
 	UnsaltedRoutes string `yaml:"unsalted_routes"`
-	// ShowOverlap decides whether answers contain what replicas held of a prompt: auto or always. With auto, callers that
-	// have a tenant do not get it unless tenant_salt is on, because it reveals what other tenants have sent.
+	// ShowOverlap says whether answers contain the prompt's overlap: auto or always. With auto, callers with a tenant do not get it
+	// unless tenant_salt is on, because it reveals other tenants' prompts.
 	ShowOverlap string `yaml:"show_overlap"`
 	// RealtimeIdle ends a WebSocket (/v1/realtime) without traffic in either direction for this long. vLLM sends a
 	// ping every 20 s. Zero: never.

@@ -13,7 +13,7 @@ type steering struct {
 }
 
 func newSteering(s *instruments.Set) *steering {
-	return &steering{instruments.NewKeyed(s, MetricNS+"steering.dropped", "{word}", "What requests of callers without the role steer said to engines' KV connectors and was dropped, by word: kv_transfer_params, ec_transfer_params, request_id (one with a connector's addresses in it).",
+	return &steering{instruments.NewKeyed(s, MetricNS+"steering.dropped", "{word}", "Dropped values for engines' KV connectors from callers without the role steer, by word: kv_transfer_params, ec_transfer_params, request_id (one with a connector's addresses in it).",
 		openai.Steerings(), func(one openai.Steering) metric.MeasurementOption { return instruments.Label("word", one.Names()[0]) })}
 }
 

@@ -49,7 +49,7 @@ func newMetrics(provider metric.MeterProvider, endpoints func() map[replica.ID]*
 		metric.WithDescription("Time of one call to a replica's tokenizer routes, by route and outcome. Its replicas: kvpilot_tokenizer_endpoint_calls_total."),
 		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5))
 	m.faults, _ = meter.Int64Counter("kvpilot.tokenizer.faults", metric.WithUnit("{call}"),
-		metric.WithDescription("Failed calls by the party at fault (cause): request (the question fails on several replicas), caller, tenant (its questions do), router (no file descriptor, port or memory left), network, replica, rank. Only the last three count against an endpoint."))
+		metric.WithDescription("Failed calls by the party at fault (cause): request, caller, tenant, router, network, replica, rank. Only the last three count against an endpoint."))
 	m.causes = map[retry.Cause]metric.MeasurementOption{}
 	for _, c := range retry.Causes() {
 		m.causes[c] = metric.WithAttributeSet(attribute.NewSet(attribute.String("cause", c.String())))
@@ -74,7 +74,7 @@ func observeEndpoints(meter metric.Meter, endpoints func() map[replica.ID]*endpo
 	known, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints", metric.WithUnit("{endpoint}"), metric.WithDescription("Known tokenizer endpoints."))
 	open, _ := meter.Int64ObservableGauge("kvpilot.tokenizer.endpoints.open", metric.WithUnit("{endpoint}"), metric.WithDescription("Endpoints whose breaker is open."))
 	calls, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.endpoint.calls", metric.WithUnit("{call}"), metric.WithDescription("Calls to a replica's tokenizer routes, by replica."))
-	spent, _ := meter.Float64ObservableCounter("kvpilot.tokenizer.endpoint.call_time", metric.WithUnit("s"), metric.WithDescription("Time of the calls to a replica's tokenizer routes, by replica: divided by kvpilot_tokenizer_endpoint_calls_total, the mean of a call."))
+	spent, _ := meter.Float64ObservableCounter("kvpilot.tokenizer.endpoint.call_time", metric.WithUnit("s"), metric.WithDescription("Time of the calls to a replica's tokenizer routes; divided by kvpilot_tokenizer_endpoint_calls_total, the mean."))
 	failures, _ := meter.Int64ObservableCounter("kvpilot.tokenizer.endpoint.failures", metric.WithUnit("{call}"), metric.WithDescription("Failed calls by replica and kind."))
 	_, _ = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		list, opened := endpoints(), int64(0)

@@ -398,9 +398,8 @@ export const InferenceService: GenService<{
     output: typeof HttpBodySchema;
   },
   /**
-   * LoadAdapter loads a LoRA adapter into every replica of a pool, or into the one that x-kvpilot-pin names. The pool is
-   * that of the body's model, or the only one. Engines must be started with support for it. The answer is the engines'
-   * own when all have loaded it, else the first failure, with the results of the others.
+   * LoadAdapter loads a LoRA adapter into every replica of the pool of the body's model (or of the only one), or into the
+   * replica of x-kvpilot-pin. The answer is the engines' own, or the first failure with the results of the others.
    *
    * @generated from rpc kvpilot.v1.InferenceService.LoadAdapter
    */
@@ -421,8 +420,7 @@ export const InferenceService: GenService<{
   },
   /**
    * Realtime is vLLM's /v1/realtime: a WebSocket between the client and one replica, chosen by load, whose bytes are
-   * forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address; over gRPC, over HTTP/2 and
-   * without an upgrade it is rejected.
+   * forwarded unchanged. It needs the upgrade of an HTTP/1.1 connection to the REST address.
    *
    * @generated from rpc kvpilot.v1.InferenceService.Realtime
    */
@@ -512,8 +510,7 @@ export const InferenceService: GenService<{
     output: typeof HttpBodySchema;
   },
   /**
-   * Forward forwards a request for any other path to a replica of the body's model. It is off unless the
-   * router's configuration allows it (router.unknown_routes). Over REST it serves paths that have no route.
+   * Forward forwards a request for any other path to a replica of the body's model, where router.unknown_routes allows it.
    *
    * @generated from rpc kvpilot.v1.InferenceService.Forward
    */

@@ -514,17 +514,15 @@ export type DrainRequest = Message<"kvpilot.v1.DrainRequest"> & {
   force: boolean;
 
   /**
-   * Move requests under way to other replicas where no client notices: a request whose answer has not begun starts again,
-   * and a stream that can be resumed exactly is resumed. The others finish where they are. Requests of a rank may move to
-   * another rank of the same replica.
+   * Move requests under way to other replicas (or to other ranks of the same one) where no client notices: a request whose
+   * answer has not begun starts again, and a stream that can be resumed exactly is resumed. The others finish.
    *
    * @generated from field: bool move = 4;
    */
   move: boolean;
 
   /**
-   * Drain only these data-parallel ranks, counted from 0; none: the whole replica. They are added to the ranks that drain already;
-   * when all drain, the whole replica does.
+   * Drain only these data-parallel ranks, in addition to the ranks that drain already; none: the whole replica.
    *
    * @generated from field: repeated uint32 ranks = 5;
    */
@@ -878,8 +876,8 @@ export const ReplicaService: GenService<{
     output: typeof DeregisterResponseSchema;
   },
   /**
-   * Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a drain of a
-   * draining replica keeps its begin, replaces the reason when it brings one, and may add the move.
+   * Drain stops new work for a replica. Requests under way finish, or move to other replicas. It is idempotent: a further
+   * drain keeps the begin, replaces the reason when it brings one, and may add the move.
    *
    * @generated from rpc kvpilot.v1.ReplicaService.Drain
    */

@@ -200,8 +200,7 @@ export type ChooseReplicaRequest = Message<"kvpilot.v1.ChooseReplicaRequest"> & 
   expectedOutputTokens: number;
 
   /**
-   * The LoRA adapter; empty when the model's name is the adapter's, or for a base model. Only replicas that serve it may be chosen,
-   * and the answer's model is the adapter's name.
+   * The LoRA adapter; empty when the model's name is the adapter's, or for a base model.
    *
    * @generated from field: string adapter = 11;
    */
@@ -229,8 +228,8 @@ export type ChooseReplicaRequest = Message<"kvpilot.v1.ChooseReplicaRequest"> & 
   lease?: Duration | undefined;
 
   /**
-   * The request's own id, for logs and ExplainDecision; made when empty. While the booking of an id lives,
-   * the same request with the same id returns that booking and books nothing more.
+   * The request's id, for logs and ExplainDecision; made when empty. While its booking lives, the same request with the
+   * same id returns that booking.
    *
    * @generated from field: string request_id = 15;
    */
@@ -420,8 +419,8 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
   labels: { [key: string]: string };
 
   /**
-   * Applied when this call booked the load, duplicate when an earlier call with this request_id booked it (its lease
-   * restarts), unspecified when nothing was booked.
+   * Applied when this call booked, duplicate when an earlier one with this request_id did (its lease restarts),
+   * unspecified when nothing was booked.
    *
    * @generated from field: kvpilot.v1.Effect effect = 22;
    */
@@ -436,8 +435,8 @@ export type ChooseReplicaResponse = Message<"kvpilot.v1.ChooseReplicaResponse"> 
   cacheSalt: string;
 
   /**
-   * The tenant that owns the reservation, for a caller with the role `gateway` that reports on behalf of several: it names the tenant in the
-   * tenant header (x-kvpilot-tenant) of its reports. Empty when the router asks for no credentials.
+   * The reservation's tenant, which a caller with the role `gateway` names in the header x-kvpilot-tenant of its reports.
+   * Empty when the router asks for no credentials.
    *
    * @generated from field: string tenant = 24;
    */
@@ -876,8 +875,7 @@ export type GetLoadsResponse = Message<"kvpilot.v1.GetLoadsResponse"> & {
   ranks: RankLoad[];
 
   /**
-   * The names of the fleet's routers that decide for a pool and did not answer in time: the loads of their pools are as this router
-   * knows them.
+   * Deciders that did not answer in time: the loads of their pools are as this router knows them.
    *
    * @generated from field: repeated string unanswered = 2;
    */
@@ -1087,8 +1085,7 @@ export type ListProgramsResponse = Message<"kvpilot.v1.ListProgramsResponse"> & 
   pressure: ProgramPressure[];
 
   /**
-   * The names of the fleet's routers that decide for a pool and did not answer in time: the programs of their pools are those that
-   * this router knows.
+   * Deciders that did not answer in time: the programs of their pools are those that this router knows.
    *
    * @generated from field: repeated string unanswered = 3;
    */
@@ -1777,10 +1774,8 @@ export const RoutingService: GenService<{
     output: typeof ChooseReplicaResponseSchema;
   },
   /**
-   * RouteBody is ChooseReplica for a proxy that has an inference request's body (or its beginning) and nothing else: the
-   * body is sent as is, with the header x-body-truncated when it is cut short. Headers carry the rest: x-session-id,
-   * x-request-id, x-kvpilot-policy, x-kvpilot-allow, x-kvpilot-deny, x-kvpilot-pin, x-kvpilot-lease-ms,
-   * x-kvpilot-reports and x-kvpilot-booking (docs/api.md).
+   * RouteBody is ChooseReplica for a proxy: the inference request's body, or its beginning with the header
+   * x-body-truncated. Headers carry the rest (docs/direct-routing.md).
    *
    * @generated from rpc kvpilot.v1.RoutingService.RouteBody
    */
@@ -1862,8 +1857,8 @@ export const RoutingService: GenService<{
     output: typeof GetLoadsResponseSchema;
   },
   /**
-   * ListPrograms returns the programs of the pools, such as agents, that have a place in the memory of a rank or want one, in the order of
-   * models and ids. A caller without the role observe gets those of its own tenant.
+   * ListPrograms returns the programs, such as agents, that have a place in the memory of a rank or want one, by models
+   * and ids. A caller without the role observe gets its own tenant's.
    *
    * @generated from rpc kvpilot.v1.RoutingService.ListPrograms
    */
@@ -1883,8 +1878,8 @@ export const RoutingService: GenService<{
     output: typeof ListSplitsResponseSchema;
   },
   /**
-   * SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet. An error with the reason
-   * MODEL_NOT_FOUND says that no request for the model was split, or that there is no such side; CONFLICT, that no other side gets requests.
+   * SetSplitSide has a side of a split get no further requests, or get them again, on all routers of the fleet.
+   * MODEL_NOT_FOUND: no request for the model was split, or there is no such side; CONFLICT: no other side gets requests.
    *
    * @generated from rpc kvpilot.v1.RoutingService.SetSplitSide
    */
