@@ -78,6 +78,8 @@ const (
 	lateEvents
 	// derender: answers may have thoughts, /derender parses a stream in portions, and /inference/v1/generate streams token ids.
 	derender
+	// offloadMetrics: the OffloadingConnector reports the size of its host memory and the bytes that it has stored there.
+	offloadMetrics
 )
 
 // since is the version, minor and patch, that brought each feature.
@@ -87,7 +89,7 @@ var since = [...][2]int{
 	chatIDs: {27, 0}, returnIDs: {10, 2}, rankHeader: {11, 1},
 	responses: {10, 0}, messages: {11, 1}, messagesSalt: {32, 0}, realtime: {16, 0},
 	modern: {20, 0}, missIsZero: {32, 0}, newUsage: {11, 0}, computedTokens: {13, 0}, sources: {16, 0}, resetReply: {20, 0},
-	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1}, derender: {33, 0},
+	replayTopic: {26, 0}, eventSources: {32, 0}, lateEvents: {11, 1}, derender: {33, 0}, offloadMetrics: {33, 0},
 }
 
 // features are the features of one version.

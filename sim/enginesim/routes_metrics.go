@@ -146,6 +146,9 @@ func (l *life) metrics(c *call) {
 			}
 		}
 	}
+	if l.cfg.Core.Lower.Host.Blocks > 0 && l.features.has(offloadMetrics) {
+		x.offload(&l.cfg.Core, stats)
+	}
 	x.family("request_success", "counter", "Count of successfully processed requests.")
 	for rank, s := range stats {
 		for f := core.FinishStop; f <= core.FinishAbort; f++ {
@@ -190,6 +193,21 @@ func (m *meters) histograms(x *exposition, f *features) {
 		x.sample(r.name+"_sum", 0, "", h.sum)
 	}
 }
+
+// offload are the series of the OffloadingConnector, with host memory of one block to a chunk.
+func (x *exposition) offload(c *core.Config, stats []core.Stats) {
+	x.family("kv_offload_config_info", "gauge", "Static configuration of the KV offload managers of this engine instance.")
+	for rank := range stats {
+		x.sample("kv_offload_config_info", rank, fmt.Sprintf("cpu_blocks_per_chunk=\"1\",cpu_kv_cache_size_tokens=\"%d\",cpu_num_chunks=\"%d\",", c.Lower.Host.Blocks*c.BlockSize, c.Lower.Host.Blocks), 1)
+	}
+	x.family("kv_offload_store_bytes", "counter", "Total bytes stored from GPU to offload storage.")
+	for rank, s := range stats {
+		x.sample("kv_offload_store_bytes_total", rank, "", float64(s.Kept)*float64(c.BlockSize)*tokenBytes)
+	}
+}
+
+// tokenBytes is the KV cache of a token of a 70B model.
+const tokenBytes = 320 << 10
 
 func (l *life) cacheInfo(x *exposition) {
 	x.family("cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")

@@ -36,7 +36,8 @@ type setup struct {
 	mu      sync.Mutex
 	probes  map[replica.ID]func() registry.Examination             // guarded by mu
 	metrics map[replica.ID]func() (enginestats.Examination, error) // guarded by mu
-	stored  map[replica.Slot][]kvblock.Stored                      // guarded by mu: events of the GPU tier, while they are kept
+	stored  map[replica.Slot][]kvblock.Stored                      // guarded by mu: events of all tiers, while they are kept
+	lower   map[replica.Slot]belowGPU                              // guarded by mu
 	keeping bool                                                   // guarded by mu
 	failure error                                                  // guarded by mu: why the observer ended
 	sent    map[replica.Slot]time.Time                             // guarded by mu: when a rank got a request
@@ -49,8 +50,8 @@ func newSetup(p Params) *setup {
 	return &setup{
 		params: p, machine: p.machine, stop: func() {},
 		probes: map[replica.ID]func() registry.Examination{}, metrics: map[replica.ID]func() (enginestats.Examination, error){},
-		stored: map[replica.Slot][]kvblock.Stored{},
-		sent:   map[replica.Slot]time.Time{},
+		stored: map[replica.Slot][]kvblock.Stored{}, lower: map[replica.Slot]belowGPU{},
+		sent: map[replica.Slot]time.Time{},
 		client: &http.Client{
 			Transport: tlspeer.NewTransports(&http.Transport{
 				DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout, DisableKeepAlives: true,
@@ -90,10 +91,17 @@ func (s *setup) close() {
 	s.client.CloseIdleConnections()
 }
 
-// Stored records the blocks that a rank stores while a request is sent.
+// Stored counts a rank's events about blocks below the GPU, and records the blocks that it stores while a request is sent.
 func (s *setup) Stored(slot replica.Slot, ev *kvblock.Stored) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if ev.Tier != kvblock.TierGPU {
+		seen := s.lower[slot]
+		if seen.events++; len(ev.Tokens) > 0 {
+			seen.described++
+		}
+		s.lower[slot] = seen
+	}
 	if !s.keeping || len(s.stored[slot]) >= maxKept {
 		return
 	}

@@ -20,6 +20,8 @@ type Examination struct {
 	Ahead time.Duration
 	// Stranded is the used share of the KV cache, 0 to 1, of engines without a request: the largest one.
 	Stranded float64
+	// Offload is the engine's report of KV cache below the GPU.
+	Offload Offload
 }
 
 // used are the names that the poller reads; any one of a row is enough.
@@ -41,7 +43,7 @@ func (p *Poller) Examine(ctx context.Context, r *replica.Replica) (Examination, 
 	if err != nil {
 		return Examination{}, err
 	}
-	e := Examination{Learned: page.learned, Ranks: len(page.engines), Caching: page.caching, Ahead: page.ahead}
+	e := Examination{Learned: page.learned, Ranks: len(page.engines), Caching: page.caching, Ahead: page.ahead, Offload: page.offload}
 	for _, one := range page.engines {
 		if s := one.stats(time.Time{}); s.Running == 0 && s.Waiting == 0 {
 			e.Stranded = max(e.Stranded, s.KVUsage)

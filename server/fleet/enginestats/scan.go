@@ -22,6 +22,7 @@ type page struct {
 	ahead   time.Duration   // of this machine's clock over the engine's
 	names   map[string]bool // of the samples that were read
 	caching string          // enable_prefix_caching
+	offload Offload
 	adapters
 }
 
@@ -86,10 +87,13 @@ func (p *page) finish() error {
 // line adds one sample.
 func (p *page) line(line []byte) {
 	name, labels, value, ok := sample(line, wanted)
-	if !ok {
+	switch {
+	case !ok:
 		return
-	}
-	if !p.names[string(name)] {
+	case offloads(name): // LMCache has many
+		p.offload.read(name, labels, value)
+		return
+	case !p.names[string(name)]:
 		p.names[string(name)] = true
 	}
 	switch string(name) {
@@ -184,7 +188,7 @@ func wanted(name []byte) bool {
 		"vllm:request_prefill_kv_computed_tokens_sum":
 		return true
 	}
-	return false
+	return offloads(name)
 }
 
 // set adds a sample. Samples of one name add up (several served models), except for
@@ -246,6 +250,7 @@ func (p *page) cacheConfig(labels []byte) {
 	if caching, ok := label(labels, "enable_prefix_caching"); ok {
 		p.caching = string(caching)
 	}
+	p.offload.configured(labels)
 }
 
 // intLabel is 0 when the label is missing, "None" or not a positive integer.

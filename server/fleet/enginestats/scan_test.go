@@ -187,3 +187,28 @@ func BenchmarkScan(b *testing.B) {
 		}
 	}
 }
+
+func TestCacheBelowTheGPUIsReported(t *testing.T) {
+	const running = "vllm:num_requests_running{engine=\"0\"} 0\n"
+	for name, tt := range map[string]struct {
+		text string
+		want Offload
+	}{
+		"nothing": {"", Offload{}},
+		"sizes and bytes": {`vllm:kv_offload_config_info{cpu_blocks_per_chunk="8",cpu_kv_cache_size_bytes="65536",cpu_kv_cache_size_tokens="64000",cpu_num_chunks="500",engine="0",model_name="m"} 1.0
+vllm:kv_offload_store_bytes_total{engine="0",model_name="m"} 3.2e+06`, Offload{By: "OffloadingConnector", Tokens: 64000, Chunk: 8, Counted: true, Stored: true}},
+		"nothing stored":     {`vllm:kv_offload_store_bytes_total{engine="0",model_name="m"} 0.0`, Offload{By: "OffloadingConnector", Counted: true}},
+		"two engines":        {"vllm:kv_offload_store_bytes_total{engine=\"0\"} 5\nvllm:kv_offload_store_bytes_total{engine=\"1\"} 0", Offload{By: "OffloadingConnector", Counted: true, Stored: true}},
+		"a length not known": {`vllm:kv_offload_config_info{cpu_blocks_per_chunk="1",cpu_kv_cache_size_tokens="None",engine="0"} 1.0`, Offload{By: "OffloadingConnector", Chunk: 1}},
+		"the older counter":  {"vllm:kv_offload_total_bytes_total{engine=\"0\",transfer_type=\"CPU_to_GPU\"} 9\nvllm:kv_offload_total_bytes_total{engine=\"0\",transfer_type=\"GPU_to_CPU\"} 0", Offload{By: "OffloadingConnector", Counted: true}},
+		"LMCache":            {"lmcache:num_stored_tokens_total{model_name=\"m\"} 12", Offload{By: "LMCache"}},
+		"the settings":       {`vllm:cache_config_info{block_size="16",kv_offloading_backend="native",kv_offloading_size="8.0"} 1.0`, Offload{By: "OffloadingConnector"}},
+		"LMCache by them":    {`vllm:cache_config_info{block_size="16",kv_offloading_backend="lmcache",kv_offloading_size="8.0"} 1.0`, Offload{By: "LMCache"}},
+		"none by them":       {`vllm:cache_config_info{block_size="16",kv_offloading_backend="native",kv_offloading_size="None"} 1.0`, Offload{}},
+	} {
+		p, err := scan(strings.NewReader(running + tt.text + "\n"))
+		if err != nil || p.offload != tt.want {
+			t.Errorf("%s: %+v, %v, want %+v", name, p.offload, err, tt.want)
+		}
+	}
+}

@@ -207,6 +207,69 @@ func TestPodNamesItsConnector(t *testing.T) {
 	}
 }
 
+func TestAPodNamesThePortOfItsBootstrapServer(t *testing.T) {
+	for name, tt := range map[string]struct {
+		labels, annotations map[string]string
+		template            string // the label kv_bootstrap of the settings
+		want                string
+	}{
+		"nothing":                     {want: "http://10.0.0.1:8998"},
+		"an annotation":               {annotations: map[string]string{"kvpilot.kv-bootstrap": "9100"}, want: "http://10.0.0.1:9100"},
+		"a label":                     {labels: map[string]string{"kvpilot.kv-bootstrap": "9101"}, want: "http://10.0.0.1:9101"},
+		"a label before one":          {labels: map[string]string{"kvpilot.kv-bootstrap": "9101"}, annotations: map[string]string{"kvpilot.kv-bootstrap": "9100"}, want: "http://10.0.0.1:9101"},
+		"before the settings":         {annotations: map[string]string{"kvpilot.kv-bootstrap": "9100"}, template: "9200", want: "http://10.0.0.1:9100"},
+		"the settings alone":          {template: "9200", want: "http://10.0.0.1:9200"},
+		"leading zeros":               {annotations: map[string]string{"kvpilot.kv-bootstrap": "009100"}, want: "http://10.0.0.1:9100"},
+		"another host":                {annotations: map[string]string{"kvpilot.kv-bootstrap": "10.0.0.9:9100"}, want: "http://10.0.0.1:8998"},
+		"a URL":                       {annotations: map[string]string{"kvpilot.kv-bootstrap": "http://10.0.0.9:9100"}, template: "9200", want: "http://10.0.0.1:9200"},
+		"no number":                   {annotations: map[string]string{"kvpilot.kv-bootstrap": "bootstrap"}, want: "http://10.0.0.1:8998"},
+		"a number that is no port":    {annotations: map[string]string{"kvpilot.kv-bootstrap": "65536"}, want: "http://10.0.0.1:8998"},
+		"a label that cannot be used": {labels: map[string]string{"kvpilot.kv-bootstrap": "0"}, annotations: map[string]string{"kvpilot.kv-bootstrap": "9100"}, want: "http://10.0.0.1:9100"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKube(t)
+			k.putPod("a", said{labels: tt.labels, annotations: tt.annotations})
+			k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})
+			r, _ := labelled(t, k, func(c *registry.KubernetesConfig) {
+				if tt.template != "" {
+					c.Template.Labels = map[string]string{replica.LabelBootstrap: tt.template}
+				}
+			})
+			if rep, _ := served(t, r, "a"); rep.Bootstrap() != tt.want {
+				t.Errorf("%q of the labels %v, want %q", rep.Bootstrap(), rep.Labels, tt.want)
+			}
+		})
+	}
+}
+
+func TestAChangedBootstrapPortCounts(t *testing.T) {
+	k := newKube(t)
+	k.putPod("a", said{annotations: map[string]string{"kvpilot.kv-bootstrap": "9100"}})
+	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})
+	r, log := labelled(t, k, nil)
+	expect := func(what, want string) {
+		t.Helper()
+		eventually(t, what, func() bool {
+			list := r.Snapshot().Replicas
+			return len(list) == 1 && list[0].Bootstrap() == want
+		})
+	}
+	expect("the first port", "http://10.0.0.1:9100")
+	eventually(t, "a watch of the pods", func() (ok bool) {
+		k.with(func() { ok = len(k.pods.watchers) == 1 })
+		return ok
+	})
+	k.putPod("a", said{annotations: map[string]string{"kvpilot.kv-bootstrap": "9200"}})
+	expect("the second port", "http://10.0.0.1:9200")
+	k.putPod("a", said{annotations: map[string]string{"kvpilot.kv-bootstrap": "evil.example:80"}})
+	expect("the port without the annotation", "http://10.0.0.1:8998")
+	if !strings.Contains(log.String(), "name=kvpilot.kv-bootstrap") {
+		t.Errorf("nothing is logged of the wrong value:\n%s", log)
+	}
+	k.putPod("a", said{annotations: map[string]string{"kvpilot.kv-bootstrap": "9300"}})
+	expect("the third port", "http://10.0.0.1:9300")
+}
+
 func TestWhatAPodSaysMayBeWrong(t *testing.T) {
 	k := newKube(t)
 	hostile := map[string]string{

@@ -42,6 +42,8 @@ type Stats struct {
 	Finished [FinishAbort + 1]uint64
 	// RunningAdapters and WaitingAdapters are the LoRA adapters of the sequences.
 	RunningAdapters, WaitingAdapters []string
+	// Kept counts the blocks that were put into host memory.
+	Kept uint64
 }
 
 // New returns a core that works once Run is called. emit is called from Run with each step's
@@ -167,7 +169,7 @@ func (c *Core) stats() Stats {
 	return Stats{
 		RunningAdapters: enginemodel.AdaptersOf(c.machine.Running()), WaitingAdapters: enginemodel.AdaptersOf(c.machine.Waiting()),
 		Running: len(c.machine.Running()), Waiting: len(c.machine.Waiting()) + len(c.loads.running), Usage: 1 - float64(p.Free())/float64(p.Size()),
-		Counts: c.machine.Counts(), Clock: c.clock, Finished: c.finished,
+		Counts: c.machine.Counts(), Clock: c.clock, Finished: c.finished, Kept: c.loads.kept,
 	}
 }
 

@@ -69,6 +69,7 @@ func addTiers(c *Core) {
 type loads struct {
 	running map[*enginemodel.Sequence]*time.Timer
 	until   time.Time // when the last one ends: they share one bus
+	kept    uint64    // blocks put into host memory so far
 }
 
 // beginLoads begins the loads of a plan; c.mu is held.
@@ -112,6 +113,9 @@ func (l *loads) dropAll() (left []*enginemodel.Sequence) {
 
 // Kept implements enginemodel.LowerSink. The store is remote to every engine.
 func (r *recorder) Kept(tier kvblock.Tier, m *enginemodel.Sequence, from, to int) {
+	if tier == kvblock.TierCPU {
+		r.loads.kept += uint64(to - from)
+	}
 	ev := Event{Kind: Stored, Tier: tier}
 	if r.cfg.Lower.SelfDescribing {
 		ev = r.describe(m, from, to)

@@ -28,6 +28,7 @@ func (s *Evaluation) AvoidFull() {
 // the program serve, and then ranks that prefill for others.
 func (s *Evaluation) Choose() {
 	s.spare(false)
+	s.evenOut()
 	s.pick()
 	if s.Decision.Chosen < 0 && s.Pool.Pairs != nil {
 		s.spare(true)

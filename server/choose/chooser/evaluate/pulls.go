@@ -70,6 +70,25 @@ func (s *Evaluation) Prefix(req *ask.Request) (key blockhash.Hash, ok bool) {
 // SetSharers notes how many requests that wait begin with the prefix.
 func (s *Evaluation) SetSharers(n int) { s.copying.Sharers = n }
 
+// evenOut has the prefill of the last minute count alike on all ranks for a request whose prefix many others that wait share: the rank that holds
+// the prefix has computed it lately, which is not done again, and the work to come is these requests, on all ranks.
+func (s *Evaluation) evenOut() {
+	if !s.copying.Able || s.copying.Sharers < selector.LeastSharers {
+		return
+	}
+	var busy, residual, n float64
+	for i := range s.Decision.Candidates {
+		if c := &s.Decision.Candidates[i]; Works(c) {
+			busy, residual, n = busy+c.Busy, residual+c.Residual, n+1
+		}
+	}
+	for i := range s.Decision.Candidates {
+		if c := &s.Decision.Candidates[i]; Works(c) {
+			c.Busy, c.Residual = busy/n, residual/n // n is above zero
+		}
+	}
+}
+
 // Moves reports whether the request's program moves and its context is copied.
 func (s *Evaluation) Moves() bool { return s.Pulls && s.copying.Moves }
 
