@@ -74,15 +74,15 @@ func (s *sim) chats() *Chats {
 	if s.trace.Chats == 0 || s.atOnce == nil {
 		return nil
 	}
-	return s.chatsFrom(s.trace.Chats, s.atOnce.full, s.atOnce.drains)
+	return s.atOnce.chatsOf(s, s.trace.Chats)
 }
 
-// chatsFrom reads the figures of the calls from first on that arrive between two moments.
-func (s *sim) chatsFrom(first int, from, to float64) *Chats {
+// chatsOf reads the figures of a run's calls from first on that arrive while as many programs run as the load says.
+func (a *atOnce) chatsOf(s *sim, first int) *Chats {
 	var ttft, answer []float64
 	var in, cached float64
 	for i := first; i < len(s.trace.Calls); i++ {
-		if math.IsNaN(s.first[i]) || s.arrived[i] < from || s.arrived[i] > to {
+		if math.IsNaN(s.first[i]) || s.arrived[i] < a.full || s.arrived[i] > a.drains {
 			continue
 		}
 		ttft = append(ttft, s.first[i]-s.arrived[i])
@@ -112,7 +112,7 @@ func (j *job) chatsAlone(a *atOnce) (*Chats, error) {
 	}
 	s.router = v
 	s.run(0)
-	return s.chatsFrom(0, a.full, a.drains), v.err()
+	return a.chatsOf(s, 0), v.err()
 }
 
 // add adds a share of other, for means over several runs.

@@ -99,8 +99,8 @@ func (h *holding) freed(ln *line, slot replica.Slot) {
 // visit plays the queue forward in the order in which it should go: each request takes the rank
 // that would serve it soonest, given the work that earlier ones will bring there; where that rank has
 // room now, the request is released. Requests that must wait count as planned work on their rank, so that
-// the rest see the whole line for a hot prefix and spread it when waiting costs more. Where only ranks that may not serve one have room, those
-// behind it pass, but for programs that have just got their place: most have much to compute.
+// the rest see the whole line for a hot prefix and spread it when waiting costs more. Where only ranks that may not serve one have room, later
+// ones pass, but for programs that have just got their place: most have much to compute.
 func (h *holding) visit(ln *line) {
 	now := h.clock.Now()
 	for _, t := range ln.hold.Expired(now) {
