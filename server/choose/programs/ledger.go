@@ -214,7 +214,7 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		if ok && from != nil {
 			ok = a != from && used < most
 		}
-		if a.kept && left && a != from && !(child && a == p.parent.account) {
+		if a.kept && left && a != from && (!child || a != p.parent.account) {
 			r.Free, ok = 0, false
 		}
 		if r.Full = !ok; ok && (best == nil || used < least) {
