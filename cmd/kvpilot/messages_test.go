@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvpilot/kvpilot/sim/replay"
 	"github.com/kvpilot/kvpilot/test/programs"
 )
 
@@ -130,3 +132,32 @@ func servesWithWarning(t *testing.T, flags, want string) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(text []byte) (int, error) { return f(text) }
+
+// Another seed is another trace, a smaller cache holds less, and without programs none waits for memory.
+func TestReplaysOfOtherTraces(t *testing.T) {
+	play := func(args string) (r struct {
+		AtOnce   int                            `json:"programs_at_once"`
+		Policies map[string]replay.PolicyReport `json:"policies"`
+	}) {
+		var out bytes.Buffer
+		base := "replay --generate agent --requests 150 --replicas 1 --memory 3 --block 512 --policies predicted-ttft --seeds 1 --patience 0 --quiet -o json "
+		if err := run(t.Context(), strings.Fields(base+args), nil, &out, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	of := func(args string) replay.Numbers { return play(args).Policies["predicted-ttft"].Numbers }
+	plain, again, other := of(""), of("--trace-seed 1"), of("--trace-seed 2")
+	if plain.AnswerMean != again.AnswerMean || plain.AnswerMean == other.AnswerMean {
+		t.Errorf("answers take %v, with the same seed %v, with another one %v", plain.AnswerMean, again.AnswerMean, other.AnswerMean)
+	}
+	if without := of("--no-programs"); without.HitRate >= plain.HitRate {
+		t.Errorf("%.3f from the cache without programs, %.3f with them", without.HitRate, plain.HitRate)
+	}
+	if usual, large := play("").AtOnce, play("--cache-tokens 1920000").AtOnce; large < 3*usual-1 || large > 3*usual+1 {
+		t.Errorf("%d programs take three times the memory, %d three times as much of it", usual, large)
+	}
+}

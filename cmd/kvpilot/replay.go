@@ -31,6 +31,7 @@ type replayFlags struct {
 	to                       reportFlags
 	plan                     planFlags
 	adapters                 enginemodel.Adapters
+	cache                    int // tokens of each replica, 0: the profile's
 }
 
 // traceFlags say where the requests come from.
@@ -38,6 +39,7 @@ type traceFlags struct {
 	file, generate  string
 	requests, first int
 	atLeast         int
+	seed            uint64
 }
 
 // reportFlags say where the results go.
@@ -94,6 +96,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringVar(&f.from.file, "trace", "", "trace file to play")
 	flags.StringVar(&f.from.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
 	flags.IntVar(&f.from.requests, "requests", 12000, "requests of a generated trace")
+	flags.Uint64Var(&f.from.seed, "trace-seed", 1, "seed of a generated trace: another one has other requests of the same kind")
 	flags.IntVar(&f.from.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
 	flags.IntVar(&f.Replicas, "replicas", 8, "modelled replicas")
 	flags.IntVar(&f.Routers, "routers", 1, "routers before the replicas; each request goes to a random one")
@@ -104,7 +107,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Float64SliceVar(&f.Rates, "rate", nil, "arrival rates in requests per second instead, separated by commas")
 	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by programs at once instead: by how many times the fleet's memory their contexts take, separated by commas")
 	flags.IntSliceVar(&f.Programs, "programs", nil, "loads of closed loops by this many programs at once instead, separated by commas")
-	flags.Float64Var(&f.Chats, "chats", 0, "turns of chats per second, in the shape of conv, next to the programs of --memory or --programs; they are reported apart")
+	flags.Float64Var(&f.Chats, "chats", 0, "turns of chats per second, in the shape of conv, next to the programs of --memory or --programs; they are reported apart, and next to the same chats alone on half of the replicas")
 	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v; for adapters also %s",
 		replay.Rivals(), replay.ProgramRules(), replay.LLMDAdapters))
@@ -112,6 +115,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.StringToStringVar(&f.weights, "weights", nil, "parameters of the policies by name, for example interference=0.1,congestion=1")
 	flags.IntVar(&f.Seeds, "seeds", 3, "runs per policy")
 	flags.StringVar(&f.profile, "profile", "70b", "modelled engine: 70b or 8b")
+	flags.IntVar(&f.cache, "cache-tokens", 0, "KV cache of each replica in tokens; 0: the profile's")
 	flags.IntVar(&f.Block, "block", 128, "block size in tokens; results do not depend on it, the time to play does")
 	flags.IntVar(&f.Workers, "workers", 0, "concurrent runs; 0: the number of cores")
 	outputFlag(cmd, &f.to.output)
@@ -137,6 +141,7 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Float64SliceVar(&f.Speeds, "speeds", nil, "speeds of the replicas as multiples of the profile's, repeated over all of them: 4, or 1,3 for a pool of two speeds")
 	flags.Float64Var(&f.Beginnings, "known-beginnings", 0, "share of later turns for which the router knows the ids of the previous turn and estimates the rest")
 	flags.BoolVar(&f.Nameless, "no-sessions", false, "requests name no session: programs are found by their prompts alone")
+	flags.BoolVar(&f.NoPrograms, "no-programs", false, "the router does not hold programs back that fit in no memory: a program_horizon of 0")
 	flags.BoolVar(&f.Answers.Whole, "unstreamed", false, "answers come in one piece: the router sees no first token")
 	flags.IntVar(&f.Answers.Limit, "max-tokens", 0, "requests say this limit of their answers instead of the length that these will have; 0: the length")
 	flags.StringSliceVar(&f.turns, "turn", nil, "replica:seconds:speed: the replica, counted from 0, has another speed from then on; may be given again")
@@ -258,6 +263,9 @@ func (f *replayFlags) complete() ([]float64, error) {
 		}
 	}
 	f.Profile.Adapters = f.adapters
+	if f.cache > 0 {
+		f.Profile.CacheTokens = f.cache
+	}
 	if f.Profile.Name == "" {
 		return nil, fmt.Errorf("unknown profile %q; known are %v", f.profile, names)
 	}
@@ -301,7 +309,7 @@ func (f *traceFlags) read() (t *replay.Trace, atLeast int, err error) {
 	case (f.file == "") == (f.generate == ""):
 		return nil, 0, errors.New("set exactly one of --trace and --generate")
 	case f.generate != "":
-		t, err = replay.Generate(f.generate, f.requests, 1)
+		t, err = replay.Generate(f.generate, f.requests, f.seed)
 		return t, 0, err
 	}
 	if t, err = replay.ReadTrace(f.file); err != nil || f.first <= 0 {

@@ -21,6 +21,8 @@ type Chats struct {
 	AnswerMean float64 `json:"answer_mean_s"`
 	// HitRate is the share of their prompt tokens found in a cache.
 	HitRate float64 `json:"hit_rate"`
+	// Alone are the same chats alone on half of the replicas; nil for the oracle.
+	Alone *Chats `json:"alone,omitempty"`
 }
 
 // withChats returns the trace with turns of chats, as conv has them, at so many calls per second. They have no program, and one that
@@ -72,10 +74,15 @@ func (s *sim) chats() *Chats {
 	if s.trace.Chats == 0 || s.atOnce == nil {
 		return nil
 	}
+	return s.atOnce.chatsOf(s, s.trace.Chats)
+}
+
+// chatsOf reads the figures of a run's calls from first on that arrive while as many programs run as the load says.
+func (a *atOnce) chatsOf(s *sim, first int) *Chats {
 	var ttft, answer []float64
 	var in, cached float64
-	for i := s.trace.Chats; i < len(s.trace.Calls); i++ {
-		if math.IsNaN(s.first[i]) || s.arrived[i] < s.atOnce.full || s.arrived[i] > s.atOnce.drains {
+	for i := first; i < len(s.trace.Calls); i++ {
+		if math.IsNaN(s.first[i]) || s.arrived[i] < a.full || s.arrived[i] > a.drains {
 			continue
 		}
 		ttft = append(ttft, s.first[i]-s.arrived[i])
@@ -92,6 +99,22 @@ func (s *sim) chats() *Chats {
 	}
 }
 
+// chatsAlone plays the chats next to programs alone on half of the replicas, and reads the figures of the time in which so many programs ran.
+func (j *job) chatsAlone(a *atOnce) (*Chats, error) {
+	alone, t, o := *j, *j.work.Trace, &j.options
+	t.Calls, t.Chats, t.Closed, t.Programs = t.Calls[t.Chats:], 0, false, nil
+	alone.work = newWorkload(&t, o.Block)
+	s := newSim(alone.work, newEngines(&o.Profile, o.Speeds, max(1, o.Replicas/2), o.Block), 1, j.seed)
+	s.delays = o.Delays
+	v, err := newService(s, j.chooser(), &alone)
+	if err != nil {
+		return nil, err
+	}
+	s.router = v
+	s.run(0)
+	return a.chatsOf(s, 0), v.err()
+}
+
 // add adds a share of other, for means over several runs.
 func (c *Chats) add(other *Chats, share float64) {
 	c.Calls += share * other.Calls
@@ -101,6 +124,12 @@ func (c *Chats) add(other *Chats, share float64) {
 	c.P99 += share * other.P99
 	c.AnswerMean += share * other.AnswerMean
 	c.HitRate += share * other.HitRate
+	if other.Alone != nil {
+		if c.Alone == nil {
+			c.Alone = &Chats{}
+		}
+		c.Alone.add(other.Alone, share)
+	}
 }
 
 // chats writes the figures of the chats next to programs.
@@ -109,14 +138,18 @@ func (r *Report) chats(w io.Writer) error {
 		return nil
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "chats\tcalls\tTTFT mean\tp50\tp90\tp99\tanswer mean\thit rate\t")
+	fmt.Fprintln(t, "chats\tcalls\tTTFT mean\tp50\tp90\tp99\tanswer mean\thit rate\talone: TTFT mean\tanswer mean\thit rate\t")
 	for _, name := range append(slices.Clone(r.order), "") {
 		p := r.Policies[name]
 		if name == "" {
 			p = r.Oracle
 		}
 		if c := p.Chats; c != nil && !p.Abandoned {
-			fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\t%.3f\t\n", label(name), c.Calls, c.Mean, c.P50, c.P90, c.P99, c.AnswerMean, c.HitRate)
+			alone := "-\t-\t-"
+			if a := c.Alone; a != nil {
+				alone = fmt.Sprintf("%.2f\t%.2f\t%.3f", a.Mean, a.AnswerMean, a.HitRate)
+			}
+			fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.1f\t%.2f\t%.3f\t%s\t\n", label(name), c.Calls, c.Mean, c.P50, c.P90, c.P99, c.AnswerMean, c.HitRate, alone)
 		}
 	}
 	return t.Flush()

@@ -73,6 +73,8 @@ type Routing struct {
 	Beginnings, Texts float64
 	// Nameless requests say no session: programs are found by their prompts alone.
 	Nameless bool
+	// NoPrograms has the router hold no programs back that fit in no memory.
+	NoPrograms bool
 	// NoAdapterNames keeps the adapters of requests from the router.
 	NoAdapterNames bool
 	// PaceBias multiplies the learned prefill times, EventLoss is the share of KV events lost.

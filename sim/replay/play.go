@@ -80,19 +80,7 @@ func (j *job) play() (Numbers, error) {
 	if slices.Contains(otherRules(), j.setup.Policy) {
 		return j.playOther(s)
 	}
-	cfg := chooser.DefaultConfig()
-	cfg.Policy = j.setup.Policy
-	if o.Objective != "" {
-		cfg.Objective = o.Objective
-		cfg.SLO = chooser.SLOConfig{TTFT: time.Duration(o.Goal.TTFT * float64(time.Second)), TPOT: time.Duration(o.Goal.TPOT * float64(time.Second))}
-	}
-	cfg.Weights = o.Weights
-	// The player measures the choice, so no call is rejected.
-	// A bound of zero would have the routers of a fleet give up waiting for the decider after an hour.
-	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 10_000*time.Hour, math.MaxInt32
-	// The text that stands for a chunk is short: the tree's bounds shrink with it.
-	cfg.Tree.EvictAbove, cfg.Tree.EvictTo = cfg.Tree.EvictAbove/256, cfg.Tree.EvictTo/256
-	v, err := newService(s, cfg, j)
+	v, err := newService(s, j.chooser(), j)
 	if err != nil {
 		return Numbers{}, err
 	}
@@ -109,8 +97,33 @@ func (j *job) play() (Numbers, error) {
 	if scaler != nil {
 		n.Scaled = scaler.scaled()
 	}
+	if n.Chats != nil {
+		if n.Chats.Alone, err = j.chatsAlone(s.atOnce); err != nil {
+			return Numbers{}, err
+		}
+	}
 	n.Predicted, n.DecidedAlone = quantilesOf(v.accuracy()), v.alone()
 	return n, v.err()
+}
+
+// chooser is the configuration of the router's choice.
+func (j *job) chooser() chooser.Config {
+	o, cfg := &j.options, chooser.DefaultConfig()
+	cfg.Policy = j.setup.Policy
+	if o.NoPrograms {
+		cfg.ProgramHorizon = 0
+	}
+	if o.Objective != "" {
+		cfg.Objective = o.Objective
+		cfg.SLO = chooser.SLOConfig{TTFT: time.Duration(o.Goal.TTFT * float64(time.Second)), TPOT: time.Duration(o.Goal.TPOT * float64(time.Second))}
+	}
+	cfg.Weights = o.Weights
+	// The player measures the choice, so no call is rejected.
+	// A bound of zero would have the routers of a fleet give up waiting for the decider after an hour.
+	cfg.Queue.MaxWait, cfg.Queue.MaxRequests = 10_000*time.Hour, math.MaxInt32
+	// The text that stands for a chunk is short: the tree's bounds shrink with it.
+	cfg.Tree.EvictAbove, cfg.Tree.EvictTo = cfg.Tree.EvictAbove/256, cfg.Tree.EvictTo/256
+	return cfg
 }
 
 // unbound is the workload without calls that wait for others and without waves: how fast a full fleet is shows when it always has work.

@@ -162,6 +162,12 @@ func TestChatsNextToPrograms(t *testing.T) {
 	if p.Chats.Mean <= 0 || p.Chats.P99 < p.Chats.P50 || p.Chats.AnswerMean < p.Chats.Mean || p.Chats.HitRate < 0 || p.Chats.HitRate > 1 {
 		t.Errorf("chats %+v", p.Chats)
 	}
+	if a := p.Chats.Alone; a == nil || a.Calls != p.Chats.Calls || a.Mean <= 0 || a.Mean > p.Chats.Mean {
+		t.Errorf("alone the same chats have %+v, next to programs %+v", a, p.Chats)
+	}
+	if r.Oracle.Chats == nil || r.Oracle.Chats.Alone != nil {
+		t.Errorf("the oracle's chats %+v", r.Oracle.Chats)
+	}
 	if p.Chats.Mean > p.Programs.Waited/4 {
 		t.Errorf("chats have their first token after %.1f s, while programs wait %.1f s for memory: they wait like programs", p.Chats.Mean, p.Programs.Waited)
 	}

@@ -173,3 +173,41 @@ func TestAWaiterIsServedByAReplicaThatStartsMeanwhile(t *testing.T) {
 		f.empty()
 	})
 }
+
+// A request that may go to a full rank alone does not hold up those behind it: another rank has room for them.
+func TestARequestForAFullRankHoldsNobodyUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		f.know()
+		defer f.running(t.Context())()
+		pinned := func(to string, number, n int) *chooser.Request {
+			req := f.request(number, n)
+			req.Options.Pinned, req.Options.PinnedRank = replica.ID(to), -1
+			return req
+		}
+		full, soon := f.choose(pinned("r0", 1, 30000)), f.choose(pinned("r1", 2, 20000))
+		_, _, first := f.submit(pinned("r0", 3, 64))
+		_, _, second := f.submit(f.request(4, 4000))
+		synctest.Wait()
+		if n := f.chooser.Waiting(); n != 2 {
+			t.Fatalf("%d requests wait, want both", n)
+		}
+		soon.FirstToken()
+		time.Sleep(100 * time.Millisecond)
+		select {
+		case c := <-second:
+			if c.Replica.ID != "r1" {
+				t.Errorf("it went to %s, want r1", c.Replica.ID)
+			}
+			f.serve(c)
+		default:
+			t.Error("the request waits, though a rank is idle: one that waits for another rank is before it")
+		}
+		full.FirstToken()
+		synctest.Wait()
+		f.serve(<-first)
+		f.serve(full)
+		f.serve(soon)
+		f.empty()
+	})
+}

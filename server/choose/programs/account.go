@@ -30,6 +30,7 @@ type account struct {
 	// capacity is the rank's memory in tokens, 0 when unknown; booked are the tokens of all requests in flight there; bend is the
 	// context at which attention has doubled the cost of a token. All are of the last choice.
 	capacity, booked, bend float64
+	keeping
 }
 
 // place gives p a place.

@@ -28,6 +28,8 @@ type Rank struct {
 	Held float64
 	// Bend is the context length at which attention has doubled the cost of a token; 0: unknown.
 	Bend float64
+	// Work is the predicted time in seconds to compute the rest of the prompt there.
+	Work float64
 	// Full is set by Admit: the program does not fit there. Free is set with it: the tokens that would fit, 0 where the capacity is unknown.
 	Full bool
 	Free float64
@@ -193,6 +195,7 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	if from != nil {
 		most = from.mostAt(p.tokens, now)
 	}
+	left := l.ranks.keep(ranks, now)
 	var best *account
 	var least, held float64
 	for i := range ranks {
@@ -211,6 +214,9 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		if ok && from != nil {
 			ok = a != from && used < most
 		}
+		if a.kept && left && a != from && (!child || a != p.parent.account) {
+			r.Free, ok = 0, false
+		}
 		if r.Full = !ok; ok && (best == nil || used < least) {
 			best, least, held = a, used, shared
 		}
@@ -225,6 +231,7 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 		p.leave()
 	}
 	if p.late = best == nil || behind && !child; p.late {
+		l.ranks.press(ranks, now)
 		return Waits
 	}
 	p.tokens, p.shared = float64(call.Tokens), held
@@ -300,6 +307,9 @@ func (l *Ledger) Place(call Call, rank Rank, now time.Duration) *Place {
 	p.leave()
 	if p.tokens = float64(call.Tokens); !p.known && p.running == 0 {
 		p.shared = min(rank.Held, p.tokens)
+	}
+	if p.isPlain() {
+		a.bring(rank.Work, now)
 	}
 	p.waiting--
 	p.running++

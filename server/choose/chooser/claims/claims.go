@@ -32,9 +32,10 @@ func (g *Claims) Leave(call *programs.Call) {
 	}
 }
 
-// Place books the program's memory on the chosen rank; nil for a call that the ledger does not count.
+// Place books the program's memory on the chosen rank; nil for a call that the ledger does not count, which is plain traffic.
 func (g *Claims) Place(of *Call, cand *decision.Candidate, now int64) *programs.Place {
 	if of.Call.Name == 0 {
+		g.Ledger.Plain(RankOf(cand), time.Duration(now))
 		return nil
 	}
 	return g.Ledger.Place(of.Call, RankOf(cand), time.Duration(now))
@@ -79,7 +80,7 @@ const prompts = "\x00prompts"
 // RankOf is the memory of a candidate.
 func RankOf(cand *decision.Candidate) programs.Rank {
 	size := float64(cand.BlockSize)
-	return programs.Rank{Slot: cand.Slot, Capacity: size * float64(cand.Blocks), Booked: size * cand.DecodeBlocks, Held: float64(cand.GPU), Bend: cand.Bend}
+	return programs.Rank{Slot: cand.Slot, Capacity: size * float64(cand.Blocks), Booked: size * cand.DecodeBlocks, Held: float64(cand.GPU), Bend: cand.Bend, Work: cand.Prefill}
 }
 
 // Booked is a choice's call in the ledger of programs. It is an Observer.

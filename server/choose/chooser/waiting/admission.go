@@ -27,7 +27,7 @@ const (
 	// mostLooked bounds the programs that one visit looks at.
 	mostLooked = 16
 	// passable is how long programs may pass one that does not fit. After that none begins before it.
-	passable = 5 * time.Minute
+	passable = time.Minute
 )
 
 // waitForMemory puts a request in line at the gate. Its wait is bounded like that in the hold queue.

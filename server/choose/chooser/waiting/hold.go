@@ -99,7 +99,8 @@ func (h *holding) freed(ln *line, slot replica.Slot) {
 // visit plays the queue forward in the order in which it should go: each request takes the rank
 // that would serve it soonest, given the work that earlier ones will bring there; where that rank has
 // room now, the request is released. Requests that must wait count as planned work on their rank, so that
-// the rest see the whole line for a hot prefix and spread it when waiting costs more.
+// the rest see the whole line for a hot prefix and spread it when waiting costs more. Where only ranks that may not serve one have room, later
+// ones pass, but for programs that have just got their place: most have much to compute.
 func (h *holding) visit(ln *line) {
 	now := h.clock.Now()
 	for _, t := range ln.hold.Expired(now) {
@@ -119,26 +120,33 @@ func (h *holding) visit(ln *line) {
 	ln.planned = make(map[replica.Slot]float64, 16)
 	ln.sharers.begin()
 	soonest, room := maxWake.Seconds(), h.booker.Room()
+	narrow := false // a request has no room on the ranks that may serve it, while others have room
 	ln.hold.Visit(now, mostVisited, func(t *holdqueue.Ticket) holdqueue.Verdict {
-		verdict := h.offer(s, t.Owner.(*Waiter), now)
+		w := t.Owner.(*Waiter)
+		if narrow && w.call.Program {
+			return holdqueue.Keep
+		}
+		verdict := h.offer(s, w, now)
 		if verdict != holdqueue.Keep {
 			return verdict
 		}
-		open := false
+		open, own := false, false
 		for i := range s.Decision.Candidates {
 			o := &s.Decision.Candidates[i]
-			if !evaluate.Works(o) {
+			works := evaluate.Works(o)
+			if !works && !serves(o.Veto) {
 				continue
 			}
 			if over := o.Backlog - room.Enough(o); over >= 0 {
 				soonest = min(soonest, over)
 			} else if o.Backlog+ln.planned[o.Slot] < room.Enough(o) {
-				open = true
+				open, own = true, own || works
 			}
 		}
 		if !open {
 			return holdqueue.Stop
 		}
+		narrow = narrow || !own
 		return holdqueue.Keep
 	})
 	wanted := ln.planned // read by others from now on: the next visit makes a map of its own
@@ -205,6 +213,16 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 		return holdqueue.Drop
 	}
 	return holdqueue.Release
+}
+
+// serves reports whether a rank with this veto may serve requests without the same limits.
+func serves(veto decision.Veto) bool {
+	switch veto {
+	case decision.VetoDenied, decision.VetoNotAllowed, decision.VetoPinned, decision.VetoRank, decision.VetoContext, decision.VetoMemory:
+		return true
+	default:
+		return false
+	}
 }
 
 // pull has a request wait for a copy of its prompt's beginning, where that costs least; false otherwise.
