@@ -71,7 +71,7 @@ func knownSpanWord(word string) bool {
 		span.EventFirstToken, span.EventFallback, span.EventRetry, span.EventHedge, span.EventResume,
 		string(span.RequestID), string(span.DecisionID), string(span.Reason), string(span.Cause), string(span.Policy), string(span.Replica), string(span.Rank), string(span.Candidates),
 		string(span.PromptTokens), string(span.PromptKind), string(span.OverlapTokens), string(span.BestOverlap), string(span.HostTokens), string(span.StoreTokens), string(span.PredictedLoad), string(span.PredictedTTFT), string(span.Margin),
-		string(span.TokenizerSource), string(span.KnownTokens), string(span.HeldFor), string(span.Attempt), string(span.Chunks), string(span.Overhead),
+		string(span.TokenizerSource), string(span.Directory), string(span.DirectoryResult), string(span.DirectoryFor), string(span.KnownTokens), string(span.HeldFor), string(span.Attempt), string(span.Chunks), string(span.Overhead),
 		string(span.FinishedBy), string(span.Reused), string(span.Effect), string(span.FallbackOf), string(span.DecidedBy), string(span.AskedBy), string(span.DecidedAlone), string(span.MovedTokens), string(span.Report),
 		string(span.MemoryFor), string(span.MemoryNeeded), string(span.MemoryFree), string(span.ProgramsBefore),
 	}, word)

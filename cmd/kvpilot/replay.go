@@ -93,11 +93,7 @@ share of what an oracle with one pooled cache can complete.`,
 	}
 	f.RTT, f.Goal, f.Delays, f.Transfers, f.Tiers = time.Millisecond.Seconds(), replay.DefaultGoal(), replay.LocalDelays(), replay.PublishedTransfers(), replay.DefaultTiers()
 	flags := cmd.Flags()
-	flags.StringVar(&f.from.file, "trace", "", "trace file to play")
-	flags.StringVar(&f.from.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
-	flags.IntVar(&f.from.requests, "requests", 12000, "requests of a generated trace")
-	flags.Uint64Var(&f.from.seed, "trace-seed", 1, "seed of a generated trace: another one has other requests of the same kind")
-	flags.IntVar(&f.from.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
+	f.from.add(flags)
 	flags.IntVar(&f.Replicas, "replicas", 8, "modelled replicas")
 	flags.IntVar(&f.Routers, "routers", 1, "routers before the replicas; each request goes to a random one")
 	flags.StringVar((*string)(&f.Fleet), "fleet", string(replay.FleetAlone), fmt.Sprintf("how several routers decide, one of %v: each alone, or all by asking one decider", replay.Fleets()))
@@ -108,7 +104,6 @@ share of what an oracle with one pooled cache can complete.`,
 	flags.Float64SliceVar(&f.Memory, "memory", nil, "loads of closed loops by programs at once instead: by how many times the fleet's memory their contexts take, separated by commas")
 	flags.IntSliceVar(&f.Programs, "programs", nil, "loads of closed loops by this many programs at once instead, separated by commas")
 	flags.Float64Var(&f.Chats, "chats", 0, "turns of chats per second, in the shape of conv, next to the programs of --memory or --programs; they are reported apart, and next to the same chats alone on half of the replicas")
-	flags.IntVar(&f.from.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
 	flags.StringVar(&f.policies, "policies", "all", fmt.Sprintf("policies, separated by commas; all are kvpilot's own, others are rules of other routers, %v; for closed loops also their rules for programs, %v; for adapters also %s",
 		replay.Rivals(), replay.ProgramRules(), replay.LLMDAdapters))
 	flags.StringVar((*string)(&f.Objective), "objective", "", "objective of predicted-ttft: answer (default), ttft, completion or slo (with the targets of --slo-ttft and --slo-tpot)")
@@ -155,6 +150,16 @@ share of what an oracle with one pooled cache can complete.`,
 	f.addScaling(flags)
 	flags.Float64Var(&f.Texts, "known-texts", 0, "share of requests for which the router knows no ids and estimates the length")
 	return cmd
+}
+
+// add adds the flags of the trace.
+func (f *traceFlags) add(flags *pflag.FlagSet) {
+	flags.StringVar(&f.file, "trace", "", "trace file to play")
+	flags.StringVar(&f.generate, "generate", "", "generate a trace instead: "+strings.Join(replay.Generators(), ", "))
+	flags.IntVar(&f.requests, "requests", 12000, "requests of a generated trace")
+	flags.Uint64Var(&f.seed, "trace-seed", 1, "seed of a generated trace: another one has other requests of the same kind")
+	flags.IntVar(&f.atLeast, "at-least", replay.FewestRequests, "repeat a shorter trace file up to this many requests; 0 plays it once")
+	flags.IntVar(&f.first, "first", 0, "play only this many requests of a trace file; 0 plays all")
 }
 
 // addTiers adds the flags of tiers below the GPU.

@@ -3,6 +3,7 @@ package waiting
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/choose/chooser/evaluate"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
 
@@ -19,7 +20,8 @@ const (
 // the whole prompt. Alone it has its first token after a short step, which costs the long one little.
 // The zero value has yielded to none yet.
 //
-// Before others as long as itself it has nothing to yield to: one long prompt after the other, each alone, would leave the engine empty between them.
+// Before others as long as itself it has nothing to yield to: one long prompt after the other, each alone, would have the engine run dry between
+// them, where it does easily.
 // A rank whose speed is a guess is left out: how long its steps take is not known. So are requests of which nothing but the end of the answer
 // counts: see undisturbed.
 type yielding struct {
@@ -33,7 +35,7 @@ func (y *yielding) to(cand *decision.Candidate, now time.Time) bool {
 	if cand.Waiting == 0 || cand.Prefill <= longPart*cand.FullStep || cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
 		return false
 	}
-	if float64(cand.QueuedTokens) > alikePart*float64(cand.Waiting)*float64(cand.Uncached) {
+	if evaluate.RunsDry(cand) && float64(cand.QueuedTokens) > alikePart*float64(cand.Waiting)*float64(cand.Uncached) {
 		return false
 	}
 	if y.since.IsZero() {
