@@ -22,7 +22,7 @@ const (
 	unstreamedTurns   = 7
 	// unstreamedShare is the part of round-robin's answers that the default policy must reach where no prompts share anything, and the engines share
 	// their cores with the router that has them tokenize.
-	unstreamedShare = 0.8
+	unstreamedShare = 0.7
 )
 
 // answersOf compares the answers of the default policy with round-robin's. A router that guesses the engines' speed and holds requests back for that gives fewer. The

@@ -9,20 +9,15 @@ import (
 )
 
 const (
-	// longDecode is the part of a step's prefill from which a step without prefill is long.
-	longDecode = 0.25
 	// shortStep is the time in seconds of a full step below which a request's way to it counts.
 	shortStep = 0.2
-	// someSteps is how many full steps of prefill a rank has ahead that runs dry easily.
-	someSteps = 3
+	// leastRoom is the predicted prefill time in seconds that a rank with short steps may have, unless that is more than two of them.
+	leastRoom = 0.1
 )
 
-// RunsDry reports whether the candidate's engine often decodes alone because the next prompt comes too late: its steps are short for a request's way
-// to them, and a step without prefill takes nearly as long as one with. Engines that share the cores of a machine are so. With a GPU such a step takes
-// a tenth of a full one, and little is lost.
-func RunsDry(cand *decision.Candidate) bool {
-	return cand.Slowdown > longDecode && cand.FullStep < shortStep
-}
+// ShortSteps reports whether the candidate's steps are short for a request's way to them. Its engine runs dry where the next prompt comes late: with
+// a GPU of its own the way takes milliseconds, but a tenth of a second where engines share the cores of a machine.
+func ShortSteps(cand *decision.Candidate) bool { return cand.FullStep < shortStep }
 
 // room is the predicted prefill time in seconds that a rank may have before a request for it waits in the router; zero: any.
 type room float64
@@ -33,19 +28,15 @@ func (r room) Has(cand *decision.Candidate) bool {
 }
 
 // Enough is the predicted prefill time from which a rank has enough ahead: a full step, so that the
-// engine can fill the next one while the router learns of this one's end, more where it runs dry easily, and at most hold_above. A rank whose speed is a guess has
+// engine can fill the next one while the router learns of this one's end, more where its steps are short, and at most hold_above. A rank whose speed is a guess has
 // more: it may be that much faster, and a request that was held back on a guess teaches nothing better.
 func (r room) Enough(cand *decision.Candidate) float64 {
 	most := float64(r)
 	if most == 0 { // turned off while requests wait: all are released
 		return math.Inf(1)
 	}
-	steps := 1.0
-	if RunsDry(cand) {
-		steps = someSteps
-	}
 	if cand.FullStep > 0 {
-		most = min(most, steps*cand.FullStep)
+		most = min(most, max(cand.FullStep, min(leastRoom, 2*cand.FullStep)))
 	}
 	if cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
 		most *= 1 + cand.Spread

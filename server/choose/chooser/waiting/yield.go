@@ -21,7 +21,7 @@ const (
 // The zero value has yielded to none yet.
 //
 // Before others as long as itself it has nothing to yield to: one long prompt after the other, each alone, would have the engine run dry between
-// them, where it does easily.
+// them, where steps are short.
 // A rank whose speed is a guess is left out: how long its steps take is not known. So are requests of which nothing but the end of the answer
 // counts: see undisturbed.
 type yielding struct {
@@ -35,7 +35,7 @@ func (y *yielding) to(cand *decision.Candidate, now time.Time) bool {
 	if cand.Waiting == 0 || cand.Prefill <= longPart*cand.FullStep || cand.Speed == decision.SpeedPrior || cand.Speed == decision.SpeedEngine {
 		return false
 	}
-	if evaluate.RunsDry(cand) && float64(cand.QueuedTokens) > alikePart*float64(cand.Waiting)*float64(cand.Uncached) {
+	if evaluate.ShortSteps(cand) && float64(cand.QueuedTokens) > alikePart*float64(cand.Waiting)*float64(cand.Uncached) {
 		return false
 	}
 	if y.since.IsZero() {
