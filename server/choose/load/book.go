@@ -32,8 +32,8 @@ type Book struct {
 
 	shards [shardCount]shard
 
-	ranksMu sync.Mutex // serialises AddRank and RemoveRank
-	ranks   atomic.Pointer[[]*rank]
+	ranksMu sync.Mutex                   // serialises AddRank and RemoveRank
+	ranks   atomic.Pointer[[]*published] // by slot, nil for none
 }
 
 // New returns an empty book. config must be valid. It starts nothing; Run ends leases that are not renewed.
@@ -43,7 +43,7 @@ func New(config Config, params Params) *Book {
 	for i := range b.shards {
 		b.shards[i].open(share(config.Remembered, i))
 	}
-	b.ranks.Store(&[]*rank{})
+	b.ranks.Store(&[]*published{})
 	b.observe(params)
 	return b
 }
@@ -65,9 +65,9 @@ func (b *Book) AddRank(slot replica.Slot) {
 	if int(slot) < len(old) && old[slot] != nil {
 		return
 	}
-	table := make([]*rank, max(len(old), int(slot)+1))
+	table := make([]*published, max(len(old), int(slot)+1))
 	copy(table, old)
-	table[slot] = newRank(slot)
+	table[slot] = newRank(slot).pub
 	b.ranks.Store(&table)
 }
 
@@ -80,13 +80,13 @@ func (b *Book) RemoveRank(slot replica.Slot) int {
 		b.ranksMu.Unlock()
 		return 0
 	}
-	table := make([]*rank, len(old))
+	table := make([]*published, len(old))
 	copy(table, old)
 	gone := table[slot]
 	table[slot] = nil
 	b.ranks.Store(&table)
 	b.ranksMu.Unlock()
-	return b.lose(gone.close())
+	return b.lose(gone.rank.close())
 }
 
 // Forget marks Lost the reservations on slot before the given moment, because the engine process
@@ -127,7 +127,7 @@ func (b *Book) View(slot replica.Slot, now time.Time) RankLoad {
 
 // Views are the loads of all ranks at one moment. Unlike View, it reads the clock's scale and the list of ranks once.
 type Views struct {
-	ranks []*rank
+	ranks []*published
 	now   int64
 }
 
@@ -146,8 +146,8 @@ func (v *Views) Read(slot replica.Slot, load *RankLoad) {
 // Approach brings the account of the slot near, before Read; see chooser.
 func (v *Views) Approach(slot replica.Slot) {
 	if int(slot) < len(v.ranks) && v.ranks[slot] != nil {
-		v.ranks[slot].pub.seq.Load()
-		v.ranks[slot].output.Load()
+		v.ranks[slot].seq.Load()
+		v.ranks[slot].anchor.Load() // in the other line
 	}
 }
 
@@ -277,10 +277,10 @@ func (b *Book) move(r *Reservation, rk *rank, req *Request, version uint64) erro
 
 func (b *Book) rank(slot replica.Slot) *rank {
 	table := *b.ranks.Load()
-	if int(slot) >= len(table) {
+	if int(slot) >= len(table) || table[slot] == nil {
 		return nil
 	}
-	return table[slot]
+	return table[slot].rank
 }
 
 // shard returns the part of the id map that a tenant's id belongs to, and the hash of both, which is not 0.

@@ -69,19 +69,19 @@ func (b *Book) observe(params Params) {
 			return
 		}
 		now := b.now()
-		for slot, rk := range *b.ranks.Load() {
+		for slot, p := range *b.ranks.Load() {
 			rank, known := params.Ranks.RankOf(replica.Slot(slot))
-			if rk == nil || !known {
+			if p == nil || !known {
 				continue
 			}
 			var v RankLoad
-			rk.view(now, &v)
+			p.view(now, &v)
 			labels := instruments.Rank(string(rank.Replica), rank.Index)
 			o.ObserveInt64(m.Requests, int64(v.InFlight), labels)
 			o.ObserveFloat64(m.Tokens, v.PrefillTokens, labels)
 			o.ObserveFloat64(m.Wait, v.PrefillTime.Seconds(), labels)
 			o.ObserveFloat64(m.Blocks, v.DecodeBlocks, labels)
-			o.ObserveFloat64(m.Age, rk.oldest(now).Seconds(), labels)
+			o.ObserveFloat64(m.Age, p.rank.oldest(now).Seconds(), labels)
 		}
 	})
 }

@@ -396,13 +396,14 @@ func mustBeEmpty(t *testing.T, b *Book) {
 			t.Errorf("shard %d holds %d", i, n)
 		}
 	}
-	for _, rk := range *b.ranks.Load() {
-		if rk == nil {
+	for _, p := range *b.ranks.Load() {
+		if p == nil {
 			continue
 		}
+		rk := p.rank
 		if rk.sums != (sums{}) || rk.tree.shared != 0 || len(rk.tree.byFirst) != 0 || rk.tree.root.child != nil ||
-			rk.bookings.first != nil || rk.queue.first != nil || rk.output.Load() != 0 {
-			t.Errorf("rank %d is not empty: sums %+v, %d shared, %d nodes, %d output", rk.slot, rk.sums, rk.tree.shared, len(rk.tree.byFirst), rk.output.Load())
+			rk.bookings.first != nil || rk.queue.first != nil || rk.pub.output.Load() != 0 {
+			t.Errorf("rank %d is not empty: sums %+v, %d shared, %d nodes, %d output", rk.slot, rk.sums, rk.tree.shared, len(rk.tree.byFirst), rk.pub.output.Load())
 		}
 	}
 }

@@ -47,10 +47,8 @@ type RankLoad struct {
 type rank struct {
 	slot    replica.Slot
 	version atomic.Uint64 // bookings so far; grows under mu
-	pub     published
-	output  atomic.Int64 // output tokens of all bookings
+	pub     *published    // never changes
 
-	_  [64]byte // keeps the readers' fields apart from the writers'
 	mu sync.Mutex
 
 	closed   bool  // guarded by mu
@@ -59,8 +57,6 @@ type rank struct {
 	anchor   int64 // since when the first in queue is served; guarded by mu
 	tree     tree  // guarded by mu
 	sums     sums  // guarded by mu
-
-	_ [40]byte // allocated at the beginning of a cache line
 }
 
 // sums are the totals over a rank's bookings.
@@ -73,7 +69,9 @@ type sums struct {
 }
 
 func newRank(slot replica.Slot) *rank {
-	return &rank{slot: slot, tree: newTree(), bookings: list{kind: inAll}, queue: list{kind: inQueue}}
+	rk := &rank{slot: slot, tree: newTree(), bookings: list{kind: inAll}, queue: list{kind: inQueue}}
+	rk.pub = &published{rank: rk}
+	return rk
 }
 
 // add books s, unless the rank is closed or was booked since version.
@@ -124,7 +122,7 @@ func (rk *rank) remove(s *booking) {
 	rk.tree.remove(s, rk)
 	rk.sums.inFlight--
 	rk.sums.prompt -= int64(s.promptTokens)
-	rk.output.Add(-s.blocks.output)
+	rk.pub.output.Add(-s.blocks.output)
 	rk.publish()
 }
 
@@ -193,7 +191,7 @@ func (rk *rank) grow(s *booking, outputTokens int) {
 	b := &s.blocks
 	before := b.output
 	b.output = int64(outputTokens)
-	rk.output.Add(b.output - before)
+	rk.pub.output.Add(b.output - before)
 	crossed := s.blocksAt(b.output) - s.blocksAt(before)
 	if crossed == 0 {
 		return

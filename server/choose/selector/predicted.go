@@ -21,11 +21,13 @@ func predict(d *decision.Decision, c *decision.Candidate) {
 	}
 	c.TPOT = c.StepTime
 	if c.FullStep > c.StepTime && c.StepTime > 0 {
-		// A share Busy of the time goes by in full steps, the rest in plain ones.
+		// A share Busy of the time goes by in full steps, the rest in plain ones: 1 / (busy/FullStep + (1-busy)/StepTime).
 		busy := min(c.Busy, 1)
-		c.TPOT = 1 / (busy/c.FullStep + (1-busy)/c.StepTime)
+		c.TPOT = c.FullStep * c.StepTime / (busy*c.StepTime + (1-busy)*c.FullStep)
 	}
-	c.Late = 0
+	if c.Late = 0; !d.Targets.Set() {
+		return
+	}
 	if t := d.Targets.TTFT.Seconds(); t > 0 {
 		c.Late = max(c.Late, (d.Waited.Seconds()+c.TTFT)/t-1)
 	}

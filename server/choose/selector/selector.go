@@ -47,17 +47,21 @@ func pick(d *decision.Decision, eligible, last int) {
 		}
 		return
 	}
+	best, next := cheapest(d)
 	if d.Params.Temperature > 0 {
 		d.Chosen, d.Reason = draw(d, &throw), decision.ReasonDice
 	} else {
 		var ties int
-		d.Chosen, ties = lowest(d, &throw)
+		d.Chosen, ties = equal(d, best, &throw)
 		d.Reason = reason
 		if ties > 1 && reason == decision.ReasonCost {
 			d.Reason = decision.ReasonTie
 		}
 	}
-	d.Margin = margin(d)
+	if best == d.Chosen {
+		best = next
+	}
+	d.Margin = margin(d, best)
 }
 
 // Recompute makes the choice again from the inputs that d holds and reports whether it falls on
@@ -74,27 +78,36 @@ func Recompute(d *decision.Decision) (again decision.Decision, same bool) {
 	return again, again.Chosen == d.Chosen
 }
 
-// lowest returns the candidate with the lowest cost, one of its equals by the dice, and how many
-// there are.
-func lowest(d *decision.Decision, throw *dice) (best, ties int) {
-	best = -1
+// cheapest returns the two eligible candidates with the lowest costs, of equal ones the first; -1 for none.
+func cheapest(d *decision.Decision) (best, next int) {
+	best, next = -1, -1
 	for i := range d.Candidates {
-		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && (best < 0 || c.Cost < d.Candidates[best].Cost) {
-			best = i
+		switch c := &d.Candidates[i]; {
+		case c.Veto != decision.VetoNone:
+		case best < 0 || c.Cost < d.Candidates[best].Cost:
+			best, next = i, best
+		case next < 0 || c.Cost < d.Candidates[next].Cost:
+			next = i
 		}
 	}
+	return best, next
+}
+
+// equal returns one of the candidates that are as good as the best one by the dice, and how many there are.
+func equal(d *decision.Decision, best int, throw *dice) (pick, ties int) {
 	if best < 0 {
 		return best, 0
 	}
+	pick = best
 	limit := d.Candidates[best].Cost + noise(d, &d.Candidates[best])
 	for i := range d.Candidates {
 		if c := &d.Candidates[i]; c.Veto == decision.VetoNone && c.Cost <= limit {
 			if ties++; throw.below(ties) == 0 {
-				best = i
+				pick = i
 			}
 		}
 	}
-	return best, ties
+	return pick, ties
 }
 
 // draw picks with a probability that falls with the cost: exp(−(cost − min) / ((max − min)·T)).
@@ -136,16 +149,10 @@ func span(candidates []decision.Candidate) (low, high float64) {
 	return low, high
 }
 
-// margin is how much more the best of the others would cost than the chosen one.
-func margin(d *decision.Decision) float64 {
-	best := math.Inf(1)
-	for i := range d.Candidates {
-		if c := &d.Candidates[i]; i != d.Chosen && c.Veto == decision.VetoNone {
-			best = min(best, c.Cost)
-		}
-	}
-	if math.IsInf(best, 0) {
+// margin is how much more the best of the others would cost than the chosen candidate.
+func margin(d *decision.Decision, other int) float64 {
+	if other < 0 || math.IsInf(d.Candidates[other].Cost, 0) {
 		return 0
 	}
-	return best - d.Candidates[d.Chosen].Cost
+	return d.Candidates[other].Cost - d.Candidates[d.Chosen].Cost
 }

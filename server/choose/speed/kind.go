@@ -12,10 +12,10 @@ import (
 type kind struct {
 	key kindKey // of the Kinds that made it
 
-	mu      sync.Mutex
-	ranks   []*Rank   // guarded by mu
-	joined  uint64    // ranks so far; guarded by mu
-	updated time.Time // when ranks that know little were last made to follow; guarded by mu
+	mu     sync.Mutex
+	ranks  []*Rank // guarded by mu
+	joined uint64  // ranks so far; guarded by mu
+	turns  turns   // in which ranks that know little follow; guarded by mu
 	// known are the ranks with a Model that counts, early ranks with one of fewer samples; guarded by mu
 	known, early order
 }
@@ -23,8 +23,6 @@ type kind struct {
 const (
 	// experienced is the number of samples from which a rank's Model counts for its kind.
 	experienced = 4
-	// followEvery bounds how often ranks that know little are updated.
-	followEvery = 100 * time.Millisecond
 	// defaultBudget is the tokens per step when the engine does not report them.
 	defaultBudget = 2048
 )
@@ -93,7 +91,7 @@ func (k *kind) publish(r *Rank, m *Model) {
 		k.known.remove(r)
 		k.early.remove(r)
 		if before.Samples < experienced && m.Samples >= experienced {
-			k.updated = time.Time{} // ranks that know little follow at once, or the rank would seem much faster than they are, or slower
+			k.turns.hurry(len(k.known), len(k.ranks)) // or the rank would seem much faster than the ranks that know little, or slower
 		}
 	}
 	r.model.Store(m)
@@ -160,18 +158,14 @@ func (e equals) slow(m *Model) bool {
 	return e.of > 0 && !e.excluded && m.Token >= slowBy*e.typical.Token
 }
 
-// learned has ranks that know little follow r's Model. r.mu is held, so that others are
+// learned has ranks that know little follow r's Model, when it is their turn. r.mu is held, so that others are
 // only tried.
 func (k *kind) learned(r *Rank, now time.Time) {
+	var list [atOnce]*Rank
 	k.mu.Lock()
-	if now.Sub(k.updated) < followEvery && !k.updated.IsZero() {
-		k.mu.Unlock()
-		return
-	}
-	k.updated = now
-	ranks := slices.Clone(k.ranks)
+	part := append(list[:0], k.turns.take(k.ranks, now)...)
 	k.mu.Unlock()
-	for _, o := range ranks {
+	for _, o := range part {
 		if o == r || o.Model().Samples >= proven || !o.mu.TryLock() {
 			continue
 		}

@@ -1,6 +1,7 @@
 package evaluate
 
 import (
+	"github.com/kvpilot/kvpilot/server/choose/chooser/answers"
 	"github.com/kvpilot/kvpilot/server/choose/load"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
 )
@@ -20,7 +21,8 @@ var (
 )
 
 func (e *Evaluator) Undisturbed(d *decision.Decision, cand *decision.Candidate, l *load.RankLoad, usual float64) float64 {
-	return e.undisturbed(d, cand, l, usual)
+	c := e.calm(d, answers.Counted(d.ExpectedOutput))
+	return c.time(d, cand, l, usual)
 }
 
 func (e *Evaluator) CrowdingOf(cand *decision.Candidate, d *decision.Decision) float64 {

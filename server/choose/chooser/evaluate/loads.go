@@ -34,7 +34,9 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 	var busy, rate float64
 	usable := 0
 	g := gauge{views: e.Book.ViewAll(now), now: e.Clock.Since(now)}
-	decodes := decodeWeight * float64(answers.Counted(d.ExpectedOutput))
+	counted := answers.Counted(d.ExpectedOutput)
+	decodes, outputs := decodeWeight*float64(counted), float64(min(counted, answers.Usual))
+	calm := e.calm(d, counted)
 	s.Versions = sized(s.Versions, len(d.Candidates))
 	for i := range d.Candidates {
 		if i%ahead == 0 && len(d.Candidates) > alreadyNear {
@@ -65,20 +67,23 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 		cand.Spread, cand.Speed = m.Spread, m.Source
 		cand.StepTime = m.Step(l.InFlight, l.ContextTokens)
 		cand.Decode = decodes * (cand.StepTime - m.Base)
-		cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
+		cand.Backlog = 0
+		if l.Prefilling > 0 {
+			cand.Backlog = l.PrefillTime.Seconds() + min(l.Overdue, maxOverdue).Seconds()/2
+		}
 		cand.Planned = planned[cand.Slot] // a nil map has none
 		cand.Drag, cand.Suspicions = 0, 0 // of an earlier reading
 		if cand.CPU|cand.Disk != 0 {
 			cand.Loading = rk.Tiers.Loading(&cand.Overlap, cand.Named, g.now)
 		}
-		conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
+		conducted(cand, rk, outputs, now)
 		e.reported(&s.Readings.report, cand, rk, l.Assumed, now)
-		if s.Whole {
-			cand.Backlog += e.undisturbed(d, cand, l, rk.Work.Get())
+		if s.Whole && l.InFlight > l.Prefilling {
+			cand.Backlog += calm.time(d, cand, l, rk.Work.Get())
 		}
-		budget := s.Pool.Ranks[i].Budget
-		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
-		cand.FullStep = budget*cand.TokenTime + cand.StepTime
+		full := s.Pool.Ranks[i].Budget * cand.TokenTime
+		cand.Slowdown = cand.StepTime / full
+		cand.FullStep = full + cand.StepTime
 		cand.Crowding = e.crowding(cand, d)
 		if cand.Veto == decision.VetoNone {
 			cand.Busy, cand.Revisits = at.busy, at.Revisits
@@ -134,11 +139,10 @@ func (e *Evaluator) crowding(cand *decision.Candidate, d *decision.Decision) flo
 	if cand.Blocks == 0 {
 		return 0
 	}
-	tokens := d.PromptTokens - int(cand.GPU) + d.ExpectedOutput
-	need := cand.DecodeBlocks + float64(tokens)/float64(cand.BlockSize)
-	excess := need - float64(cand.Blocks)
-	if excess <= 0 {
+	tokens, free := float64(d.PromptTokens-int(cand.GPU)+d.ExpectedOutput), float64(cand.Blocks)-cand.DecodeBlocks
+	if tokens <= free*float64(cand.BlockSize) {
 		return 0
 	}
+	excess := tokens/float64(cand.BlockSize) - free
 	return excess / float64(cand.Blocks) * e.Residence.Get()
 }

@@ -36,7 +36,7 @@ func (l *lately) fade(now int64) float64 {
 	if l.busy.Get() == 0 {
 		return 1
 	}
-	return decay(float64(now-l.at.Load()) / float64(busyMemory))
+	return decay(float64(now-l.at.Load()) * (1 / float64(busyMemory)))
 }
 
 // decay is e^-x to within 1e-8 of it, in a part of the time that math.Exp takes.
