@@ -115,6 +115,7 @@ func (c *copying) Sent() {
 	c.one.Moved()
 	c.booker.Waiters.Landed(c.one.From)
 	c.sent.Store(c.booker.Clock.Since(c.booker.Clock.Now()))
+	c.booker.ahead.look()
 }
 
 // Ended implements ask.CopyReports.
@@ -149,9 +150,10 @@ func (c *copying) Ended(how ask.CopyEnd) {
 		b.landed.Store(now)
 		if how == ask.Copied {
 			b.Waiters.Landed(c.one.To)
-			return
+		} else {
+			b.Waiters.Freed(c.one.To)
 		}
-		b.Waiters.Freed(c.one.To)
+		b.ahead.look()
 	})
 }
 
