@@ -13,9 +13,10 @@ const (
 	leastFollowed = 1024
 	// leastFork is how many calls that begin with the prompt of another call are a fork: as many as it takes for a copy while they wait.
 	leastFork = 4
-	// forkWindow is how long after the end of a call the calls of its fork arrive. forkLinger is how much later they are counted: they may
-	// have waited in the hold queue.
-	forkWindow, forkLinger = 2 * time.Second, 10 * time.Second
+	// forkWindow is how long after the end of a call the first call of its fork arrives at the latest, forkBurst how soon after that one the others do.
+	// Calls that come one by one need no copy that is there before them. forkLinger is how much later they are counted: they may have waited in
+	// the hold queue.
+	forkWindow, forkBurst, forkLinger = 2 * time.Second, time.Second, 10 * time.Second
 	// mostFollowed bounds the calls that are followed, mostKinds the kinds of calls that are remembered.
 	mostFollowed, mostKinds = 512, 512
 	// kindMemory is the number of calls after which the record of a kind has faded to about a third, priorCalls the calls without a fork that a
@@ -90,8 +91,8 @@ type Call struct {
 	blockSize int
 	begun     int64 // its first token; 0: none yet; guarded by of.mu
 	ended     int64 // 0: not yet; guarded by of.mu
-	continued int   // calls that begin with its prompt; guarded by of.mu
-	children  int   // of these, calls that a copy at its first token would have served; guarded by of.mu
+	children  int   // the first call that begins with its prompt after that, and others soon after it; guarded by of.mu
+	first     int64 // when that one arrived; guarded by of.mu
 }
 
 // Arrival is a call that has arrived at a moment, in nanoseconds. Keys are its prompt's, of blocks of BlockSize tokens.
@@ -139,8 +140,12 @@ func (f *Forks) continues(a *Arrival) place {
 	if of == nil {
 		return at
 	}
-	if of.children++; of.children == 1 {
+	if of.children == 0 {
+		of.children, of.first = 1, a.At
 		return next
+	}
+	if a.At-of.first <= int64(forkBurst) {
+		of.children++
 	}
 	return sibling
 }
@@ -148,7 +153,7 @@ func (f *Forks) continues(a *Arrival) place {
 // judge adds the calls of which no more children are counted to the records; mu is held.
 func (f *Forks) judge(now int64) {
 	f.calls = slices.DeleteFunc(f.calls, func(c *Call) bool {
-		if c.ended == 0 || now < c.ended+int64(forkWindow+forkLinger) {
+		if c.ended == 0 || now < c.ended+int64(forkWindow+forkBurst+forkLinger) {
 			return false
 		}
 		f.record(kind{c.tenant, 0, c.place}, now).add(c.children, now)
