@@ -115,7 +115,7 @@ func (f *Forks) Follow(a *Arrival, now int64) *Call {
 	c := &Call{
 		of: f, tenant: a.Tenant, app: a.Keys[min(len(a.Keys), max(1, appTokens/a.BlockSize))-1], last: a.Keys[len(a.Keys)-1], blocks: len(a.Keys), blockSize: a.BlockSize,
 	}
-	c.place = f.continues(a)
+	c.place = f.continues(a, now)
 	if len(f.calls) >= mostFollowed {
 		return nil
 	}
@@ -125,7 +125,7 @@ func (f *Forks) Follow(a *Arrival, now int64) *Call {
 }
 
 // continues counts an arrival at the call with the longest prompt that it begins with, among the calls whose rank had the prompt by then; mu is held.
-func (f *Forks) continues(a *Arrival) place {
+func (f *Forks) continues(a *Arrival, now int64) place {
 	var of *Call
 	at := fresh
 	for _, c := range f.calls {
@@ -146,20 +146,41 @@ func (f *Forks) continues(a *Arrival) place {
 	}
 	if a.At-of.first <= int64(forkBurst) {
 		of.children++
+		f.grow(of, now)
 	}
 	return sibling
 }
 
-// judge adds the calls of which no more children are counted to the records; mu is held.
+// grow adds a call to the records when it turns out to be forked, and then each of its further calls; mu is held.
+func (f *Forks) grow(of *Call, now int64) {
+	for _, r := range f.recordsOf(of, now) {
+		switch {
+		case of.children == leastFork:
+			r.add(leastFork, now)
+		case of.children > leastFork:
+			r.children++
+		}
+	}
+}
+
+// judge adds the calls that were not forked in time to the records; mu is held.
 func (f *Forks) judge(now int64) {
 	f.calls = slices.DeleteFunc(f.calls, func(c *Call) bool {
 		if c.ended == 0 || now < c.ended+int64(forkWindow+forkBurst+forkLinger) {
 			return false
 		}
-		f.record(kind{c.tenant, 0, c.place}, now).add(c.children, now)
-		f.record(kind{c.tenant, c.app, c.place}, now).add(c.children, now)
+		if c.children < leastFork {
+			for _, r := range f.recordsOf(c, now) {
+				r.add(0, now)
+			}
+		}
 		return true
 	})
+}
+
+// recordsOf are the records of the call's tenant and of its application; mu is held.
+func (f *Forks) recordsOf(c *Call, now int64) [2]*record {
+	return [2]*record{f.record(kind{c.tenant, 0, c.place}, now), f.record(kind{c.tenant, c.app, c.place}, now)}
 }
 
 // record returns the record of a kind. The one that was used longest ago makes room for a new one. mu is held.

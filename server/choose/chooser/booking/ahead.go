@@ -111,10 +111,12 @@ func (p *spread) copy() {
 		if !s.PullFor(p.fork, p.tried) {
 			return
 		}
-		p.tried = append(p.tried, s.Decision.Candidates[s.Pull.To].Slot)
-		if one, _ := b.StartCopy(s, &p.req, now); one != nil {
-			b.Metrics.Ahead.Add(1)
+		to := s.Decision.Candidates[s.Pull.To].Slot
+		if one, _ := b.StartCopy(s, &p.req, now); one == nil {
+			return // a copy has ended, or one to that rank has begun: its end is another look
 		}
+		p.tried = append(p.tried, to)
+		b.Metrics.Ahead.Add(1)
 	}
 }
 
