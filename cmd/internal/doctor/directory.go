@@ -78,7 +78,7 @@ func (c *catalogue) judge(ctx context.Context, pool []*replica.Replica) []Findin
 	return c.judged(c.ask(ctx, q), len(named))
 }
 
-// ask asks twice, so that the time is that of a connection which is open. It returns the first failure.
+// ask asks twice, because the first time includes opening the connection. It returns the first failure.
 func (c *catalogue) ask(ctx context.Context, q *directory.Query) (e directory.Examination) {
 	bounded, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()

@@ -48,7 +48,7 @@ type kind struct {
 	place  place
 }
 
-// record is what became of the calls of a kind. Old ones fade.
+// record counts the calls of a kind, and their forks. Old ones fade.
 type record struct {
 	calls, forks, children float64
 	used                   int64
@@ -183,7 +183,7 @@ func (f *Forks) recordsOf(c *Call, now int64) [2]*record {
 	return [2]*record{f.record(kind{c.tenant, 0, c.place}, now), f.record(kind{c.tenant, c.app, c.place}, now)}
 }
 
-// record returns the record of a kind. The one that was used longest ago makes room for a new one. mu is held.
+// record returns the record of a kind. The least recently used record makes room for a new one. mu is held.
 func (f *Forks) record(of kind, now int64) *record {
 	if r := f.records[of]; r != nil {
 		return r

@@ -158,3 +158,16 @@ func TestSomeCallsAreNotFollowed(t *testing.T) {
 		t.Error("calls that have ended are followed for good")
 	}
 }
+
+// BenchmarkFollow is a call among as many others as are followed.
+func BenchmarkFollow(b *testing.B) {
+	var p calling
+	for range 511 {
+		p.arrive("", p.prompt(nil, 800))
+	}
+	keys := p.prompt(nil, 800)
+	b.ReportAllocs()
+	for b.Loop() {
+		p.arrive("", keys).Ended(0)
+	}
+}
