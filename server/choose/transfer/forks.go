@@ -17,6 +17,8 @@ const (
 	// Calls that come one by one need no copy that is there before them. forkLinger is how much later they are counted: they may have waited in
 	// the hold queue.
 	forkWindow, forkBurst, forkLinger = 2 * time.Second, time.Second, 10 * time.Second
+	// judgeEach is the time between two looks at the calls that have ended.
+	judgeEach = 100 * time.Millisecond
 	// mostFollowed bounds the calls that are followed, mostKinds the kinds of calls that are remembered.
 	mostFollowed, mostKinds = 512, 512
 	// kindMemory is the number of calls after which the record of a kind has faded to about a third, priorCalls the calls without a fork that a
@@ -75,6 +77,7 @@ type Forks struct {
 	mu      sync.Mutex
 	calls   []*Call          // that are followed; guarded by mu
 	records map[kind]*record // guarded by mu
+	judged  int64            // when it was judged last; guarded by mu
 }
 
 // Call is a call that is followed.
@@ -165,6 +168,10 @@ func (f *Forks) grow(of *Call, now int64) {
 
 // judge adds the calls that were not forked in time to the records; mu is held.
 func (f *Forks) judge(now int64) {
+	if now < f.judged+int64(judgeEach) {
+		return
+	}
+	f.judged = now
 	f.calls = slices.DeleteFunc(f.calls, func(c *Call) bool {
 		if c.ended == 0 || now < c.ended+int64(forkWindow+forkBurst+forkLinger) {
 			return false
