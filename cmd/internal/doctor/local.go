@@ -52,6 +52,7 @@ func localChecks() []check {
 		{name: "replay", what: "Do replays answer, without gaps?", needs: []string{"events"}, run: checkReplay},
 		{name: "blocks", what: "Are the blocks of a new prompt published as the router predicts them?", needs: []string{"replay", "tokenize"}, run: checkBlocks},
 		{name: "tiers", what: "Which replicas keep KV cache below the GPU, and do their events name it?", needs: []string{"metrics", "events"}, after: []string{"blocks"}, run: checkTiers},
+		{name: "directory", what: "Does the directory of caches below the GPU answer in time, about blocks as the pool has them?", needs: []string{"models", "metrics"}, run: checkDirectory},
 		{name: "transfer", what: "Can replicas with a KV connector answer from each other's caches?", needs: []string{"metrics", "version"}, run: checkTransfer},
 		{name: "clocks", what: "Do the clocks of replicas and router agree?", needs: []string{"health"}, after: []string{"blocks"}, run: checkClocks},
 	}

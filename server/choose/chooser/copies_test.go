@@ -3,6 +3,7 @@ package chooser_test
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -177,6 +178,49 @@ func TestPrefixIsNotCopiedAgainWhileItsEventsAreLate(t *testing.T) {
 		}
 		f.eventuallyEmpty()
 	})
+}
+
+// interrupting has the chooser's read of the engines' reports, in the middle of an evaluation, do something once, after some reads.
+type interrupting struct {
+	once  atomic.Pointer[func()]
+	after atomic.Int64
+}
+
+func (r *interrupting) Report(replica.Slot, time.Time, int, *chooser.Report) bool {
+	if r.once.Load() == nil || r.after.Add(-1) >= 0 {
+		return false
+	}
+	if do := r.once.Swap(nil); do != nil {
+		(*do)()
+	}
+	return false
+}
+
+// A copy that ends between the moment at which a request's blocks are looked up and the moment at which the copies are is neither under way nor there.
+func TestPrefixIsNotCopiedAgainWhenItsCopyEndsDuringAVisit(t *testing.T) {
+	for visited := range 12 {
+		synctest.Test(t, func(t *testing.T) {
+			read := &interrupting{}
+			f, stop := newFork(t, 4, func(_ *chooser.Config, p *chooser.Params) { p.Reports = read })
+			defer stop()
+			f.start(40, f.noted(func(p *chooser.Prefix) {
+				time.Sleep(20 * time.Millisecond)
+				p.Sent()
+				time.Sleep(180 * time.Millisecond)
+				end := func() { p.Ended(chooser.Copied) }
+				read.after.Store(int64(4 * visited))
+				for !read.once.CompareAndSwap(nil, &end) {
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(500 * time.Millisecond)
+				f.holds(p.To.Slot, f.prefix, p.Tokens)
+			}))
+			if len(f.copies) != 3 {
+				t.Errorf("%d copies to three ranks", len(f.copies))
+			}
+			f.eventuallyEmpty()
+		})
+	}
 }
 
 // Where the latest prefixes were forked, the copies of the next one begin with its first branch, before the holder computes anything of that; otherwise

@@ -88,22 +88,34 @@ func (c *Copying) Cheapest(d *decision.Decision, p *Pairing, below float64) (bes
 			continue
 		}
 		for k := range p.Classes {
-			from, lead := p.best[k].not(p.Members, m.Owner)
-			lane := &p.Lanes[k*p.Classes+int(m.Class)]
-			if from < 0 || lane.Closed || d.Candidates[from].GPU < cand.GPU+leastCopied {
+			one, can := c.copied(d, p, k, i, most)
+			if !can {
 				continue
 			}
-			one := Pull{From: from, To: i, Held: d.Candidates[from].GPU}
-			one.Moved = one.Held - cand.GPU
-			one.Transfer = lane.seconds(float64(one.Moved))
-			one.Later = c.traffic(from).Sends > ready(&d.Candidates[from])+lane.Start+laterWaits*one.Transfer
-			one.Arrives = lead - c.lacks(&d.Candidates[from], most) + one.Transfer
 			if one.price(d, cand, c.Sharers); one.Cost < below {
 				best, below, ok = one, one.Cost, true
 			}
 		}
 	}
 	return best, ok
+}
+
+// copied is a copy from the best source of a class to a candidate, without its price; false for none. It needs sources.
+func (c *Copying) copied(d *decision.Decision, p *Pairing, class, to int, most uint32) (one Pull, ok bool) {
+	cand, m := &d.Candidates[to], &p.Members[to]
+	from, lead := p.best[class].not(p.Members, m.Owner)
+	if from < 0 {
+		return one, false
+	}
+	lane, source := &p.Lanes[class*p.Classes+int(m.Class)], &d.Candidates[from]
+	if lane.Closed || source.GPU < cand.GPU+leastCopied {
+		return one, false
+	}
+	one = Pull{From: from, To: to, Held: source.GPU, Moved: source.GPU - cand.GPU}
+	one.Transfer = lane.seconds(float64(one.Moved))
+	one.Later = c.traffic(from).Sends > ready(source)+lane.Start+laterWaits*one.Transfer
+	one.Arrives = lead - c.lacks(source, most) + one.Transfer
+	return one, true
 }
 
 // sources finds the best sources of each class: they could send soonest, and tokens that they lack count as computed.
@@ -185,5 +197,10 @@ func (p *Pull) price(d *decision.Decision, c *decision.Candidate, sharers int) {
 		}
 		p.Cost += lateness(d, p.ttft(c), c.TPOT)
 	}
-	p.Cost += float64(p.Moved) * c.TokenTime * min(copyLoss, c.Returns*c.Saved/max(c.Busy, leastBusy)) / float64(sharers)
+	p.Cost += p.displaced(c) / float64(sharers)
+}
+
+// displaced is the price of the cache that the copy displaces on its target, in seconds.
+func (p *Pull) displaced(c *decision.Candidate) float64 {
+	return float64(p.Moved) * c.TokenTime * min(copyLoss, c.Returns*c.Saved/max(c.Busy, leastBusy))
 }

@@ -63,8 +63,12 @@ type Copies struct {
 	list    atomic.Pointer[[]*Copy]                // nil: none; the slice is never changed
 	resting atomic.Pointer[map[replica.Slot]int64] // nil: none; the map is never changed
 
-	mu sync.Mutex // serialises changes
+	mu   sync.Mutex // serialises changes
+	ends atomic.Uint64
 }
+
+// Ends counts the copies that have ended.
+func (c *Copies) Ends() uint64 { return c.ends.Load() }
 
 // All returns the copies under way. The caller must not change the slice.
 func (c *Copies) All() []*Copy {
@@ -88,6 +92,18 @@ func (c *Copies) To(slot replica.Slot) *Copy {
 func (c *Copies) Begin(one *Copy) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.beginLocked(one)
+}
+
+// BeginSince is Begin for a copy that was found missing when so many copies had ended. When more have, its target may have got the prefix since, and it
+// does not begin.
+func (c *Copies) BeginSince(one *Copy, ends uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ends.Load() == ends && c.beginLocked(one)
+}
+
+func (c *Copies) beginLocked(one *Copy) bool {
 	list := c.All()
 	if len(list) >= mostCopies || c.To(one.To) != nil {
 		return false
@@ -97,11 +113,13 @@ func (c *Copies) Begin(one *Copy) bool {
 	return true
 }
 
-// End removes a copy, at now. A second time does nothing.
+// End removes a copy, at now. The index must know the result by then. A second time does nothing.
 func (c *Copies) End(one *Copy, now int64) {
-	one.ended.CompareAndSwap(0, now)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if one.ended.CompareAndSwap(0, now) {
+		c.ends.Add(1)
+	}
 	list := slices.DeleteFunc(slices.Clone(c.All()), func(o *Copy) bool { return o == one })
 	if len(list) == 0 {
 		c.list.Store(nil)

@@ -174,16 +174,12 @@ func (d *Directory) Find(ctx context.Context, q *Query) *Answer {
 	if lacking < set.LeastTokens {
 		return nil
 	}
-	model := q.Model
-	if name, ok := set.Models[model]; ok {
-		model = name
-	}
-	path, body, ok := set.protocol.question(q, model, to.blockSize)
+	path, body, ok := set.question(q, to)
 	if !ok {
 		return nil
 	}
 	began := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, min(set.Budget+time.Duration(lacking)*set.TokenBudget, maxBudget))
+	bounded, cancel := context.WithTimeout(ctx, set.wait(lacking))
 	defer cancel()
 	result := d.ask(bounded, set, path, body, q, to)
 	d.judge(set, result, ctx.Err() != nil)
@@ -193,6 +189,20 @@ func (d *Directory) Find(ctx context.Context, q *Query) *Answer {
 	}
 	d.metrics.looked(result, a.Took)
 	return a
+}
+
+// question is the question about a prompt, under the service's name for its model.
+func (s *settings) question(q *Query, to *instances) (path string, body []byte, ok bool) {
+	model := q.Model
+	if name, ok := s.Models[model]; ok {
+		model = name
+	}
+	return s.protocol.question(q, model, to.blockSize)
+}
+
+// wait is how long a choice waits for an answer about a prompt of which every GPU lacks so many tokens.
+func (s *settings) wait(lacking int) time.Duration {
+	return min(s.Budget+time.Duration(lacking)*s.TokenBudget, maxBudget)
 }
 
 // onGPU is the longest part of the prompt that a rank holds on its GPU, in tokens.

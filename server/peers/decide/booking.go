@@ -28,6 +28,7 @@ type booking struct {
 	at        ID // the peer that knows it, empty for none
 	choice    *chooser.Choice
 	hashes    []blockhash.Hash
+	origin    *Waiting // whose prompt the decider may have copied; nil where it may not
 	prefilled bool
 	sent      bool // a split request goes to the rank that reads the prompt's cache
 	output    int

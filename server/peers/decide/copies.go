@@ -18,7 +18,7 @@ const (
 	lateFactor = 8
 )
 
-// orders is the chooser.Copier of a peer's question: the frontend that has the prompt makes the copies.
+// orders is the chooser.Copier of a peer's question: the frontend that has the prompt makes the copies, as long as the request waits or is answered.
 type orders struct {
 	decider *Decider
 	to      *client
@@ -188,8 +188,8 @@ func (w *Waiting) running(p *chooser.Prefix, id string) *running {
 func (f *Frontend) ordered(from ID, in *peerv1.CopyOrder) {
 	of := in.GetCopy()
 	f.mu.Lock()
-	w := f.asks[in.GetNumber()]
-	if w == nil || w.at != from || w.req.Copier == nil || f.copies[of.GetId()] != nil {
+	w := f.origin(in.GetNumber(), from)
+	if w == nil || w.req.Copier == nil || f.copies[of.GetId()] != nil {
 		f.sendCopy(from, &peerv1.CopyReport{Id: of.GetId(), State: peerv1.CopyState_COPY_STATE_VOID})
 		f.mu.Unlock()
 		return
@@ -206,6 +206,18 @@ func (f *Frontend) ordered(from ID, in *peerv1.CopyOrder) {
 	copier := w.req.Copier
 	f.mu.Unlock()
 	copier.Copy(&one.prefix)
+}
+
+// origin is the request of a question that a peer has been asked, or of a booking that it knows: copies of a prompt are also ordered while its request is
+// answered. It is nil for none; mu is held.
+func (f *Frontend) origin(number uint64, at ID) *Waiting {
+	if w := f.asks[number]; w != nil && w.at == at {
+		return w
+	}
+	if b := f.live[number]; b != nil && b.at == at {
+		return b.origin
+	}
+	return nil
 }
 
 // prefixOf reads a copy of the beginning of req's prompt; false when this router cannot make it.

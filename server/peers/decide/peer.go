@@ -239,7 +239,9 @@ func (w *Waiting) take(b, lead *booking, c *chooser.Choice, from ID) {
 	w.done = true
 	delete(f.asks, b.number)
 	if c.Booked() {
-		b.begin(c, w.req.Hashes, from)
+		if b.begin(c, w.req.Hashes, from); w.req.Copier != nil {
+			b.origin = w
+		}
 		if p := c.Prefill(); p != nil {
 			lead.begin(p, w.req.Hashes, from)
 		}

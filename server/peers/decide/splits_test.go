@@ -246,6 +246,7 @@ func TestOlderDeciderServesWhole(t *testing.T) {
 // branches are requests that begin with one prompt, at several routers.
 type branches struct {
 	*world
+	nth    int // the prefix' number
 	from   []*router
 	copies []*chooser.Prefix // begun
 	by     []*router         // whose requests' copiers made them
@@ -262,11 +263,11 @@ const (
 func (f *branches) holds(i int, at ...*router) {
 	names := make([]kvblock.EngineHash, forkPrefix/block)
 	for n := range names {
-		names[n] = kvblock.EngineHash(n + 1)
+		names[n] = kvblock.EngineHash(f.nth*1_000_000 + n + 1)
 	}
 	for _, r := range at {
 		if !r.dead {
-			r.index.Store(r.replicas[i].Slots[0], &kvblock.Stored{Hashes: names, Tokens: tokens(1, forkPrefix), BlockSize: block})
+			r.index.Store(r.replicas[i].Slots[0], &kvblock.Stored{Hashes: names, Tokens: tokens(f.tokens(), forkPrefix), BlockSize: block})
 		}
 	}
 }
@@ -304,18 +305,43 @@ func (f *branches) works(p *chooser.Prefix) {
 func (f *branches) start(n int) {
 	for i := range n {
 		r := f.from[i%len(f.from)]
-		f.ids++
-		ids := append(tokens(1, forkPrefix), tokens(100+i, forkOwn)...)
-		chain := blockhash.Chain(nil, ids, block, blockhash.Namespace{})
-		r.ask(&chooser.Request{
-			Request: decision.Request{ID: fmt.Sprintf("%s%d", r.id, f.ids), Model: "m"},
-			Pool:    chooser.Pool{Replicas: r.replicas},
-			Prompt:  chooser.Prompt{PromptTokens: len(ids), Hashes: func(int) []blockhash.Hash { return chain }},
-			Reply:   chooser.Reply{ExpectedOutput: 100},
-			Terms:   chooser.Terms{Copier: copier{f, r}},
-		})
+		ids := append(tokens(f.tokens(), forkPrefix), tokens(100+i, forkOwn)...)
+		f.ask(r, ids)
 		f.run(2 * time.Millisecond)
 	}
+}
+
+// ask asks a router for an answer to a prompt.
+func (f *branches) ask(r *router, ids []uint32) {
+	f.ids++
+	chain := blockhash.Chain(nil, ids, block, blockhash.Namespace{})
+	r.ask(&chooser.Request{
+		Request: decision.Request{ID: fmt.Sprintf("%s%d", r.id, f.ids), Model: "m"},
+		Pool:    chooser.Pool{Replicas: r.replicas},
+		Prompt:  chooser.Prompt{PromptTokens: len(ids), Hashes: func(int) []blockhash.Hash { return chain }},
+		Reply:   chooser.Reply{ExpectedOutput: 100},
+		Terms:   chooser.Terms{Copier: copier{f, r}},
+	})
+}
+
+// tokens is the number of the prefix' tokens.
+func (f *branches) tokens() int { return 1 + 5000*f.nth }
+
+// root plays a call with the prefix and one token more at a router, which is answered for two seconds.
+func (f *branches) root(r *router) {
+	f.nth++
+	f.ask(r, append(tokens(f.tokens(), forkPrefix), 7))
+	f.run(4 * time.Second)
+	c := r.one()
+	for i, rep := range r.replicas {
+		if rep.ID == c.Replica.ID {
+			f.holds(i, f.routers...)
+		}
+	}
+	c.FirstToken()
+	f.run(2 * time.Second)
+	r.release(c)
+	f.run(50 * time.Millisecond)
 }
 
 // serve plays the engines until all branches have ended: each computes one prompt after the other, 0.17 s for each that finds the prefix. It returns how many each
@@ -394,6 +420,40 @@ func TestPeersMakeTheDecidersCopies(t *testing.T) {
 			}
 			if asker.alone != 0 {
 				t.Errorf("%d were decided alone", asker.alone)
+			}
+			w.endAll()
+		})
+	}
+}
+
+// The router that has a call makes copies of its prompt while it is answered, where the decider expects a fork.
+func TestPeersMakeTheDecidersCopiesAheadOfForks(t *testing.T) {
+	for _, forked := range []bool{true, false} {
+		t.Run(fmt.Sprint(forked), func(t *testing.T) {
+			w := newSplitWorld(t, 3, 4)
+			asker, decider := w.asker()
+			f := &branches{world: w, from: w.routers}
+			for range 4 {
+				f.root(asker)
+				if forked {
+					f.start(15)
+					f.serve()
+				}
+				f.run(30 * time.Second)
+			}
+			f.copies, f.by = nil, nil
+			f.root(asker)
+			want := 0
+			if forked {
+				want = 3
+			}
+			if len(f.copies) != want {
+				t.Errorf("%d copies before the fork, want %d", len(f.copies), want)
+			}
+			for i, p := range f.copies {
+				if f.by[i] != asker || asker == decider || p.Tokens != forkPrefix {
+					t.Errorf("the copy %+v at %s", p, f.by[i].id)
+				}
 			}
 			w.endAll()
 		})

@@ -144,6 +144,9 @@ func (b *Booker) finish(s *evaluate.Evaluation, req *ask.Request, of *evaluate.M
 	if made.prefill != nil {
 		b.joinLegs(choice, s, req, of, made)
 	}
+	if call := b.follow(s, req, of, now); call != nil {
+		choice.observers.add(call)
+	}
 	b.start(choice, req, of, &made.booking, b.Record)
 	b.Metrics.decided(d)
 	b.publish(d)

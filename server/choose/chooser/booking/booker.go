@@ -39,6 +39,7 @@ type Booker struct {
 
 	copies atomic.Uint64 // so far
 	landed atomic.Int64  // when the last one ended, on the chooser's scale
+	ahead  spreads
 }
 
 // notBooked is the error for one of the load book.

@@ -18,6 +18,7 @@ type Metrics struct {
 	Took     metric.Float64Histogram            `metric:"kvpilot.chooser.duration" unit:"s" by:"policy" bounds:"5e-6 1e-5 2e-5 5e-5 1e-4 2e-4 5e-4 1e-3 5e-3 2e-2" help:"Time to decide and book, without waiting in the hold queue."`
 	Made     instruments.Keyed[decision.Policy] `metric:"kvpilot.chooser.decisions" unit:"{decision}" by:"policy" help:"Requests placed on a rank, by policy."`
 	Ways     instruments.Keyed[string]          `metric:"kvpilot.chooser.ways" unit:"{request}" by:"way" values:"whole split copy" help:"Requests that could be split, by the cheapest way: whole (one rank), split (one rank computes the prompt, another one writes the answer) or copy (one rank, after a copy of the prompt's beginning)."`
+	Ahead    instruments.Total                  `metric:"kvpilot.chooser.copies_ahead" unit:"{copy}" help:"Copies of prompts that began before the calls for which they are made, because a fork was expected."`
 	// Adapters counts the bookings of requests with a LoRA adapter by where the rank has it.
 	Adapters instruments.Keyed[residence] `metric:"kvpilot.chooser.adapter_choices" unit:"{request}" by:"state" help:"Requests with a LoRA adapter by where the chosen rank has it: running (with requests in flight), resident (in GPU memory), absent (to be loaded), full (as many other adapters run as the engine can run at once)."`
 	Shadow   shadows

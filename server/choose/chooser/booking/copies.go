@@ -60,8 +60,8 @@ func (b *Booker) StartCopy(s *evaluate.Evaluation, req *ask.Request, now time.Ti
 		booker: b, lane: s.Pool.Pairs.Lane(p.From, p.To), moved: int(p.Moved), rest: to.StepTime + to.Overhead, counts: to.Backlog+to.Planned < p.Transfer/4,
 		prefix: hashes[:blocks],
 	}
-	if !b.Copies.Begin(c.one) {
-		return nil, false
+	if !b.Copies.BeginSince(c.one, s.Ends) {
+		return nil, b.Copies.Ends() != s.Ends // then it is looked at again, because the requests that wait are visited when a copy has ended
 	}
 	c.reserve(load.Request{
 		ID: req.ID + copySuffix + strconv.FormatUint(b.copies.Add(1), 10), Tenant: req.Tenant, PrefillTokens: 1, PrefillTime: clock.Duration(from.TokenTime), Hashes: c.prefix,
@@ -115,6 +115,7 @@ func (c *copying) Sent() {
 	c.one.Moved()
 	c.booker.Waiters.Landed(c.one.From)
 	c.sent.Store(c.booker.Clock.Since(c.booker.Clock.Now()))
+	c.booker.ahead.look()
 }
 
 // Ended implements ask.CopyReports.
@@ -145,13 +146,14 @@ func (c *copying) Ended(how ask.CopyEnd) {
 			b.Copies.Rest(c.one.To, now)
 		case ask.CopyVoid:
 		}
+		b.landed.Store(b.Clock.Since(b.Clock.Now())) // after the index knows, and before the copy is no longer under way
 		b.Copies.End(c.one, now)
-		b.landed.Store(now)
 		if how == ask.Copied {
 			b.Waiters.Landed(c.one.To)
-			return
+		} else {
+			b.Waiters.Freed(c.one.To)
 		}
-		b.Waiters.Freed(c.one.To)
+		b.ahead.look()
 	})
 }
 

@@ -8,7 +8,7 @@ import (
 
 // observers are the observers of one choice, in the order in which they are notified.
 type observers struct {
-	all   [13]ask.Observer // as many as there are kinds
+	all   [14]ask.Observer // as many as there are kinds
 	count int
 }
 

@@ -27,6 +27,7 @@ type Evaluation struct {
 	Held    bool
 	Whole   bool // nothing but the end of the answer counts, for the requests that wait, too
 	Since   time.Time
+	Ends    uint64 // copies that had ended when the evaluation began
 	Program claims.Call
 	splitting
 }

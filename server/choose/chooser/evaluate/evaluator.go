@@ -54,7 +54,7 @@ func (e *Evaluator) Borrow(since time.Time) *Evaluation {
 	if !ok {
 		s = new(Evaluation)
 	}
-	s.Since = since
+	s.Since, s.Ends = since, e.Copies.Ends()
 	return s
 }
 

@@ -325,7 +325,7 @@ func newZoo(r *rand.Rand, ranks int) *zoo {
 			Clock: scale, Settings: inForce, Ranks: table, Index: z.index, Book: z.book, Reports: zooReports(z.reports), Gate: zooGate{z}, Queue: queue,
 			Memory:     &past.Memory{Clock: scale, Settings: inForce, Index: z.index, Ring: cfg.Ring, Tree: cfg.Tree, Sessions: past.NewSessions(&past.Turns{}), Affinity: past.NewAffinity(set, cfg.Ring)},
 			Comparison: &compare.Comparison{Ranks: table, Book: z.book, Clock: scale, Waiting: nobody{}, Log: slog.New(slog.DiscardHandler), Suspicions: &compare.Suspicions{}},
-			Residence:  answers.NewResidence(), Lanes: &transfer.Lanes{}, Dice: dice, Contexts: programs.NewRanks(), Bias: 1, Unreachable: &unreachable,
+			Residence:  answers.NewResidence(), Lanes: &transfer.Lanes{}, Copies: &transfer.Copies{}, Dice: dice, Contexts: programs.NewRanks(), Bias: 1, Unreachable: &unreachable,
 		},
 		Leases: leases.New(z.book), Waiters: nobody{}, Metrics: measured, Withdrawn: &follow.Withdrawn{},
 	}

@@ -2,12 +2,14 @@ package evaluate
 
 import (
 	"math"
+	"slices"
 
 	"github.com/kvpilot/kvpilot/server/choose/chooser/ask"
 	"github.com/kvpilot/kvpilot/server/choose/selector"
 	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/blockhash"
 	"github.com/kvpilot/kvpilot/server/domain/decision"
+	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
 // copies prepares the evaluation for copies of the prompt's beginning between ranks.
@@ -133,4 +135,23 @@ func (s *Evaluation) PullAhead() bool {
 	s.SetSharers(selector.LeastSharers)
 	s.Pull, s.Pulls = s.copying.Cheapest(&s.Decision, &s.pairing, below)
 	return s.Pulls && !s.Pull.Later && s.Pull.From >= 0
+}
+
+// Follows returns the request as an arrival among the calls that are forked; false where nothing may be copied.
+func (s *Evaluation) Follows(req *ask.Request) (a transfer.Arrival, ok bool) {
+	if !s.copying.Able || len(s.Decision.Candidates) == 0 {
+		return a, false
+	}
+	cand := &s.Decision.Candidates[0]
+	return transfer.Arrival{Tenant: req.Tenant, Keys: req.HashesFor(cand), BlockSize: int(cand.BlockSize)}, true
+}
+
+// PullFor looks for a copy of the prompt for the calls that are expected to begin with it, after a pick was made. tried has the ranks that get none.
+func (s *Evaluation) PullFor(fork selector.Fork, tried []replica.Slot) bool {
+	d := &s.Decision
+	if s.Pulls = false; !s.copying.Able || d.Chosen < 0 {
+		return false
+	}
+	s.Pull, s.Pulls = s.copying.Ahead(d, &s.pairing, fork, func(i int) bool { return slices.Contains(tried, d.Candidates[i].Slot) })
+	return s.Pulls
 }

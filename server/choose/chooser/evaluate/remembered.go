@@ -9,6 +9,7 @@ import (
 	"github.com/kvpilot/kvpilot/server/choose/chooser/layout"
 	"github.com/kvpilot/kvpilot/server/choose/chooser/past"
 	"github.com/kvpilot/kvpilot/server/choose/programs"
+	"github.com/kvpilot/kvpilot/server/choose/transfer"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -22,6 +23,8 @@ type Model struct {
 	pools   layout.Cache
 	// Streams is the number of requests that wait in the hold queue and whose first token counts.
 	Streams atomic.Int64
+	// Forks learns which calls are forked.
+	Forks transfer.Forks
 }
 
 // NewModel returns the memory of a model before its first request.
