@@ -232,3 +232,22 @@ func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
 		}
 	}
 }
+
+// Before engines that compute their whole memory again sooner than chats return, chats play as if there were no programs.
+func TestChatsBeforeFastEnginesAreNoPrograms(t *testing.T) {
+	plays(t)
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 800), Rates: []float64{13}}, Engines: Engines{Replicas: 2, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Speeds: []float64{16}}, Routing: Routing{PaceBias: 1}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1}}
+	play := func() PolicyReport {
+		reports, err := PlayLoads(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reports[0].Policies[decision.PredictedTTFT]
+	}
+	with := play()
+	o.NoPrograms = true
+	without := play()
+	if w, wo := with.AnswerMean, without.AnswerMean; math.Abs(w-wo) > 0.01*wo {
+		t.Errorf("whole answers take %.2f s with programs, %.2f s without", w, wo)
+	}
+}
