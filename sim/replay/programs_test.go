@@ -72,7 +72,7 @@ func TestPlayByMemory(t *testing.T) {
 			t.Errorf("%d sessions at once take %.1f of the memory, want about %.2f", r.AtOnce, o.Memory[i], want)
 		}
 		for name, p := range map[string]*Programs{"oracle": r.Oracle.Programs, "policy": r.Policies[decision.PredictedTTFT].Programs} {
-			if p == nil || p.PerHour <= 0 || p.Mean <= 0 || p.P99 < p.P50 || p.Wait < p.Waited {
+			if p == nil || p.PerHour <= 0 || p.Mean <= 0 || p.P99 < p.P50 || p.Wait < p.Waited || p.WaitedLong > p.Wait || p.WaitedLong > 0 && p.WaitedLong < max(p.Waited, longWait) {
 				t.Errorf("%s at %v times the memory: %+v", name, o.Memory[i], p)
 			}
 		}
