@@ -18,6 +18,8 @@ type Programs struct {
 	// Wait is the longest time that a program's first call waited for its first token, Waited the mean of these times.
 	Wait   float64 `json:"first_call_ttft_max_s"`
 	Waited float64 `json:"first_call_ttft_mean_s"`
+	// WaitedLong is the mean of the times of more than 10 seconds, 0 for none: of the programs that had to wait before they began.
+	WaitedLong float64 `json:"first_call_ttft_waited_mean_s"`
 	// Branches are the times to the first tokens of the calls that start subagents, as far as they come after the first tenth of the calls; nil where there
 	// are none.
 	Branches *Quantiles `json:"branch_ttft_s,omitempty"`
@@ -25,6 +27,9 @@ type Programs struct {
 
 // ramp is the time in seconds between the starts of the first programs of a load by programs at once.
 const ramp = 1.0
+
+// longWait is the time in seconds from which a program counts as one that waited before it began: few prompts alone take as long.
+const longWait = 10.0
 
 // atOnce is a load by programs at once: when one ends, the next of the trace starts.
 type atOnce struct {
@@ -143,6 +148,7 @@ func (s *sim) programs() *Programs {
 		return nil
 	}
 	p := &Programs{}
+	var long []float64
 	runs := map[int]*programRun{}
 	for i := range s.trace.own() {
 		run := runs[s.trace.program(i)]
@@ -155,6 +161,9 @@ func (s *sim) programs() *Programs {
 			if wait := s.first[i] - s.arrived[i]; !math.IsNaN(wait) {
 				p.Waited += wait
 				p.Wait = max(p.Wait, wait)
+				if wait > longWait {
+					long = append(long, wait)
+				}
 			}
 		}
 		if math.IsNaN(s.done[i]) {
@@ -180,6 +189,9 @@ func (s *sim) programs() *Programs {
 	slices.Sort(completions)
 	p.PerHour = 3600 * float64(len(completions)) / p.Makespan
 	p.Waited /= float64(len(runs))
+	if len(long) > 0 {
+		p.WaitedLong = mean(long)
+	}
 	p.Mean, p.P50, p.P99 = mean(completions), quantile(completions, 0.5), quantile(completions, 0.99)
 	return p
 }
@@ -193,6 +205,7 @@ func (p *Programs) add(other *Programs, share float64) {
 	p.P99 += share * other.P99
 	p.Wait += share * other.Wait
 	p.Waited += share * other.Waited
+	p.WaitedLong += share * other.WaitedLong
 	if b := other.Branches; b != nil {
 		if p.Branches == nil {
 			p.Branches = &Quantiles{}

@@ -72,7 +72,7 @@ func TestPlayByMemory(t *testing.T) {
 			t.Errorf("%d sessions at once take %.1f of the memory, want about %.2f", r.AtOnce, o.Memory[i], want)
 		}
 		for name, p := range map[string]*Programs{"oracle": r.Oracle.Programs, "policy": r.Policies[decision.PredictedTTFT].Programs} {
-			if p == nil || p.PerHour <= 0 || p.Mean <= 0 || p.P99 < p.P50 || p.Wait < p.Waited {
+			if p == nil || p.PerHour <= 0 || p.Mean <= 0 || p.P99 < p.P50 || p.Wait < p.Waited || p.WaitedLong > p.Wait || p.WaitedLong > 0 && p.WaitedLong < max(p.Waited, longWait) {
 				t.Errorf("%s at %v times the memory: %+v", name, o.Memory[i], p)
 			}
 		}
@@ -230,5 +230,24 @@ func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
 		if calls < fewCalls {
 			t.Errorf("%d agents have %d calls in a minute, want as many as 16 agents, %d", agents, calls, fewCalls)
 		}
+	}
+}
+
+// Before engines that compute their whole memory again sooner than chats return, chats play as if there were no programs.
+func TestChatsBeforeFastEnginesAreNoPrograms(t *testing.T) {
+	plays(t)
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 800), Rates: []float64{13}}, Engines: Engines{Replicas: 2, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Speeds: []float64{16}}, Routing: Routing{PaceBias: 1}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1}}
+	play := func() PolicyReport {
+		reports, err := PlayLoads(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reports[0].Policies[decision.PredictedTTFT]
+	}
+	with := play()
+	o.NoPrograms = true
+	without := play()
+	if w, wo := with.AnswerMean, without.AnswerMean; math.Abs(w-wo) > 0.01*wo {
+		t.Errorf("whole answers take %.2f s with programs, %.2f s without", w, wo)
 	}
 }

@@ -253,7 +253,7 @@ func TestProgramsThatHaveBegunGoFirst(t *testing.T) {
 		defer f.running(t.Context())()
 		f.teachPrograms()
 		f.serve(f.choose(f.session("begun", 1, 14000)))
-		f.serve(f.choose(f.session("large", 2, 14000)))
+		f.serve(f.choose(f.session("large", 2, 13000)))
 		large := f.choose(f.session("large", 2, 20000)) // both do not fit any more
 		large.FirstToken()
 		_, _, longer := f.submit(f.session("new", 3, 13000))

@@ -3,6 +3,7 @@ package programs
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -15,6 +16,9 @@ const (
 	admitUpTo, admitLateUpTo, admitChildUpTo, admitHeldUpTo = 0.85, 0.7, 1.0, 1.0
 	admitPassingUpTo                                        = 0.6
 	mostOf                                                  = 0.7
+	// refillShare is the share of the time to compute a rank's whole memory again up to which a gap makes a program. Sessions with longer gaps
+	// that fill the memory take no more than this share of the rank's time when each of their calls computes its whole context.
+	refillShare = 0.5
 	// leastChance is the chance of a return from which a gap still has a claim.
 	leastChance = 0.05
 	// likely is the chance of a quick return from which a session is a program.
@@ -27,9 +31,9 @@ type account struct {
 	programs []*program
 	// whole is the sum of their tokens.
 	whole float64
-	// capacity is the rank's memory in tokens, 0 when unknown; booked are the tokens of all requests in flight there; bend is the
-	// context at which attention has doubled the cost of a token. All are of the last choice.
-	capacity, booked, bend float64
+	// capacity is the rank's memory in tokens, 0 when unknown; booked are the tokens of all requests in flight there; tokenTime is the time in
+	// seconds to compute a token, bend the context at which attention has doubled it. All are of the last choice.
+	capacity, booked, tokenTime, bend float64
 	keeping
 }
 
@@ -80,6 +84,12 @@ func (a *account) claims(now time.Duration) (all, inFlight float64) {
 		i++
 	}
 	return all, inFlight
+}
+
+// worthFor is how long a gap may be for which a place is worth keeping, for a context of tokens; 0: unknown.
+func (a *account) worthFor(tokens float64) time.Duration {
+	each := decision.PrefillTime(a.tokenTime, a.bend, 0, tokens) / max(1, tokens)
+	return time.Duration(a.capacity * each * refillShare * float64(time.Second))
 }
 
 // used is the part of the rank's memory in use at now: by claims, and by the requests in flight that belong to no session.

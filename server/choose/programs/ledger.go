@@ -26,8 +26,8 @@ type Rank struct {
 	Capacity, Booked float64
 	// Held is the part of the prompt in tokens that it holds.
 	Held float64
-	// Bend is the context length at which attention has doubled the cost of a token; 0: unknown.
-	Bend float64
+	// TokenTime is the time in seconds to compute a token of a short prompt, Bend the context length at which attention has doubled it; 0: unknown.
+	TokenTime, Bend float64
 	// Work is the predicted time in seconds to compute the rest of the prompt there.
 	Work float64
 	// Full is set by Admit: the program does not fit there. Free is set with it: the tokens that would fit, 0 where the capacity is unknown.
@@ -92,6 +92,7 @@ type program struct {
 	// running are its calls in flight, waiting the calls that arrived and are not placed.
 	running, waiting int
 	ended            time.Duration // when the last call ended
+	worthFor         time.Duration // how long a gap may be for which its place is worth keeping; 0: unknown
 	record           record
 	history          history
 	judged           bool // the last gap counts already
@@ -132,6 +133,9 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 		l.programs[call.Name] = p
 	}
 	gap := now - p.ended
+	if p.worthFor > 0 {
+		horizon = min(horizon, p.worthFor)
+	}
 	if p.known && !p.busy() && !call.Retry && gap < learnedUpTo*horizon {
 		p.kin.learn(gap, horizon)
 	}
@@ -342,6 +346,9 @@ func (c *Place) End(tokens int, final, later bool, now time.Duration) {
 	p.running--
 	p.tokens = float64(tokens)
 	p.ended, p.known, p.judged = now, true, false
+	if a != nil {
+		p.worthFor = a.worthFor(p.tokens)
+	}
 	l.gaps.push(gap{c.name, p, now})
 	switch {
 	case final && !p.busy():

@@ -101,6 +101,32 @@ func TestNewProgramsWaitUntilTheirContextFits(t *testing.T) {
 	}
 }
 
+// A place saves at most the computation of its context, once in each gap. A rank that computes its whole memory in two gaps or less has the time to
+// do that for all contexts.
+func TestSessionsWhoseContextsAreQuicklyComputedAreNoPrograms(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		tokenTime float64
+		waits     bool
+	}{
+		{"unknown speed", 0, true},
+		{"100 s for the memory", 100.0 / capacity, true},
+		{"12 s", 12.0 / capacity, true},
+		{"8 s", 8.0 / capacity, false},
+		{"1 s", 1.0 / capacity, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t, 1)
+			b.ranks[0].TokenTime = c.tokenTime
+			b.teach("", seconds(16, 5)...)
+			b.begin(call(1, 50_000))
+			if waits := b.begin(call(2, 60_000)) == nil; waits != c.waits {
+				t.Errorf("a session with gaps of 5 s waits for memory: %v, want %v", waits, c.waits)
+			}
+		})
+	}
+}
+
 func TestFinalCallsFreeTheirMemory(t *testing.T) {
 	b := newBed(t, 1)
 	b.teach("", seconds(8, 2)...)
