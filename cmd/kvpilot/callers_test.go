@@ -257,6 +257,9 @@ func auditOf(t *testing.T, file string) string {
 // A key that kvpilot key new makes works once its line is in the file, without a restart, and no longer when the line is gone.
 // Tokens of an issuer work beside it; a gateway names tenants. The audit log has who did what, and no key.
 func TestKeysAndTokensOfARunningRouter(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for five seconds")
+	}
 	t.Parallel()
 	dir := t.TempDir()
 	keysFile, audited := filepath.Join(dir, "keys"), filepath.Join(dir, "audit.jsonl")

@@ -358,6 +358,9 @@ func TestRealtimeNeedsAKey(t *testing.T) {
 
 // A WebSocket without a word for long ends; a long silence says nothing about the rank.
 func TestRealtimeThatRests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for eight seconds")
+	}
 	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 2, yaml: "router: {realtime_idle: 8s}\nchooser: {stall: {after: 100ms}}\nenginestats: {interval: 100ms}\n"})
 	for _, at := range []string{"r0", "r1"} { // whose counters are seen to move, and then stand still

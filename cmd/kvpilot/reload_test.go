@@ -53,6 +53,9 @@ func (f *fleet) cli(args ...string) (string, error) {
 // Valid, invalid and cut settings, two at once, by RPC and by the watch, while clients stream, and until the router has ended:
 // no request is lost, and what is in force in the end is the last that was good.
 func TestAStormOfReloadsLosesNoRequest(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for four seconds")
+	}
 	t.Parallel()
 	f := startFleet(t, fleetOptions{yaml: "chooser: {policy: round-robin}\n"})
 	good := func(i int) string {

@@ -11,6 +11,9 @@ import (
 // and sends some late leaves the same load as one whose reports all arrive; what was not applied is counted; and a release that
 // is lost is made up for by the lease.
 func TestLostReportsOfACallerLeaveNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for a lease of three seconds")
+	}
 	t.Parallel()
 	f := startFleet(t, fleetOptions{replicas: 2, noEvents: true, yaml: "chooser: {policy: round-robin, stall: {after: 0s}}\n"})
 	type reservation struct {

@@ -11,14 +11,26 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
+// direct serves requests without a network, so that the pauses between calls are virtual time.
+type direct struct{ http.Handler }
+
+func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	d.ServeHTTP(w, r)
+	return w.Result(), nil
+}
+
 // An agent's prompts begin with those before, and what engines report of them becomes the result.
-func TestAnAgentsCalls(t *testing.T) {
+func TestAnAgentsCalls(t *testing.T) { synctest.Test(t, agentsCalls) }
+
+func agentsCalls(t *testing.T) {
 	var before []int
 	calls, refused := 0, false
-	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	engine := direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body struct {
 			Prompt []int `json:"prompt"`
 			Extra  struct {
@@ -47,10 +59,9 @@ func TestAnAgentsCalls(t *testing.T) {
 		}
 		fmt.Fprintf(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":%d,\"prompt_tokens_details\":{\"cached_tokens\":%d}}}\n\ndata: [DONE]\n\n", len(body.Prompt), len(before))
 		before = body.Prompt
-	}))
-	defer engine.Close()
+	})}
 	r := &result{}
-	a := &agent{client: engine.Client(), url: engine.URL, by: &gateway{name: "vllm-router"}, answer: 1, dice: rand.New(rand.NewPCG(1, 1)), into: r}
+	a := &agent{client: &http.Client{Transport: engine}, url: "http://engine", by: &gateway{name: "vllm-router"}, answer: 1, dice: rand.New(rand.NewPCG(1, 1)), into: r}
 	a.program(t.Context(), "s")
 	row := r.row(1, 10*time.Second)
 	if calls != callsOfAgent || !strings.HasPrefix(row, "| 1 | 2.0 | 0.90 | 1 |") || !strings.HasSuffix(row, "| 1 |") {

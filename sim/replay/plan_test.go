@@ -132,7 +132,7 @@ func TestPlanFindsWhereEachArrangementBreaks(t *testing.T) {
 
 func TestPlanDoesNotDependOnTheRunsAtOnce(t *testing.T) {
 	o, q := planOf(t)
-	o.Replicas, q.Rate, q.Step, o.Seeds = 2, 1, 0.5, 2
+	o.Trace, o.Replicas, q.Rate, q.Step, o.Seeds = o.Trace.First(120), 2, 1, 0.5, 2
 	var texts []string
 	for _, workers := range []int{1, 5} {
 		o.Workers = workers

@@ -174,7 +174,7 @@ func TestLoadsMayBePlayedTogether(t *testing.T) {
 func TestEveryGeneratorPlays(t *testing.T) {
 	plays(t)
 	for _, name := range Generators() {
-		trace := generated(t, name, 400)
+		trace := generated(t, name, 200)
 		r := play(t, Options{Traffic: Traffic{Trace: trace, Load: 0.6}, Engines: Engines{Replicas: 4, Block: 128}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}})
 		p := r.Policies[decision.PredictedTTFT]
 		if p.Mean <= 0 || math.IsNaN(p.Mean) || p.P99 < p.P50 || p.HitRate < 0 || p.HitRate >= 1 || p.SaturationRPS <= 0 {

@@ -1,5 +1,5 @@
 // Package conformance compares what the official SDKs return through kvpilot with what they
-// return from a replica directly. The SDKs are installed into .cache/conformance once.
+// return from a replica directly, and runs the client packages' own tests. The SDKs are installed into .cache/conformance once.
 package conformance
 
 import (

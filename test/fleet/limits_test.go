@@ -114,6 +114,9 @@ func flood(ctx context.Context, t *testing.T, routers []*stack.Stack, tenant str
 
 // Three tenants send more than they may to three routers: each gets what one router would give it.
 func TestLimitsHoldOverThreeRouters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for eight seconds")
+	}
 	routers := start(t, 3, limited)
 	shared(t, routers, 1)
 	const lasts = 8 * time.Second

@@ -68,6 +68,9 @@ func write(r *stack.Stack, prompt string, streamed bool, begun func()) (written,
 
 // A drain that moves empties a replica while the answers that it was writing continue elsewhere, to the letter, at all routers.
 func TestADrainMovesRequestsUnderWay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	t.Parallel()
 	o := fleetOptions("router-0", nil)
 	o.Engine = func(c *enginesim.Config) { c.Core.Timing.Speed = 1 }

@@ -109,6 +109,9 @@ func sumOf(t *testing.T, routers []*stack.Stack, series string) (sum float64) {
 }
 
 func TestRequestsAtAnyRouterAreSplit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for three fleets")
+	}
 	stack.Aside(t)
 	for _, connector := range []string{"nixl", "nixl-push", "mooncake"} {
 		t.Run(connector, func(t *testing.T) { splitAtAnyRouter(t, connector) })
@@ -139,6 +142,9 @@ func splitAtAnyRouter(t *testing.T, connector string) {
 }
 
 func TestPrefixesAreCopiedForRequestsAtAllRouters(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for prompts at the speed of an engine")
+	}
 	stack.Aside(t)
 	routers := passing(t, "nixl", 3, 3, 2, func(*config.Config) {})
 	dice := rand.New(rand.NewPCG(2, 32))

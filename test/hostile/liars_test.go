@@ -136,6 +136,9 @@ func startNamed(t *testing.T, replicas int) *stack.Stack {
 
 // A replica gives the first token at once and then a hundred times fewer per second than the three others: it took all of the traffic.
 func TestAReplicaThatIsOnlyQuickToBeginGetsLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for fourteen seconds of load")
+	}
 	s := startNamed(t, 4)
 	fault(t, s.Replicas[0], `{"drip":"250ms"}`)
 	began := time.Now()
@@ -168,6 +171,9 @@ func TestAReplicaThatIsOnlyQuickToBeginGetsLittle(t *testing.T) {
 
 // A replica whose streams are empty kept a third to a half of the traffic, and their callers got nothing.
 func TestEmptyStreamsReachNoCaller(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for eight seconds of load")
+	}
 	stack.Aside(t)
 	s := startNamed(t, 3)
 	fault(t, s.Replicas[0], `{"empty":true}`)

@@ -36,6 +36,9 @@ func TestHugeUsageIsNotCharged(t *testing.T) {
 
 // A caller that books and releases as rejected gets no more than its limit and what refunds allow.
 func TestRejectedReleasesAreCharged(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for four seconds of load")
+	}
 	const perMinute, burst, lasts = 6000, 3000, 4 * time.Second
 	s := stack.Start(t, oneReplica(func(c *config.Config) {
 		addTenants(c, "greedy")

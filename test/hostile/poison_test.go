@@ -197,6 +197,9 @@ func attackFor(d time.Duration, perSecond int, attack func(i int)) {
 
 // A prompt at which every engine fails is its sender's: nobody else gets an error for it, and each costs two attempts at most.
 func TestAPoisonedPromptHurtsItsSenderOnly(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for attacks of seven seconds")
+	}
 	stack.Aside(t)
 	for name, c := range map[string]struct {
 		status, rate, most int
@@ -251,6 +254,9 @@ func TestAPoisonedPromptHurtsItsSenderOnly(t *testing.T) {
 
 // A prompt that a tokenizer fails takes no token ids from others.
 func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for attacks of twelve seconds")
+	}
 	stack.Aside(t)
 	for name, prompt := range map[string]string{"the same": "poison", "varied": "poison %d"} {
 		t.Run(name, func(t *testing.T) {
@@ -282,6 +288,9 @@ func TestAPoisonedTokenizationHurtsItsSenderOnly(t *testing.T) {
 
 // A request that HTTP/1.1 cannot carry gets 400 and says nothing about replicas.
 func TestWhatCannotBeSentHurtsItsSenderOnly(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for attacks of seconds")
+	}
 	stack.Aside(t)
 	s := attacked(t, false)
 	h := begin(t, s, 100*time.Millisecond)
@@ -366,6 +375,9 @@ func spaced(t *testing.T, address, path string) string {
 
 // A replica whose engine fails every request is left, and no caller notices.
 func TestABrokenReplicaCostsNoRequest(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for seconds of load")
+	}
 	stack.Aside(t)
 	s := attacked(t, false)
 	resp, err := http.Post(s.Replicas[1]+"/sim/faults", "application/json", strings.NewReader(`{"status":500,"paths":["/v1/chat/completions"]}`))

@@ -5,4 +5,9 @@ package hostile
 import "testing"
 
 // ownProcess marks a test whose router is a process of its own.
-func ownProcess(*testing.T) {}
+func ownProcess(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("SKIPPED: it starts whole programs and waits for seconds")
+	}
+}

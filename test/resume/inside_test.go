@@ -79,6 +79,9 @@ func insides(t *testing.T, version string, change func(*enginesim.Config)) (stre
 
 // An answer in one piece that the engine streams is the engine's own, byte for byte, and is continued wherever its replica dies.
 func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	t.Parallel()
 	for _, version := range []string{"0.33.0", "0.33.0 without details of the prompt"} {
 		t.Run(version, func(t *testing.T) {
@@ -95,6 +98,9 @@ func TestAnUnstreamedAnswerIsContinued(t *testing.T) {
 
 // An answer in one piece that an engine's parser takes apart is the engine's own, too: its parser is given all tokens of the stream at once.
 func TestAnUnstreamedAnswerOfAParserIsContinued(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	t.Parallel()
 	streams, plain := insides(t, "0.33.0", func(c *enginesim.Config) { c.NoParser = false })
 	for name, ask := range parsedWhole {

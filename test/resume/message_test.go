@@ -72,6 +72,9 @@ func TestASampledMessageIsContinued(t *testing.T) {
 
 // A sampled message moves from a replica that drains.
 func TestASampledMessageMoves(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
@@ -104,6 +107,9 @@ func TestASampledMessageMoves(t *testing.T) {
 
 // A sampled message leaves a replica that hangs.
 func TestASampledMessageLeavesAReplicaThatHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for streams that hang")
+	}
 	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 3, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1

@@ -33,6 +33,9 @@ func drain(t *testing.T, s *stack.Stack, replica, verb string) {
 
 // A stream moves from a replica that is left in each of the three ways, and the client has the same answer.
 func TestAStreamMovesInEachWay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed = "0.33.0", true, 40, 1
@@ -89,6 +92,9 @@ func boolInt(b bool) int {
 
 // A stream moves from a rank that drains, to another rank of the same replica or to another replica; the others of its replica take requests.
 func TestAStreamMovesFromARankThatDrains(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	stack.Aside(t)
 	s := stack.Start(t, stack.Options{Replicas: 2, Engine: func(c *enginesim.Config) {
 		c.Version, c.ScaleOut, c.MeanAnswer, c.Core.Timing.Speed, c.Ranks = "0.33.0", true, 40, 1, 2

@@ -239,6 +239,9 @@ func TestAnAnswerWithThoughtsAndToolCallsIsContinued(t *testing.T) {
 
 // An answer in which nothing is drawn is repeated by another replica, wherever its own dies: the client has it once, to the letter.
 func TestAnAnswerIsRepeatedByAnotherReplica(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for answers at the speed of an engine")
+	}
 	t.Parallel()
 	for _, version := range []string{"0.12.0", "0.33.0"} {
 		s := started(t, version, false)

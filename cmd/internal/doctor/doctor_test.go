@@ -252,6 +252,9 @@ func TestTwoReplicasWithOneEventSocket(t *testing.T) {
 }
 
 func TestOneRankWithoutEvents(t *testing.T) { // alone: the port behind its socket must be free
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for five seconds")
+	}
 	w := &world{replicas: 1, engine: func(_ int, c *enginesim.Config) { c.Ranks = 2 }, replica: func(_ int, r running) string {
 		// The second rank is taken to be at the port behind the first one's, which is the replay of nobody.
 		return fmt.Sprintf("ranks: 2\nevents: {endpoint: '%s', replay: '%s'}", r.events[1], r.replays[1])

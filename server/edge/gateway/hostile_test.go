@@ -135,6 +135,9 @@ func TestAHalfClosedConnectionIsAClientThatLeft(t *testing.T) {
 }
 
 func TestSlowBodyIsGivenUp(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for five seconds")
+	}
 	t.Parallel()
 	url := start(t, &services{chat: echo}, func(c *gateway.Config, _ *gateway.Params) { c.BodyTimeout = 50 * time.Millisecond })
 	resp, body, _ := exchange(t, url, "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 10\r\n\r\n{")

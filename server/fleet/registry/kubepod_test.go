@@ -352,6 +352,9 @@ func TestPodsComeGoAndChange(t *testing.T) {
 }
 
 func TestAnEndpointDoesNotWaitForItsPodForEver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for five seconds")
+	}
 	t.Parallel()
 	k := newKube(t)
 	k.put("vllm-1", "IPv4", true, endpointPod{name: "a", address: "10.0.0.1"})

@@ -379,6 +379,9 @@ func TestPeersThatFail(t *testing.T) {
 }
 
 func TestOneBadPeerAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: it waits for five seconds")
+	}
 	t.Parallel()
 	engines := startEngines(t, 2, 100)
 	for _, e := range engines {

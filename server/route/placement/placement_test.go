@@ -194,6 +194,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 func TestAHotAdapterIsLoadedOnMoreReplicasAndUnloadedAgain(t *testing.T) {
+	t.Parallel()
 	engines, record := start(t, 3, func(c *Config, _ *Params, _ []*engine) { c.Idle = 300 * time.Millisecond })
 	record.set("hot", 100, 0)
 	on := func() (n int) {
@@ -230,6 +231,7 @@ func TestAHotAdapterIsLoadedOnMoreReplicasAndUnloadedAgain(t *testing.T) {
 
 // A call that fails, hangs or is half is not repeated at once, and holds up no other replica.
 func TestCallsThatFailRest(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]http.HandlerFunc{
 		"refused": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
 		"hangs":   func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
@@ -242,6 +244,7 @@ func TestCallsThatFailRest(t *testing.T) {
 		"gone":      func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			engines, record := start(t, 3, func(_ *Config, _ *Params, list []*engine) { list[1].change = change })
 			record.set("hot", 100, 0)
 			eventually(t, "hot is on the other replica", func() bool { return slices.Contains(engines[2].adapters(), "hot") })
@@ -255,6 +258,7 @@ func TestCallsThatFailRest(t *testing.T) {
 }
 
 func TestTheRuleKeepsToItsBounds(t *testing.T) {
+	t.Parallel()
 	full := []string{"a", "b", "c"}
 	engines, record := start(t, 3, func(c *Config, p *Params, list []*engine) {
 		c.MaxPerReplica, list[1].list = 3, full

@@ -91,6 +91,7 @@ func TestMooncakeCachedTokensAreThoseOfTheEngineThatPrefills(t *testing.T) {
 
 // Without the id of the other engine's process nothing can be read: the request is served whole, and the blocks count as pinned.
 func TestMooncakeEngineThatCannotBeFound(t *testing.T) {
+	t.Parallel()
 	for name, answer := range map[string]http.HandlerFunc{
 		"an error":          text(500, `{}`),
 		"not found":         text(404, `{"detail":"Not Found"}`),

@@ -2,8 +2,6 @@ package splits
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -97,14 +95,6 @@ type side struct {
 	round  sample
 	looks  int   // that were made in the round
 	back   *Back // nil while it gets requests
-}
-
-// Back is why a side gets no requests.
-type Back struct {
-	// At is when it stepped back.
-	At time.Time
-	// Why is the reason in words. By names who did it: the rule, or the caller who asked.
-	Why, By string
 }
 
 // actorRule is Back.By of a side that the rule sent back.
@@ -289,162 +279,4 @@ func (sp *split) restart() {
 	for _, one := range sp.sides {
 		one.round, one.looks = sample{}, 0
 	}
-}
-
-// setBack sends a side back, or forward: back is nil.
-func (s *Splits) setBack(sp *split, one *side, back *Back) {
-	one.back = back
-	if back == nil {
-		s.log.Info("a side of a split gets requests again", "model", sp.model, "side", one.name)
-		return
-	}
-	s.metrics.steppedBack(sp.model, one.name, back.By == actorRule)
-	s.log.Warn("a side of a split gets no further requests", "model", sp.model, "side", one.name, "why", back.Why, "by", back.By)
-}
-
-// The errors of Set.
-var (
-	// ErrUnknown: there is no such split or side.
-	ErrUnknown = errors.New("no such side of a split is in use")
-	// ErrLast: the side is the last one that gets requests.
-	ErrLast = errors.New("the last side of a split cannot step back")
-)
-
-// steppedBack is the number of sides that get no requests because they were sent back.
-func (s *Splits) steppedBack() (n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, sp := range s.splits {
-		for _, one := range sp.sides {
-			if one.back != nil {
-				n++
-			}
-		}
-	}
-	return n
-}
-
-// Set sends a side of a model's split back, or forward. by names the caller. A round of the comparison begins.
-func (s *Splits) Set(model, name string, back bool, by string) error {
-	return s.set(model, name, newBack(back, "sent back by a caller", by))
-}
-
-// set is Set with why the side is to be back; nil to send it forward.
-func (s *Splits) set(model, name string, to *Back) error {
-	back := to != nil
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sp := s.splits[model]
-	one := sp.side(name)
-	if one == nil {
-		return ErrUnknown
-	}
-	if back == (one.back != nil) {
-		return nil
-	}
-	if back && !slices.ContainsFunc(sp.sides, func(other *side) bool { return other != one && other.back == nil && other.Weight > 0 }) {
-		return ErrLast
-	}
-	s.setBack(sp, one, to)
-	sp.restart()
-	return nil
-}
-
-// Follow is Set as another router of the fleet was asked for it, or its rule has done it: it counts also before this router has a request for the side.
-func (s *Splits) Follow(model, name string, back bool, by string) {
-	to := newBack(back, "sent back at another router", by)
-	if !errors.Is(s.set(model, name, to), ErrUnknown) {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch key := (wish{model, name}); {
-	case !back:
-		delete(s.wished, key)
-	case len(s.wished) < mostSplits:
-		s.wished[key] = to
-	}
-}
-
-// newBack is why a side gets no requests from now on; nil for one that is sent forward.
-func newBack(back bool, why, by string) *Back {
-	if !back {
-		return nil
-	}
-	return &Back{At: time.Now(), Why: why, By: by}
-}
-
-// Report is what the sides of one split did in the last hour.
-type Report struct {
-	Model string
-	Sides []SideReport
-}
-
-// SideReport is one side's part.
-type SideReport struct {
-	Name, Model string
-	Labels      map[string]string
-	Weight      int
-	// Baseline is set for the side that the others are compared with, Ready when a replica could serve its last request.
-	Baseline, Ready bool
-	// Back is why it gets no requests; nil when it does.
-	Back *Back
-	// Requests ended, Failed of them in an error.
-	Requests, Failed int
-	// The medians and 99th percentiles of times to the first token, and of times of whole answers; 0 when none was seen.
-	FirstP50, FirstP99, WholeP50, WholeP99 time.Duration
-	// Regret is the shadow policy's mean regret in seconds; it counts where Shadowed is set.
-	Regret   float64
-	Shadowed bool
-	// Worse says in which way it is clearly worse than the baseline in the last hour; empty when it is not, or too little is known.
-	Worse string
-}
-
-// List returns the splits that had a request in the last hour or have a side that stepped back, by model.
-func (s *Splits) List() []Report {
-	if s == nil {
-		return nil
-	}
-	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var list []Report
-	for _, model := range slices.Sorted(maps.Keys(s.splits)) {
-		sp := s.splits[model]
-		if now.Sub(sp.used) > lately && !slices.ContainsFunc(sp.sides, func(one *side) bool { return one.back != nil }) {
-			continue
-		}
-		list = append(list, s.report(sp, now))
-	}
-	return list
-}
-
-func (s *Splits) report(sp *split, now time.Time) Report {
-	r := Report{Model: sp.model}
-	base := baseline(sp.sides)
-	of := sp.sides[base].recent.sum(now)
-	for i, one := range sp.sides {
-		sum := one.recent.sum(now)
-		out := SideReport{
-			Name: one.name, Model: cmp.Or(one.Model, sp.model), Labels: one.Labels, Weight: one.Weight, Baseline: i == base, Ready: one.ready, Back: one.back,
-			Requests: int(sum.requests), Failed: int(sum.failed),
-			FirstP50: sum.first.quantile(.5), FirstP99: sum.first.quantile(.99), WholeP50: sum.whole.quantile(.5), WholeP99: sum.whole.quantile(.99),
-		}
-		if out.Shadowed = sum.shadows > 0; out.Shadowed {
-			out.Regret = sum.regret / float64(sum.shadows)
-		}
-		if least := uint32(s.config.StepBackSessions); i != base && sum.requests >= least && of.requests >= least {
-			out.Worse = verdict(&of, &sum)
-		}
-		r.Sides = append(r.Sides, out)
-	}
-	return r
-}
-
-// String names the side for logs.
-func (a *Assignment) String() string {
-	if a == nil {
-		return ""
-	}
-	return fmt.Sprintf("%s of %s", a.Side, a.Split)
 }

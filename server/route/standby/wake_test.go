@@ -125,6 +125,7 @@ func until(t *testing.T, what string, holds func() bool) {
 }
 
 func TestRequestsWakeOneEngine(t *testing.T) {
+	t.Parallel()
 	d, r := sleepers(t, http.StatusOK, enginestats.DiscardAll, enginestats.WeightsOffloaded, enginestats.WeightsOffloaded)
 	var all sync.WaitGroup
 	for range 8 {
@@ -141,6 +142,7 @@ func TestRequestsWakeOneEngine(t *testing.T) {
 }
 
 func TestDemandWakesFurtherEngines(t *testing.T) {
+	t.Parallel()
 	d, _ := sleepers(t, http.StatusOK, enginestats.Awake, enginestats.WeightsOffloaded, enginestats.WeightsOffloaded, enginestats.WeightsOffloaded)
 	time.Sleep(1200 * time.Millisecond) // a look
 	if got := d.woken(); len(got) > 0 {
@@ -154,6 +156,7 @@ func TestDemandWakesFurtherEngines(t *testing.T) {
 }
 
 func TestAnEngineThatCannotBeWokenIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	d, r := sleepers(t, http.StatusNotFound, enginestats.WeightsOffloaded, enginestats.WeightsOffloaded)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
@@ -174,6 +177,7 @@ func TestAnEngineThatCannotBeWokenIsLeftAlone(t *testing.T) {
 }
 
 func TestAWakeThatHangsEndsWithTheRouter(t *testing.T) {
+	t.Parallel()
 	d, r := sleepers(t, 0, enginestats.WeightsOffloaded)
 	go func() { _, _ = r.Wait(t.Context(), "m", 1, nothing) }()
 	until(t, "the engine was asked", func() bool { return len(d.woken()) == 1 })

@@ -1,7 +1,4 @@
-// Package clients installs the client packages as a user would and runs their tests and examples
-// against a router before simulated replicas. It runs by `make test-python` and `make test-node` only,
-// since it needs package registries.
-package clients
+package conformance
 
 import (
 	"bytes"
@@ -19,6 +16,8 @@ import (
 	"github.com/kvpilot/kvpilot/test/stack"
 )
 
+// The client packages are installed as a user would, and their tests and examples run against a router before simulated replicas: by
+// `make test-python` and `make test-node` only, since that needs package registries.
 func TestPythonPackage(t *testing.T) {
 	venvs := filepath.SplitList(os.Getenv("KVPILOT_PYTHON_VENVS"))
 	if len(venvs) == 0 {
