@@ -9,7 +9,7 @@ import (
 
 // Generators lists the names that Generate knows.
 func Generators() []string {
-	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "steps", "builds", "reviews", "synth", "rag", "mixed", "bursts", "decode", "fork", "adapters"}
+	return []string{"conv", "chats", "hotdoc", "onedoc", "agent", "agentx", "steps", "builds", "reviews", "synth", "rag", "mixed", "bursts", "decode", "reasoning", "fork", "adapters"}
 }
 
 // Generate makes a trace of about n calls: conv, many-turn conversations of 12k tokens as in
@@ -17,7 +17,7 @@ func Generators() []string {
 // agent, closed-loop sessions that grow to more than 100k tokens; agentx, coding agents with subagents and forks, in the shape of AgentX; steps, agents of 20 calls of equal growth; builds, agents whose gaps have long tails; reviews, agents that
 // start subagents with their whole contexts late; synth, short prompts on a few
 // shared system prompts, and long ones without any; rag, short questions about documents of very different length; mixed,
-// chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts; decode, fresh prompts of 3k tokens with answers of 800;
+// chats, fresh prompts of 20k tokens and answers of thousands of tokens; bursts, conv whose sessions begin in bursts; decode, fresh prompts of 3k tokens with answers of 800; reasoning, short fresh prompts with answers of 6k;
 // adapters, chats of 64 LoRA adapters with a Zipf law; fork, agents that start 43 subagents at once, each with the whole context of its agent.
 func Generate(name string, n int, seed uint64) (*Trace, error) {
 	g := &generator{dice: rand.New(rand.NewPCG(seed, 7)), trace: &Trace{Name: name, Chunk: chunkTokens}}
@@ -49,6 +49,8 @@ func Generate(name string, n int, seed uint64) (*Trace, error) {
 		g.synth(n)
 	case "decode":
 		g.decode(n)
+	case "reasoning":
+		g.reasoning(n)
 	case "fork":
 		g.fork(n)
 	case "adapters":
@@ -267,6 +269,16 @@ func (g *generator) decode(n int) {
 		at += g.dice.ExpFloat64() * 0.1
 		in := g.clamped(3000, 0.6, 200, 16_000)
 		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: in, Out: g.clamped(800, 0.6, 50, 4000), IDs: g.fresh(nil, in), Session: i, Prev: -1})
+	}
+}
+
+// reasoning: short fresh prompts with very long answers, which fill the memory of engines.
+func (g *generator) reasoning(n int) {
+	var at float64
+	for i := range n {
+		at += g.dice.ExpFloat64()
+		in := g.clamped(250, 0.8, 30, 3000)
+		g.trace.Calls = append(g.trace.Calls, Call{At: at, In: in, Out: g.clamped(6000, 0.6, 500, 20_000), IDs: g.fresh(nil, in), Session: i, Prev: -1})
 	}
 }
 

@@ -89,6 +89,7 @@ type mooncakeLine struct {
 	Input     int      `json:"input_length"`
 	Output    int      `json:"output_length"`
 	IDs       []uint64 `json:"hash_ids"`
+	Adapter   string   `json:"adapter"`
 	// Requests marks the closed-loop form.
 	Requests []sessionCall `json:"requests"`
 }
@@ -152,7 +153,7 @@ func parseTrace(r io.Reader) (*Trace, error) {
 			return nil, fmt.Errorf("line %d: input_length must be positive", n)
 		default:
 			t.Calls = append(t.Calls, Call{
-				At: line.Timestamp / 1000, In: line.Input, Out: max(1, line.Output), IDs: line.IDs, Session: len(t.Calls), Prev: -1,
+				At: line.Timestamp / 1000, In: line.Input, Out: max(1, line.Output), IDs: line.IDs, Session: len(t.Calls), Prev: -1, Adapter: line.Adapter,
 			})
 		}
 	}

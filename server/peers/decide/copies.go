@@ -184,11 +184,17 @@ func (w *Waiting) running(p *chooser.Prefix, id string) *running {
 	return one
 }
 
-// ordered makes a copy for a peer that decides.
+// ordered makes a copy for a peer that decides: of the prompt of a question that the peer has been asked, or of a booking that it knows, since copies
+// are also ordered while a request is answered.
 func (f *Frontend) ordered(from ID, in *peerv1.CopyOrder) {
 	of := in.GetCopy()
 	f.mu.Lock()
-	w := f.origin(in.GetNumber(), from)
+	var w *Waiting
+	if asked := f.asks[in.GetNumber()]; asked != nil && asked.at == from {
+		w = asked
+	} else if booked := f.live[in.GetNumber()]; booked != nil && booked.at == from {
+		w = booked.origin
+	}
 	if w == nil || w.req.Copier == nil || f.copies[of.GetId()] != nil {
 		f.sendCopy(from, &peerv1.CopyReport{Id: of.GetId(), State: peerv1.CopyState_COPY_STATE_VOID})
 		f.mu.Unlock()
@@ -206,18 +212,6 @@ func (f *Frontend) ordered(from ID, in *peerv1.CopyOrder) {
 	copier := w.req.Copier
 	f.mu.Unlock()
 	copier.Copy(&one.prefix)
-}
-
-// origin is the request of a question that a peer has been asked, or of a booking that it knows: copies of a prompt are also ordered while its request is
-// answered. It is nil for none; mu is held.
-func (f *Frontend) origin(number uint64, at ID) *Waiting {
-	if w := f.asks[number]; w != nil && w.at == at {
-		return w
-	}
-	if b := f.live[number]; b != nil && b.at == at {
-		return b.origin
-	}
-	return nil
 }
 
 // prefixOf reads a copy of the beginning of req's prompt; false when this router cannot make it.
