@@ -51,6 +51,9 @@ type engine struct {
 	calls []string // guarded by mu
 	// change answers a call, nil as vLLM does.
 	change http.HandlerFunc
+	// late is how long after its load an adapter is listed.
+	late   time.Duration
+	loaded map[string]time.Time // guarded by mu
 }
 
 func (e *engine) adapters() []string {
@@ -75,6 +78,9 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/v1/models":
 		cards := []string{`{"id":"base","object":"model","root":"base","parent":null,"max_model_len":4096}`}
 		for _, name := range e.list {
+			if time.Since(e.loaded[name]) < e.late {
+				continue
+			}
 			cards = append(cards, fmt.Sprintf(`{"id":%q,"object":"model","root":"/adapters/%s","parent":"base","max_model_len":null}`, name, name))
 		}
 		fmt.Fprintf(w, `{"object":"list","data":[%s]}`, strings.Join(cards, ","))
@@ -98,6 +104,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusBadRequest)
 		} else {
 			e.list = append(e.list, in.Name)
+			e.loaded[in.Name] = time.Now()
 		}
 	default:
 		w.WriteHeader(http.StatusNotFound)
@@ -151,7 +158,7 @@ func start(t *testing.T, n int, change func(*Config, *Params, []*engine)) ([]*en
 	rc, list := registry.DefaultConfig(), make([]*engine, n)
 	rc.Probe.Interval, rc.Probe.ModelsInterval = 50*time.Millisecond, 50*time.Millisecond
 	for i := range list {
-		list[i] = &engine{}
+		list[i] = &engine{loaded: map[string]time.Time{}}
 		srv := httptest.NewServer(list[i])
 		t.Cleanup(srv.Close)
 		rc.Replicas = append(rc.Replicas, registry.Spec{ID: replica.ID(fmt.Sprintf("r%d", i)), URL: srv.URL})
@@ -227,6 +234,17 @@ func TestAHotAdapterIsLoadedOnMoreReplicasAndUnloadedAgain(t *testing.T) {
 	if slices.Sort(record.noted); !slices.Equal(record.noted, []string{"r1 hot false", "r1 hot true", "r2 hot false", "r2 hot true"}) {
 		t.Errorf("the record has %v", record.noted)
 	}
+}
+
+// A registry that sees an adapter late does not make the rule forget that it has loaded it.
+func TestAnAdapterThatIsListedLateIsUnloaded(t *testing.T) {
+	t.Parallel()
+	engines, record := start(t, 2, func(c *Config, _ *Params, list []*engine) { c.Idle, list[1].late = 300*time.Millisecond, 3*time.Second })
+	record.set("hot", 100, 0)
+	has := func() bool { return slices.Contains(engines[1].adapters(), "hot") }
+	eventually(t, "hot is on both replicas", has)
+	record.set("hot", 0, 0)
+	eventually(t, "hot is where it was at first", func() bool { return !has() })
 }
 
 // A call that fails, hangs or is half is not repeated at once, and holds up no other replica.

@@ -94,7 +94,11 @@ func wanted(uses, total float64, n int, headroom float64) int {
 }
 
 // placed is an adapter that the rule has loaded on a replica.
-type placed struct{ surplus time.Time } // since when it is not needed there; zero: it is
+type placed struct {
+	life    uint64    // of the engine that loaded it
+	listed  bool      // the registry has seen it there
+	surplus time.Time // since when it is not needed there; zero: it is
+}
 
 // plan returns the next change of each replica that is not busy. loaded are the adapters that the rule has loaded so far, in which it notes the ones not needed.
 func (g *group) plan(c *Config, loaded map[key]*placed, busy func(key) bool, now time.Time) []step {

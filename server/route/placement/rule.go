@@ -157,12 +157,13 @@ func (r *Rule) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// forget drops the notes on replicas that are gone, or that list an adapter no more. r.mu is held.
+// forget drops the notes on replicas that are gone, or that no longer list an adapter. A new one may be listed late. r.mu is held.
 func (r *Rule) forget(s *registry.Snapshot) {
-	for k := range r.loaded {
+	for k, p := range r.loaded {
 		of, known := s.Replica(k.replica)
 		if known && r.busy[k.replica] == nil && of.State == replica.StateReady {
-			_, known = of.Serves(k.adapter)
+			_, lists := of.Serves(k.adapter)
+			known, p.listed = lists || !p.listed && p.life == of.Life, p.listed || lists
 		}
 		if !known {
 			delete(r.loaded, k)
@@ -225,7 +226,7 @@ func (r *Rule) make(ctx context.Context, s *step) {
 	}
 	r.rests[k] = &rest{until: time.Now().Add(settled), next: leastRest}
 	if s.load {
-		r.loaded[k] = &placed{}
+		r.loaded[k] = &placed{life: s.on.Life}
 	} else {
 		delete(r.loaded, k)
 	}
