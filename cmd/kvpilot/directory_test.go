@@ -49,7 +49,7 @@ func sharingAStore(t *testing.T, service *httptest.Server, kind, more string) *f
 	cfg := core.DefaultConfig()
 	cfg.Lower.Store = core.LowerTier{Blocks: 10_000, PerToken: time.Microsecond}
 	shared := core.NewStore(&cfg)
-	return startFleet(t, fleetOptions{
+	f := startFleet(t, fleetOptions{
 		replicas: 2, labels: "{kv_instance: node-1}",
 		engine: func(_ int, c *enginesim.Config) {
 			c.Core.Blocks, c.Core.MaxModelLen = 200, 2000
@@ -58,6 +58,16 @@ func sharingAStore(t *testing.T, service *httptest.Server, kind, more string) *f
 		},
 		yaml: fmt.Sprintf("directory: {kind: %s, url: %q, budget: 900ms, least_tokens: 32%s}\n", kind, service.URL, more),
 	})
+	f.eventually("the replicas' block size is known", func() bool { // before that a conductor is not asked
+		resp, err := http.Get("http://" + f.http + "/kvpilot/v1/replicas")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		list, err := io.ReadAll(resp.Body)
+		return err == nil && strings.Count(string(list), `"block_size":16`) == 2
+	})
+	return f
 }
 
 // outOf has other prompts take the prompt's place on a replica's GPU.
