@@ -267,7 +267,6 @@ func TestARouterThatDisappearsIsDeadAndComesBack(t *testing.T) {
 }
 
 func TestAPartedFleetMeetsAgain(t *testing.T) {
-	t.Parallel()
 	a := start(t, "", fleetKey)
 	b := start(t, "", fleetKey, joining(a.at))
 	together(t, members.Alive, a, b)
@@ -282,7 +281,6 @@ func TestAPartedFleetMeetsAgain(t *testing.T) {
 }
 
 func TestARestartedRouterReplacesItsEarlierLife(t *testing.T) {
-	t.Parallel()
 	a := start(t, "", fleetKey)
 	b := start(t, "", fleetKey, joining(a.at), named("b"))
 	together(t, members.Alive, a, b)
@@ -311,7 +309,6 @@ func (r resolver) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, 
 }
 
 func TestANameThatListsTheRouterItself(t *testing.T) {
-	t.Parallel()
 	names := func(c *members.Config, p *members.Params) {
 		_, port, _ := net.SplitHostPort(c.Listen)
 		c.Join = []string{"routers.test:" + port, "unknown.test:1", "routers.test:1"}
@@ -341,7 +338,6 @@ func TestAnotherKeyIsRefusedByBoth(t *testing.T) {
 }
 
 func TestAnotherWireVersionIsAStranger(t *testing.T) {
-	t.Parallel()
 	a := start(t, "", fleetKey)
 	b := start(t, "", fleetKey, joining(a.at), func(_ *members.Config, p *members.Params) { p.WireMajor = members.WireMajor - 1 })
 	together(t, members.Stranger, a, b)
@@ -351,7 +347,6 @@ func TestAnotherWireVersionIsAStranger(t *testing.T) {
 }
 
 func TestTwoRoutersOfOneNameAreShownWithTheirIDs(t *testing.T) {
-	t.Parallel()
 	a := start(t, "", fleetKey, named("a"))
 	b := start(t, "", fleetKey, named("same"), joining(a.at))
 	c := start(t, "", fleetKey, named("same"), joining(a.at))
@@ -367,7 +362,6 @@ func TestTwoRoutersOfOneNameAreShownWithTheirIDs(t *testing.T) {
 }
 
 func TestTwoRoutersOfOneIDAreAConflict(t *testing.T) {
-	t.Parallel()
 	a := start(t, "", fleetKey)
 	b := start(t, "", fleetKey, joining(a.at))
 	together(t, members.Alive, a, b)
@@ -380,7 +374,6 @@ func TestTwoRoutersOfOneIDAreAConflict(t *testing.T) {
 }
 
 func TestAServiceAsAddressToJoinIsNamed(t *testing.T) {
-	t.Parallel()
 	a := start(t, "", fleetKey)
 	b := start(t, "", fleetKey)
 	service := proxy(t, a.at, b.at)
