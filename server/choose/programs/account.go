@@ -3,7 +3,6 @@ package programs
 import (
 	"time"
 
-	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -31,9 +30,10 @@ type account struct {
 	programs []*program
 	// whole is the sum of their tokens.
 	whole float64
-	// capacity is the rank's memory in tokens, 0 when unknown; booked are the tokens of all requests in flight there; tokenTime is the time in
-	// seconds to compute a token, bend the context at which attention has doubled it. All are of the last choice.
-	capacity, booked, tokenTime, bend float64
+	// capacity is the rank's memory in tokens, 0 when unknown; booked are the tokens of all requests in flight there. They and its pace are of
+	// the last choice.
+	capacity, booked float64
+	pace             Pace
 	keeping
 }
 
@@ -88,8 +88,7 @@ func (a *account) claims(now time.Duration) (all, inFlight float64) {
 
 // worthFor is how long a gap may be for which a place is worth keeping, for a context of tokens; 0: unknown.
 func (a *account) worthFor(tokens float64) time.Duration {
-	each := decision.PrefillTime(a.tokenTime, a.bend, 0, tokens) / max(1, tokens)
-	return time.Duration(a.capacity * each * refillShare * float64(time.Second))
+	return time.Duration(a.capacity * a.pace.of(tokens) * refillShare * float64(time.Second))
 }
 
 // used is the part of the rank's memory in use at now: by claims, and by the requests in flight that belong to no session.
@@ -131,10 +130,7 @@ func (a *account) relieve(now time.Duration) {
 				continue
 			}
 			c := p.chance(now)
-			worth := c
-			if a.bend > 0 {
-				worth *= 1 + p.tokens/a.bend
-			}
+			worth := c * a.pace.growth(p.tokens)
 			if victim == nil || worth < least {
 				victim, least, chance = p, worth, c
 			}

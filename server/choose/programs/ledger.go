@@ -3,6 +3,7 @@ package programs
 import (
 	"time"
 
+	"github.com/kvpilot/kvpilot/server/domain/decision"
 	"github.com/kvpilot/kvpilot/server/domain/replica"
 )
 
@@ -26,13 +27,28 @@ type Rank struct {
 	Capacity, Booked float64
 	// Held is the part of the prompt in tokens that it holds.
 	Held float64
-	// TokenTime is the time in seconds to compute a token of a short prompt, Bend the context length at which attention has doubled it; 0: unknown.
-	TokenTime, Bend float64
+	Pace Pace
 	// Work is the predicted time in seconds to compute the rest of the prompt there.
 	Work float64
 	// Full is set by Admit: the program does not fit there. Free is set with it: the tokens that would fit, 0 where the capacity is unknown.
 	Full bool
 	Free float64
+}
+
+// Pace is how fast a rank computes prompts: the time in seconds of a token of a short one, and the context length at which attention has doubled it; 0: unknown.
+type Pace struct{ Token, Bend float64 }
+
+// of is the mean time of a token of a context, in seconds.
+func (p Pace) of(tokens float64) float64 {
+	return decision.PrefillTime(p.Token, p.Bend, 0, tokens) / max(1, tokens)
+}
+
+// growth is how many times as long a token behind a context takes as the first ones.
+func (p Pace) growth(tokens float64) float64 {
+	if p.Bend <= 0 {
+		return 1
+	}
+	return 1 + tokens/p.Bend
 }
 
 // Call is a session's call.
@@ -81,32 +97,6 @@ type Ledger struct {
 	paused   int64
 }
 
-// program is a session.
-type program struct {
-	ledger  *Ledger
-	kin     kin
-	account *account // of the rank where it has a place; nil: it has none
-	index   int      // in the account's list
-	// tokens is its context, shared the part of it that its rank held before its first call.
-	tokens, shared float64
-	// running are its calls in flight, waiting the calls that arrived and are not placed.
-	running, waiting int
-	ended            time.Duration // when the last call ended
-	worthFor         time.Duration // how long a gap may be for which its place is worth keeping; 0: unknown
-	record           record
-	history          history
-	judged           bool // the last gap counts already
-	known            bool // a call has ended
-	late             bool // it waits for a place
-	moving           bool // it has a place, and its call had better go to another rank
-	// parent started it, children are the programs that it started and that may be at work. A parent is older than its children.
-	parent   *program
-	children []*program
-}
-
-// busy reports whether its context is certain to be needed.
-func (p *program) busy() bool { return p.running+p.waiting > 0 }
-
 // New returns an empty ledger of programs on the ranks.
 func New(ranks *Ranks) *Ledger {
 	return &Ledger{ranks: ranks, programs: map[Name]*program{}, classes: map[string]*class{}}
@@ -148,17 +138,6 @@ func (l *Ledger) Arrive(call Call, now, horizon time.Duration) bool {
 	p.moving = !call.Retry && p.shouldMove(now)
 	p.history.wants = float64(call.Tokens)
 	return p.needsPlace(&call)
-}
-
-// needsPlace reports whether a call of p must be admitted.
-func (p *program) needsPlace(call *Call) bool {
-	return (p.account == nil || p.moving) && !call.Retry && p.likelihood() >= likely
-}
-
-func (p *program) judge(quick bool) {
-	p.judged = true
-	p.record.judge(quick)
-	p.kin.judge(quick)
 }
 
 // class finds a class, or makes one. mu is held.
@@ -241,11 +220,6 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 	p.tokens, p.shared = float64(call.Tokens), held
 	best.place(p)
 	return Fits
-}
-
-// isAwaited reports whether a parent with a place waits for the session.
-func (p *program) isAwaited() bool {
-	return p.parent != nil && (p.parent.account != nil || p.parent.busy())
 }
 
 // Awaited reports whether a parent with a place waits for the session: then it goes first.
@@ -382,25 +356,4 @@ func (l *Ledger) sweep(now, horizon time.Duration) {
 			delete(l.programs, g.name)
 		}
 	}
-}
-
-// gap is the time after a session's call.
-type gap struct {
-	name    Name
-	program *program
-	since   time.Duration
-}
-
-// gaps is a queue in the order of their begin.
-type gaps struct{ list []gap }
-
-func (q *gaps) push(g gap) { q.list = append(q.list, g) }
-
-func (q *gaps) due(since time.Duration) bool { return len(q.list) > 0 && q.list[0].since <= since }
-
-func (q *gaps) next() gap {
-	g := q.list[0]
-	q.list[0] = gap{}
-	q.list = q.list[1:]
-	return g
 }

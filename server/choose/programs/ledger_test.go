@@ -26,7 +26,7 @@ type bed struct {
 func newBed(t testing.TB, ranks int) *bed {
 	b := &bed{Ledger: New(NewRanks()), t: t}
 	for i := range ranks {
-		b.ranks = append(b.ranks, Rank{Slot: replica.Slot(i), Capacity: capacity, Bend: 50_000})
+		b.ranks = append(b.ranks, Rank{Slot: replica.Slot(i), Capacity: capacity, Pace: Pace{Bend: 50_000}})
 	}
 	return b
 }
@@ -117,7 +117,7 @@ func TestSessionsWhoseContextsAreQuicklyComputedAreNoPrograms(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBed(t, 1)
-			b.ranks[0].TokenTime = c.tokenTime
+			b.ranks[0].Pace.Token = c.tokenTime
 			b.teach("", seconds(16, 5)...)
 			b.begin(call(1, 50_000))
 			if waits := b.begin(call(2, 60_000)) == nil; waits != c.waits {

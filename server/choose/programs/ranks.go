@@ -27,7 +27,7 @@ func (m *Ranks) at(slot replica.Slot) *account {
 // read notes a choice's knowledge of a rank. mu is held.
 func (m *Ranks) read(r *Rank) *account {
 	a := m.at(r.Slot)
-	a.capacity, a.booked, a.tokenTime, a.bend = r.Capacity, r.Booked, r.TokenTime, r.Bend
+	a.capacity, a.booked, a.pace = r.Capacity, r.Booked, r.Pace
 	return a
 }
 
