@@ -25,6 +25,9 @@ type tokens struct {
 	shown []byte
 }
 
+// PromptTokens is how many token ids the engine gave of the prompt, 0 as long as it gave none.
+func (t *tokens) PromptTokens() int { return t.promptTokens }
+
 // take remembers a raw list of ids; false when it is none, or too long.
 func (t *tokens) take(ids []byte) bool {
 	return openai.EachID(ids, func(id uint32) bool { t.ids = append(t.ids, id); return true })

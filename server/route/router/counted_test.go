@@ -46,3 +46,36 @@ func TestAStreamWithoutUsageIsCounted(t *testing.T) {
 		})
 	}
 }
+
+// TestFollowedStreamsProveTheTokenization: a stream without usage begins with the engine's ids of its prompt, if the router asked for them.
+func TestFollowedStreamsProveTheTokenization(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ids     string
+		prompt  int
+		equal   int64
+		unequal int64
+	}{
+		"as many":    {"[1,2,3,4]", 4, 1, 0},
+		"one more":   {"[1,2,3,4,5]", 5, 0, 1},
+		"none given": {"null", 4, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, 2, nil)
+			f.resuming(1)
+			stream := []string{strings.Replace(role, "[1,2,3,4]", tc.ids, 1), event("chat", "one", "Hello", "[10]", "null"), event("chat", "one", "!", "[11]", "stop"), end}
+			f.script(whole(stream))
+			must(t, f.router.Serve(t.Context(), chat(asking+"}"), &client{}))
+			f.settled()
+			if o := f.last(); o.PromptTokens != tc.prompt || o.OutputTokens != 2 || !o.Counted {
+				t.Errorf("prompt %d, output %d, counted %v; want %d, 2, true", o.PromptTokens, o.OutputTokens, o.Counted, tc.prompt)
+			}
+			var equal, unequal int64
+			for _, p := range f.params.Tokens.Parity() {
+				equal, unequal = equal+p.Equal, unequal+p.Unequal
+			}
+			if equal != tc.equal || unequal != tc.unequal {
+				t.Errorf("%d prompts were as long as the engine's, %d not; want %d and %d", equal, unequal, tc.equal, tc.unequal)
+			}
+		})
+	}
+}

@@ -185,19 +185,30 @@ func (at *Dispatcher) LearnUsage(ctx context.Context, rq *intake.Request, d *Del
 		to.CachedTokens = a.cache.usage.CachedTokens
 	}
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
+		to.PromptTokens = a.counted(to.PromptTokens)
 		at.observe(ctx, rq, a, to)
 		at.Pin(rq, d)
 	}
 	if a.follower != nil {
 		at.Engines.stamps.learn(a.Choice.Replica, a.follower.Stamp())
 	}
-	if n := d.Scan.ContentEvents() - a.earlier; to.PromptTokens < 0 && n > 0 && !d.firstToken.IsZero() {
-		to.PromptTokens, to.CachedTokens = a.Choice.Decision.PromptTokens, a.CachedOwn()
-		to.OutputTokens, to.Counted = rq.TokensIn(n), true
+	if n := d.Scan.ContentEvents() - a.earlier; to.OutputTokens < 0 && n > 0 && !d.firstToken.IsZero() {
+		if to.PromptTokens < 0 {
+			to.PromptTokens = a.Choice.Decision.PromptTokens
+		}
+		to.CachedTokens, to.OutputTokens, to.Counted = a.CachedOwn(), rq.TokensIn(n), true
 	}
 	if a.point == nil && rq.Parsed.N <= 1 && to.End == decision.EndCompleted { // the conversation's next turn can count on it
 		at.Tokens.Answered(rq.Pool.Served, rq.Enc, a.Choice.Slot, to.OutputTokens)
 	}
+}
+
+// counted is the engine's count of the prompt's tokens: usage, or, in a stream without it (negative), the ids that a followed one begins with.
+func (a *Attempt) counted(usage int) int {
+	if usage < 0 && a.follower != nil && a.follower.PromptTokens() > 0 {
+		return a.follower.PromptTokens()
+	}
+	return usage
 }
 
 // observe lets the parity guard compare what was predicted with what the engine counted.
