@@ -23,7 +23,7 @@ func (e *Evaluator) crowding(cand *decision.Candidate, d *decision.Decision, l *
 }
 
 // untilFree is the time, as a share of the mean time that requests decode, until requests that hold prompts of p tokens and answers of a
-// tokens hold excess tokens less. Of n requests of all ages n·(1-x) are left after x. What is left of the answers has grown by the share x, so prompts
+// tokens hold excess tokens less. Of n requests of all ages n·(1-x) are left after x. The remaining answers have grown by the share x, so prompts
 // leave p·x tokens free, answers a·x²: memory full of answers hardly empties at first. Nothing is waited for on an empty rank.
 func untilFree(p, a, excess float64) float64 {
 	root := math.Sqrt(p*p + 4*a*excess)
