@@ -78,8 +78,11 @@ func (b *blocks) decay(output int64) int64 {
 	return whole - output*whole/b.expected
 }
 
+// used are the blocks that the booking does not share.
+func (b *blocks) used() int64 { return b.private + b.exclusive + b.begun }
+
 // weighted are the blocks that the booking does not share, by their weight.
-func (b *blocks) weighted() int64 { return b.weight * (b.private + b.exclusive + b.begun) }
+func (b *blocks) weighted() int64 { return b.weight * b.used() }
 
 // The lists of a rank's bookings.
 const (

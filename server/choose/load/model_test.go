@@ -238,10 +238,12 @@ func (m *model) view(slot replica.Slot, now time.Time) RankLoad {
 		l.OutputTokens += r.output
 		l.ContextTokens += r.req.PromptTokens + r.output
 		l.DecodeBlocks += r.weight * float64(blocksOf(r.req, r.output)-len(r.req.Hashes))
+		l.UsedBlocks += int64(blocksOf(r.req, r.output) - len(r.req.Hashes))
 		for _, h := range r.req.Hashes {
 			users[h] = append(users[h], r)
 		}
 	}
+	l.UsedBlocks += int64(len(users))
 	for _, sharers := range users {
 		if len(sharers) == 1 {
 			l.DecodeBlocks += sharers[0].weight
@@ -271,7 +273,7 @@ func (l RankLoad) near(o RankLoad) bool {
 	close := func(a, b float64) bool { return math.Abs(a-b) <= 1e-2 }
 	return l.InFlight == o.InFlight && l.Prefilling == o.Prefilling && l.Assumed == o.Assumed &&
 		close(l.PrefillTokens, o.PrefillTokens) && l.PrefillTime == o.PrefillTime && l.Overdue == o.Overdue &&
-		close(l.DecodeBlocks, o.DecodeBlocks) && l.ContextTokens == o.ContextTokens && l.OutputTokens == o.OutputTokens
+		close(l.DecodeBlocks, o.DecodeBlocks) && l.UsedBlocks == o.UsedBlocks && l.ContextTokens == o.ContextTokens && l.OutputTokens == o.OutputTokens
 }
 
 // randomRequest draws from few ids and prompts that share prefixes.

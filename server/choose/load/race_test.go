@@ -48,7 +48,7 @@ func TestConcurrentLivesLeaveNothing(t *testing.T) {
 	}
 	mustBeEmpty(t, b)
 	for slot := range replica.Slot(slots) {
-		if v := b.View(slot, time.Now()); v.InFlight != 0 || v.DecodeBlocks != 0 || v.PrefillTokens != 0 || v.OutputTokens != 0 {
+		if v := b.View(slot, time.Now()); v.InFlight != 0 || v.DecodeBlocks != 0 || v.UsedBlocks != 0 || v.PrefillTokens != 0 || v.OutputTokens != 0 {
 			t.Errorf("rank %d: %+v", slot, v)
 		}
 	}
@@ -77,7 +77,7 @@ func randomCall(t *testing.T, b *Book, dice *rand.Rand, slots int) {
 			r.Release()
 		}
 	case n < 90:
-		if v := b.View(slot, time.Now()); v.InFlight < 0 || v.DecodeBlocks < 0 || v.PrefillTokens < 0 || v.PrefillTime < 0 || v.Prefilling > v.InFlight {
+		if v := b.View(slot, time.Now()); v.InFlight < 0 || v.DecodeBlocks < 0 || v.UsedBlocks < 0 || v.PrefillTokens < 0 || v.PrefillTime < 0 || v.Prefilling > v.InFlight {
 			t.Errorf("rank %d: impossible load %+v", slot, v)
 		}
 	case n < 97:

@@ -37,6 +37,8 @@ type RankLoad struct {
 	// DecodeBlocks are the KV blocks in use: blocks that live requests share count once, and a
 	// request's own ones decay as it nears its expected end.
 	DecodeBlocks float64
+	// UsedBlocks are the KV blocks in use, the requests' own ones in full until they end.
+	UsedBlocks int64
 	// ContextTokens are the prompt and output tokens of the requests in flight.
 	ContextTokens int
 	// OutputTokens are the tokens that the requests in flight have produced.
@@ -66,6 +68,7 @@ type sums struct {
 	tokens, nanos        int64 // uncached prefill still to do, as booked
 	prompt               int64 // prompt tokens
 	own                  int64 // weighted blocks that belong to one booking each
+	used                 int64 // the same blocks in full
 }
 
 func newRank(slot replica.Slot) *rank {
@@ -90,7 +93,7 @@ func (rk *rank) add(s *booking, hashes []blockhash.Hash, version uint64) error {
 	rk.sums.prompt += int64(s.promptTokens)
 	s.blocks.private = max(0, s.blocks.prompt-int64(len(hashes)))
 	rk.tree.insert(s, hashes[:min(int64(len(hashes)), s.blocks.prompt)], rk)
-	rk.sums.own += s.blocks.weighted()
+	rk.count(s, 1)
 	s.prefill.phase = queued
 	if rk.queue.first == nil {
 		rk.anchor = s.bookedAt
@@ -118,7 +121,7 @@ func (rk *rank) remove(s *booking) {
 	rk.confirm(s, now)
 	s.booked = false
 	rk.bookings.drop(s)
-	rk.sums.own -= s.blocks.weighted()
+	rk.count(s, -1)
 	rk.tree.remove(s, rk)
 	rk.sums.inFlight--
 	rk.sums.prompt -= int64(s.promptTokens)
@@ -198,11 +201,17 @@ func (rk *rank) grow(s *booking, outputTokens int) {
 	}
 	rk.mu.Lock()
 	defer rk.mu.Unlock()
-	rk.sums.own -= b.weighted()
+	rk.count(s, -1)
 	b.begun += crossed
 	b.weight = b.decay(b.output)
-	rk.sums.own += b.weighted()
+	rk.count(s, 1)
 	rk.publish()
+}
+
+// count adds the blocks that s does not share to the sums, or takes them off with a sign of -1. rk.mu is held.
+func (rk *rank) count(s *booking, sign int64) {
+	rk.sums.own += sign * s.blocks.weighted()
+	rk.sums.used += sign * s.blocks.used()
 }
 
 // close ends the account and returns the bookings that were booked on it.

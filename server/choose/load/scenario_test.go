@@ -114,6 +114,30 @@ func TestBlockBoundaries(t *testing.T) {
 	}
 }
 
+// A request has its blocks until it ends, also one that answers for longer than expected.
+func TestBlocksAreUsedInFullUntilTheEnd(t *testing.T) {
+	b := newBook(t, 1)
+	prompt := []blockhash.Hash{11, 12, 13, 14}
+	long := mustReserve(t, b, load.Request{ID: "long", PromptTokens: 18, BlockSize: 4, Hashes: prompt, ExpectedTokens: 8})
+	short := mustReserve(t, b, load.Request{ID: "short", PromptTokens: 8, BlockSize: 4, Hashes: prompt[:2]})
+	for _, step := range []struct {
+		name string
+		do   func()
+		want int64
+	}{
+		{"a shared prefix of two blocks", func() {}, 5},
+		{"half of the answer", func() { long.Progress(4) }, 6},
+		{"twice the expected answer", func() { long.Progress(16) }, 9},
+		{"the other one that used the prefix is gone", func() { short.Release() }, 9},
+		{"the end", func() { long.Release() }, 0},
+	} {
+		if step.do(); b.View(0, time.Now()).UsedBlocks != step.want {
+			t.Errorf("%s: %d blocks in use, want %d", step.name, b.View(0, time.Now()).UsedBlocks, step.want)
+		}
+	}
+	wantIdle(t, b, 0)
+}
+
 func TestSharedBlocksKeepFullWeight(t *testing.T) {
 	b := newBook(t, 1)
 	prompt := []blockhash.Hash{11, 12, 13, 14}

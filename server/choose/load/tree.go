@@ -107,6 +107,7 @@ func (t *tree) remove(s *booking, rk *rank) {
 func (rk *rank) exclude(s *booking, delta int64) {
 	s.blocks.exclusive += delta
 	rk.sums.own += s.blocks.weight * delta
+	rk.sums.used += delta
 }
 
 // agree is how many leading blocks of the two are the same: since a hash names all that is before

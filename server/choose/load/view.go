@@ -17,12 +17,10 @@ type published struct {
 	inFlight, prefilling  atomic.Int64
 	assumed               atomic.Int64
 	tokens, nanos, prompt atomic.Int64
-	blocks                atomic.Int64 // weighted, in units of whole
+	blocks, used          atomic.Int64 // blocks are weighted, in units of whole
 	headTokens, headNanos atomic.Int64
 	anchor                atomic.Int64
 	headUnstreamed        atomic.Bool
-
-	_ [8]byte
 }
 
 // publish makes the sums visible. rk.mu is held.
@@ -37,6 +35,7 @@ func (rk *rank) publish() {
 	p.nanos.Store(s.nanos)
 	p.prompt.Store(s.prompt)
 	p.blocks.Store(s.own + whole*rk.tree.shared)
+	p.used.Store(s.used + rk.tree.shared)
 	head := rk.queue.first
 	if head == nil {
 		head = &noBooking
@@ -63,6 +62,7 @@ func (p *published) view(now int64, load *RankLoad) {
 		*load = RankLoad{} // set in place: a literal with these fields would be built elsewhere and copied
 		load.Version, load.InFlight, load.Prefilling, load.Assumed = p.version.Load(), int(p.inFlight.Load()), int(p.prefilling.Load()), int(p.assumed.Load())
 		load.OutputTokens, load.ContextTokens, load.DecodeBlocks = output, int(p.prompt.Load())+output, float64(p.blocks.Load())/whole
+		load.UsedBlocks = p.used.Load()
 		tokens, nanos, anchor := p.tokens.Load(), p.nanos.Load(), p.anchor.Load()
 		headTokens, headNanos, unstreamed := p.headTokens.Load(), p.headNanos.Load(), p.headUnstreamed.Load()
 		if p.seq.Load() != seq {

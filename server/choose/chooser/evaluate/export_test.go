@@ -25,6 +25,6 @@ func (e *Evaluator) Undisturbed(d *decision.Decision, cand *decision.Candidate, 
 	return c.time(d, cand, l, usual)
 }
 
-func (e *Evaluator) CrowdingOf(cand *decision.Candidate, d *decision.Decision) float64 {
-	return e.crowding(cand, d)
+func (e *Evaluator) CrowdingOf(cand *decision.Candidate, d *decision.Decision, l *load.RankLoad) float64 {
+	return e.crowding(cand, d, l)
 }

@@ -84,7 +84,7 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 		full := s.Pool.Ranks[i].Budget * cand.TokenTime
 		cand.Slowdown = cand.StepTime / full
 		cand.FullStep = full + cand.StepTime
-		cand.Crowding = e.crowding(cand, d)
+		cand.Crowding = e.crowding(cand, d, l)
 		if cand.Veto == decision.VetoNone {
 			cand.Busy, cand.Revisits = at.busy, at.Revisits
 			busy += cand.Busy
@@ -131,18 +131,4 @@ func (e *Evaluator) reported(rep *reports.Report, cand *decision.Candidate, rk *
 	if extra := rep.Waiting - int(cand.Waiting); extra > 0 {
 		cand.Backlog += float64(extra) * rk.Work.Get()
 	}
-}
-
-// crowding is the predicted wait for KV memory: blocks beyond the rank's capacity become free at
-// the rate at which requests leave.
-func (e *Evaluator) crowding(cand *decision.Candidate, d *decision.Decision) float64 {
-	if cand.Blocks == 0 {
-		return 0
-	}
-	tokens, free := float64(d.PromptTokens-int(cand.GPU)+d.ExpectedOutput), float64(cand.Blocks)-cand.DecodeBlocks
-	if tokens <= free*float64(cand.BlockSize) {
-		return 0
-	}
-	excess := tokens/float64(cand.BlockSize) - free
-	return excess / float64(cand.Blocks) * e.Residence.Get()
 }

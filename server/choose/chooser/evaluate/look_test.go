@@ -222,7 +222,7 @@ func plainLoads(e *evaluate.Evaluator, d *decision.Decision, owners []*replica.R
 		budget := float64(cmp.Or(owners[i].MaxBatchedTokens, layout.DefaultBudget))
 		cand.Slowdown = cand.StepTime / (budget * cand.TokenTime)
 		cand.FullStep = budget*cand.TokenTime + cand.StepTime
-		cand.Crowding = e.CrowdingOf(cand, d)
+		cand.Crowding = e.CrowdingOf(cand, d, &l)
 		cand.Loading = rk.Tiers.Loading(&cand.Overlap, cand.Named, e.Clock.Since(now))
 		evaluate.Conducted(cand, rk, float64(min(answers.Counted(d.ExpectedOutput), answers.Usual)), now)
 		if cand.Veto != decision.VetoNone {
