@@ -11,7 +11,7 @@ const (
 	// admitted up to admitLateUpTo: where programs wait, each place that is taken away soon costs a whole prefill.
 	// While a program of their tenant that has begun waits, new ones are admitted up to admitPassingUpTo.
 	// A child is admitted up to admitChildUpTo: its parent's context waits for it. A program that lost its place returns up to
-	// admitHeldUpTo to a rank that still holds mostOf its context: anywhere else it is computed again.
+	// admitHeldUpTo to a rank that still holds mostOf its context, below the GPU or on it: anywhere else it is computed again.
 	admitUpTo, admitLateUpTo, admitChildUpTo, admitHeldUpTo = 0.85, 0.7, 1.0, 1.0
 	admitPassingUpTo                                        = 0.6
 	mostOf                                                  = 0.7

@@ -25,9 +25,9 @@ type Rank struct {
 	Slot replica.Slot
 	// Capacity is its memory and Booked the part that the requests in flight take, in tokens. Capacity 0: unknown.
 	Capacity, Booked float64
-	// Held is the part of the prompt in tokens that it holds.
-	Held float64
-	Pace Pace
+	// Held is the part of the prompt in tokens that its GPU holds, Loads the further part that it loads from tiers below the GPU.
+	Held, Loads float64
+	Pace        Pace
 	// Work is the predicted time in seconds to compute the rest of the prompt there.
 	Work float64
 	// Full is set by Admit: the program does not fit there. Free is set with it: the tokens that would fit, 0 where the capacity is unknown.
@@ -189,7 +189,7 @@ func (l *Ledger) Admit(call Call, behind bool, ranks []Rank, now time.Duration) 
 			shared = r.Held
 		}
 		upTo := upTo
-		if p.known && r.Held > mostOf*p.tokens {
+		if p.known && r.Held+r.Loads > mostOf*p.tokens {
 			upTo = max(upTo, admitHeldUpTo)
 		}
 		used, ok := a.fits(max(0, float64(call.Tokens)-shared), upTo, now)

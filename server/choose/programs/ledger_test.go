@@ -218,12 +218,15 @@ func TestPressurePausesTheCheapestGap(t *testing.T) {
 // all of it would be computed again.
 func TestAPausedProgramReturnsWhereItsContextStillIs(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		held float64
-		want Verdict
+		name        string
+		held, loads float64
+		want        Verdict
 	}{
-		{"held", 29_000, Fits},
-		{"gone", 5_000, Waits},
+		{"held", 29_000, 0, Fits},
+		{"in host memory", 0, 29_000, Fits},
+		{"its end in host memory", 15_000, 14_000, Fits},
+		{"gone", 5_000, 0, Waits},
+		{"gone but for its middle", 5_000, 10_000, Waits},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBed(t, 1)
@@ -238,7 +241,7 @@ func TestAPausedProgramReturnsWhereItsContextStillIs(t *testing.T) {
 			one.End(60_000, false, false, b.now) // it was cut off: there is room up to nine tenths
 			next := call(2, 31_000)
 			b.Arrive(next, b.now, horizon)
-			b.ranks[0].Held = tt.held
+			b.ranks[0].Held, b.ranks[0].Loads = tt.held, tt.loads
 			if got := b.Admit(next, false, b.ranks, b.now); got != tt.want {
 				t.Errorf("Admit = %d, want %d", got, tt.want)
 			}

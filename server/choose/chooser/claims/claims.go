@@ -80,7 +80,7 @@ const prompts = "\x00prompts"
 // RankOf is the memory of a candidate.
 func RankOf(cand *decision.Candidate) programs.Rank {
 	size := float64(cand.BlockSize)
-	return programs.Rank{Slot: cand.Slot, Capacity: size * float64(cand.Blocks), Booked: size * cand.DecodeBlocks, Held: float64(cand.GPU), Pace: programs.Pace{Token: cand.TokenTime, Bend: cand.Bend}, Work: cand.Prefill}
+	return programs.Rank{Slot: cand.Slot, Capacity: size * float64(cand.Blocks), Booked: size * cand.DecodeBlocks, Held: float64(cand.GPU), Loads: float64(cand.Loadable), Pace: programs.Pace{Token: cand.TokenTime, Bend: cand.Bend}, Work: cand.Prefill}
 }
 
 // Booked is a choice's call in the ledger of programs. It is an Observer.
