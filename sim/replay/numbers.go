@@ -56,10 +56,12 @@ type Numbers struct {
 	rate float64
 }
 
-// Kept is what came of a run: answers that meet the Goal, and requests that were split.
+// Kept is what came of a run: answers that meet the Goal, the longest wait, and requests that were split.
 type Kept struct {
 	// Goodput is the share of answers that meet the Goal.
 	Goodput float64 `json:"goodput"`
+	// Longest is the longest time to a first token.
+	Longest float64 `json:"ttft_max_s"`
 	// Steady is that share of the requests that arrive after the first tenth, in which the fleet fills.
 	Steady float64 `json:"goodput_steady"`
 	// Split is the share of requests that were split, Moved the mean number of tokens that a read moved, Moving its mean time in seconds.
@@ -150,6 +152,7 @@ func (s *sim) numbers(goal Goal) Numbers {
 	n.P50, n.P90, n.P99 = quantile(ttft, 0.5), quantile(ttft, 0.9), quantile(ttft, 0.99)
 	n.AnswerP50, n.AnswerP99 = quantile(answer, 0.5), quantile(answer, 0.99)
 	n.TPOTP50, n.TPOTP99 = quantile(tpot, 0.5), quantile(tpot, 0.99)
+	n.Longest = ttft[len(ttft)-1]
 	n.HitRate = cached / in
 	n.Goodput = float64(good) / float64(len(s.first)) // a refused request is no good answer
 	n.Steady = float64(steady) / float64(len(s.first)-len(s.first)/10)
@@ -239,6 +242,7 @@ func (n *Numbers) add(other Numbers, share float64) {
 	n.TPOTP50 += share * other.TPOTP50
 	n.TPOTP99 += share * other.TPOTP99
 	n.Goodput += share * other.Goodput
+	n.Longest += share * other.Longest
 	n.Steady += share * other.Steady
 	n.HitRate += share * other.HitRate
 	n.Imbalance += share * other.Imbalance

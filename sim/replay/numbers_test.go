@@ -20,6 +20,7 @@ func TestNumbersDescribeTheWholeAnswer(t *testing.T) {
 	for name, tt := range map[string]struct{ got, want float64 }{
 		"TTFT mean": {n.Mean, 2.5}, "answer mean": {n.AnswerMean, 3.5}, "answer p50": {n.AnswerP50, 4}, "answer p99": {n.AnswerP99, 4},
 		"TPOT p50": {n.TPOTP50, 0.2}, "TPOT p99": {n.TPOTP99, 0.2}, "goodput": {n.Goodput, 0.5}, "hit rate": {n.HitRate, 0.25},
+		"longest TTFT": {n.Longest, 4},
 	} {
 		if math.Abs(tt.got-tt.want) > 1e-12 {
 			t.Errorf("%s is %v, want %v", name, tt.got, tt.want)
@@ -40,6 +41,9 @@ func TestReportsHaveTheWholeAnswerAndThePredictions(t *testing.T) {
 	if p.Goodput != 1 || p.AnswerMean <= p.Mean || p.AnswerP99 < p.AnswerP50 || p.TPOTP50 < 0.01 || p.TPOTP99 < p.TPOTP50 {
 		t.Errorf("%+v", p.Numbers)
 	}
+	if p.Longest < p.P99 {
+		t.Errorf("the longest first token comes after %v s, p99 is %v s", p.Longest, p.P99)
+	}
 	if q := p.Predicted; q.P10 <= 0 || q.P10 > q.P50 || q.P50 > q.P90 || q.P50 < 0.3 || q.P50 > 3 {
 		t.Errorf("predicted over actual: %+v", q)
 	}
@@ -54,7 +58,7 @@ func TestReportsHaveTheWholeAnswerAndThePredictions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, field := range []string{`"answer_mean_s"`, `"answer_p99_s"`, `"tpot_p50_s"`, `"tpot_p99_s"`, `"goodput"`, `"predicted_over_actual"`, `"goal"`} {
+	for _, field := range []string{`"answer_mean_s"`, `"answer_p99_s"`, `"tpot_p50_s"`, `"tpot_p99_s"`, `"goodput"`, `"ttft_max_s"`, `"predicted_over_actual"`, `"goal"`} {
 		if !bytes.Contains(data, []byte(field)) {
 			t.Errorf("%s is missing in %s", field, data)
 		}
