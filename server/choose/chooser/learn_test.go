@@ -37,6 +37,39 @@ func TestFreshPromptsSpreadOverAnIdleFleet(t *testing.T) {
 	})
 }
 
+// A first token that waits for KV memory says nothing of the engine's speed: a rank with full memory was taken for one that is many times as slow, and got
+// nothing for a minute.
+func TestAWaitForMemoryTeachesNoSpeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		small := *f.replicas[0]
+		small.Blocks = 8000 / block
+		f.replicas[0] = &small
+		f.know()
+		long := f.request(0, 7000)
+		long.ExpectedOutput = 900
+		writing := f.choose(long)
+		time.Sleep(7 * time.Second / 8)
+		writing.FirstToken()
+		for i := range 20 {
+			req := f.request(i+1, 2000)
+			req.NoQueue = true
+			c := f.choose(req)
+			if i == 0 && c.Decision.Pick().Crowding == 0 {
+				t.Fatal("the rank has room for the prompt")
+			}
+			time.Sleep(20 * time.Second)
+			c.FirstToken()
+			c.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 1})
+		}
+		writing.Release(chooser.Result{End: decision.EndCompleted, OutputTokens: 900})
+		if r := f.chooser.Rates()[0]; math.Abs(r.TokensPerSecond/8000-1) > 0.1 {
+			t.Errorf("%.0f tokens/s (%s), want 8,000", r.TokensPerSecond, r.Source)
+		}
+		f.empty()
+	})
+}
+
 // Prompts scored by the known beginning of a conversation never taught, so that ranks that serve
 // chats kept the prior for ever.
 func TestEstimatedPromptsTeach(t *testing.T) {

@@ -62,8 +62,9 @@ type Lesson struct {
 	mark mark // guarded by mu
 }
 
-// loadShare is the share of a prefill from which on a load from a tier below the GPU makes the time to the first token no evidence of speed.
-const loadShare = 0.1
+// waitShare is the share of a prefill from which on a load from a tier below the GPU, or a wait for KV memory, makes the time to the first
+// token no evidence of speed.
+const waitShare = 0.1
 
 // Open opens the entry in the account of rk.
 func (s *Lesson) Open(with *Learning, rk *rank.Rank) {
@@ -73,7 +74,7 @@ func (s *Lesson) Open(with *Learning, rk *rank.Rank) {
 	l := s.Book.View(s.Rank.Slot, s.Decision.At)
 	s.Rank.Speed.Booked(&s.entry, speed.Work{
 		Tokens: n, Context: float64(s.Decision.PromptTokens) - n,
-		Estimated: s.Decision.Estimated, Unknown: s.Decision.Keyless || cand.AdapterTime() > 0 || cand.Load > loadShare*cand.Prefill, Silent: s.Silent, External: s.External,
+		Estimated: s.Decision.Estimated, Unknown: s.Decision.Keyless || cand.AdapterTime() > 0 || cand.Load+cand.Crowding > waitShare*cand.Prefill, Silent: s.Silent, External: s.External,
 	}, s.Decision.At, decodes(&l))
 }
 
