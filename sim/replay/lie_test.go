@@ -19,6 +19,14 @@ type lying struct {
 	suspected, ever []conduct.Suspicion
 }
 
+// mean is the time to the last token over all replicas.
+func (l *lying) mean() (whole float64) {
+	for i, share := range l.share {
+		whole += share * l.whole[i]
+	}
+	return whole
+}
+
 func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, change func(*Options), lies ...Lie) *lying {
 	t.Helper()
 	o := Options{Traffic: Traffic{Trace: generated(t, trace, calls)}, Engines: Engines{Replicas: replicas, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Lies: lies}}
@@ -92,19 +100,30 @@ func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
 }
 
 // A replica whose decode steps take six times as long, with honest first tokens, had 12 to 17 % of the traffic, whatever that did to
-// its answers. Now it has so little that its answers take no more than twice as long, or no more than probes.
+// its answers. Now it has so little that all answers together take no longer than on the other three alone.
 func TestSlowDecodesLoseTraffic(t *testing.T) {
 	plays(t)
-	// Under completion a prefill on it delays few answers, which has its price, too.
-	for objective, probes := range map[decision.Objective]float64{decision.ObjectiveAnswer: 0.03, decision.ObjectiveCompletion: 0.08} {
+	for _, objective := range []decision.Objective{decision.ObjectiveAnswer, decision.ObjectiveCompletion} {
 		for _, rate := range []float64{1, 3} {
-			l := lie(t, "synth", 400, 4, rate, 20, func(o *Options) { o.Objective = objective }, Lie{SlowDecode: 6})
-			others := (l.whole[1] + l.whole[2] + l.whole[3]) / 3
-			if l.share[0] > probes && l.whole[0] > 2*others {
-				t.Errorf("%s, %v calls/s: it gets %.3f of the calls, its answers take %.1f s, those of the others %.1f s", objective, rate, l.share[0], l.whole[0], others)
+			var share, whole, alone float64
+			const seeds = 4
+			for seed := range uint64(seeds) {
+				play := func(replicas int, lies ...Lie) *lying {
+					return lie(t, "synth", 400, replicas, rate, 20, func(o *Options) {
+						o.Objective = objective
+						o.Trace, _ = Generate("synth", 400, seed+1)
+					}, lies...)
+				}
+				l := play(4, Lie{SlowDecode: 6})
+				share, whole, alone = share+l.share[0]/seeds, whole+l.mean()/seeds, alone+play(3).mean()/seeds
+				// In the overload of three calls a second the answers of the others may be as slow.
+				if rate == 1 && l.ever[0]&conduct.Slow == 0 || l.ever[1]|l.ever[2]|l.ever[3] != 0 {
+					t.Errorf("%s, %v calls/s, seed %d: held against them are %v", objective, rate, seed+1, l.ever)
+				}
 			}
-			if l.ever[0]&conduct.Slow == 0 || l.ever[1]|l.ever[2]|l.ever[3] != 0 {
-				t.Errorf("%s, %v calls/s: held against them are %v", objective, rate, l.ever)
+			t.Logf("%s, %v calls/s: it gets %.3f of the calls; answers take %.1f s, on the others alone %.1f s", objective, rate, share, whole, alone)
+			if whole > 1.05*alone {
+				t.Errorf("%s, %v calls/s: it gets %.3f of the calls; answers take %.1f s, on the others alone %.1f s", objective, rate, share, whole, alone)
 			}
 		}
 	}

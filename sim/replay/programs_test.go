@@ -185,7 +185,7 @@ func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
 	p := Profiles()[0]
 	p.CacheTokens = 250 * 512
 	o := Options{Traffic: Traffic{Trace: trace}, Engines: Engines{Replicas: 4, Profile: p, Block: 512, Delays: LocalDelays(), Speeds: []float64{4}}, Routing: Routing{PaceBias: 1}}
-	const minute, runs = 60, 4
+	const minute, runs = 60, 8
 	finished := func(agents int) (programs, calls int) {
 		for seed := range uint64(runs) {
 			j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: seed + 1, setup: ruleset{Policy: decision.PredictedTTFT}}
@@ -227,7 +227,7 @@ func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
 		if float64(many) < 0.8*float64(few) {
 			t.Errorf("%d agents finish %d programs in a minute, want about as many as 16 agents, %d", agents, many, few)
 		}
-		if calls < fewCalls {
+		if float64(calls) < 0.98*float64(fewCalls) {
 			t.Errorf("%d agents have %d calls in a minute, want as many as 16 agents, %d", agents, calls, fewCalls)
 		}
 	}

@@ -208,7 +208,7 @@ func TestRequestsMayHaveAnObjectiveOfTheirOwn(t *testing.T) {
 	}{
 		{"", decision.Targets{}, decision.ObjectiveAnswer, 0.24},
 		{decision.ObjectiveTTFT, decision.Targets{}, decision.ObjectiveTTFT, 0.04},
-		{decision.ObjectiveCompletion, decision.Targets{}, decision.ObjectiveCompletion, 0.72},
+		{decision.ObjectiveCompletion, decision.Targets{}, decision.ObjectiveCompletion, 1.08},
 		{decision.ObjectiveCompletion, decision.Targets{TTFT: time.Minute}, decision.ObjectiveSLO, 0.24},
 	} {
 		req := f.request(i, 400)

@@ -102,16 +102,14 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
 // that is already promised to others. The weight is Omega, for requests that wait in the fleet, plus the
-// rank's own Busy, plus Interference for requests that decode on the rank: each full step of prefill
-// delays them all by one step. Their number grows with the rank's speed, since a fast rank has more of them
-// than a slow one by its speed, not by chance (docs/adr/017-whole-answer.md).
+// rank's own Busy. What it costs the requests that decode on the rank is the price of disturbed.
 // A second of a load from a tier below the GPU is priced as a second of prefill: docs/adr/039-price-of-a-tier.md.
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + loading(d, c, weight) + p.step + c.Decode + c.Crowding + c.Drag
-	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + d.Params.Interference*delayed(d, c)*p.prefill + slowed(d, c) + adapting(d, c)
+	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + disturbed(d, c, occupied(c, p.prefill)) + slowed(d, c) + adapting(d, c)
 	if c.Session {
 		bonus := d.Params.SessionBonus
 		if d.Keyless {
@@ -131,26 +129,43 @@ func loading(d *decision.Decision, c *decision.Candidate, weight float64) float6
 	if c.Load == 0 {
 		return 0
 	}
-	return float64(c.LoadWait) + (weight+d.Params.Interference*delayed(d, c))*c.OwnLoad()
+	return float64(c.LoadWait) + weight*c.OwnLoad()
 }
 
-// adapting is the price of the request's LoRA adapter: the time until the engine has it, which delays the answers of others as a prefill does
-// while it is loaded, and the cost of bringing back the adapter that leaves for it.
+// adapting is the price of the request's LoRA adapter: the time until the engine has it, and the cost of bringing back the adapter that
+// leaves for it.
 func adapting(d *decision.Decision, c *decision.Candidate) float64 {
 	if d.Adapter == "" {
 		return 0
 	}
-	return c.AdapterTime() + float64(c.AdapterLoss) + d.Params.Interference*delayed(d, c)*float64(c.AdapterLoad)
+	return c.AdapterTime() + float64(c.AdapterLoss)
 }
 
-// delayed is the number of answers that a prefill on the rank delays, as the price counts it: docs/adr/017-whole-answer.md. Where the
-// request may be split few of them weigh more, so that prefill gathers on ranks that write few answers: docs/adr/036-price-of-a-split.md.
-func delayed(d *decision.Decision, c *decision.Candidate) float64 {
-	n := decoding(d, c)
-	if !d.Splittable {
-		return n
+// occupied is the time in seconds that a rank spends on the request instead of on the answers it writes.
+func occupied(c *decision.Candidate, prefill float64) float64 {
+	time := prefill + float64(c.AdapterLoad)
+	if c.Load > 0 {
+		time += c.OwnLoad()
 	}
-	return 1.25*math.Sqrt(n) + n/3.2
+	return time
+}
+
+// longPrompt is the length in tokens of a prompt whose second costs each answer that it delays Interference of a second.
+const longPrompt = 32000
+
+// disturbed is the price of that time for those answers: each full step of prefill delays them all by one step. It grows with the square of the
+// time. Short prompts are many and everywhere, and what they cost evens out; few long ones decide which answers are late
+// (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that prefill gathers on ranks that write few:
+// docs/adr/036-price-of-a-split.md.
+func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float64 {
+	n := decoding(d, c)
+	if d.Splittable {
+		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * time
+	}
+	if n == 0 || c.TokenTime <= 0 {
+		return 0
+	}
+	return d.Params.Interference * n * time * time / (longPrompt * c.TokenTime)
 }
 
 // answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the
@@ -165,7 +180,8 @@ func slowed(d *decision.Decision, c *decision.Candidate) float64 {
 	return answerWeight * d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
-// decoding is the number of requests that decode on the rank, by its speed.
+// decoding is the number of requests that decode on the rank, times the rank's speed over the fleet's mean: a fast rank has more of them by
+// its speed, not by chance.
 func decoding(d *decision.Decision, c *decision.Candidate) float64 {
 	n := max(0, float64(c.Requests)-float64(c.Waiting))
 	if d.Rate > 0 && c.TokenTime > 0 {

@@ -162,12 +162,12 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
 	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + loading(d, c, weight) + c.StepTime + c.Overhead + c.Crowding + c.Drag
-	return cost + othersReturn*blocked(c, c.Prefill) + d.Params.Interference*delayed(d, c)*c.Prefill + adapting(d, c)
+	return cost + othersReturn*blocked(c, c.Prefill) + disturbed(d, c, occupied(c, c.Prefill)) + adapting(d, c)
 }
 
 // behind is the price of a candidate's answer once it has the cache: the terms of predicted without the terms of the prompt.
 func behind(d *decision.Decision, c *decision.Candidate) float64 {
-	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + slowed(d, c) + displaced(d, c) + adapting(d, c)
+	cost := c.StepTime + c.Decode + c.Crowding + c.Drag + d.Returning*c.Residual + slowed(d, c) + displaced(d, c) + adapting(d, c) + disturbed(d, c, float64(c.AdapterLoad))
 	if c.Session {
 		cost -= d.Params.SessionBonus
 	}

@@ -99,9 +99,48 @@ func TestNoiseIsNoChange(t *testing.T) {
 			t.Errorf("sample %d of one side: %d show a change, want %d", i+1, n, want)
 		}
 	}
+	d = drift{}
+	for i, f := range []float64{2, 0.7, 2, 2, 1.2, 2, 2, 1} {
+		if n := d.see(f, now); n != 0 {
+			t.Errorf("sample %d, after ones to the other side and true ones: %d show a change", i+1, n)
+		}
+	}
+	// One that is nearly off ends nothing and shows nothing.
+	d = drift{}
+	for i, want := range []int{0, 0, 0, 4} {
+		if n := d.see([]float64{5, 5, 1.79, 5}[i], now); n != want {
+			t.Errorf("sample %d of one side, the third one nearly off: %d show a change, want %d", i+1, n, want)
+		}
+	}
 	for _, odd := range []float64{0, math.NaN(), math.Inf(1)} {
 		d.see(odd, now) // it must not panic
 	}
+}
+
+// A rank that became five times as slow, and gets little traffic for that, was taken for half as slow: its equals, which are as fast as they
+// were, counted as two samples against its three.
+func TestEqualsSayLittleOfARankThatChanged(t *testing.T) {
+	k := new(kind)
+	now := time.Unix(1000, 0)
+	ranks := []*Rank{k.newRank(), k.newRank(), k.newRank(), k.newRank()}
+	for i, r := range ranks {
+		e := newEngine(8000, uint64(i))
+		e.play(r, 60, 1, documents(e.r))
+		now = e.now
+	}
+	turns := ranks[0]
+	for i, tokens := range []float64{6000, 2400, 5000} {
+		rate := 1600.
+		if i == 0 {
+			rate = 2800 // it turned while it computed this one
+		}
+		var one Entry
+		now = now.Add(20 * time.Second)
+		turns.Booked(&one, Work{Tokens: tokens}, now, Decodes{})
+		now = now.Add(seconds(tokens / rate))
+		turns.FirstToken(&one, now, Decodes{})
+	}
+	within(t, "tokens per second", 1/turns.Model().Token, 1600, 0.2)
 }
 
 // A rank that was slow for a minute, and has had no traffic since, is tried again by one request.

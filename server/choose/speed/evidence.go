@@ -192,6 +192,8 @@ func (e *evidence) wholly() *wholeFit {
 // teachers are the samples that the Model is made of, nil for none, and the weight of the belief without them.
 func (e *evidence) teachers(weight float64) (*prefillFit, float64) {
 	switch {
+	case e.prefill.from > 0: // it changed, and its equals may not have
+		return &e.prefill, min(weight, priorWeight)
 	case e.prefill.count > 0:
 		return &e.prefill, weight
 	case e.reports != nil && e.reports.agreeing.count >= worth:

@@ -11,7 +11,7 @@ const (
 	// for their end: docs/adr/032-whole-answers-teach.md.
 	wholeWeight = 0.5
 	// wholeInterference multiplies the weight of the decodes that a prefill delays for a request whose first token no client sees.
-	wholeInterference = 3
+	wholeInterference = 4.5
 )
 
 // Wholly reports whether nothing but the end of the answer counts: the objective says so, or the answer comes in one piece and no
