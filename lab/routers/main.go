@@ -225,6 +225,9 @@ func (o *options) check() error {
 	if o.out, err = filepath.Abs(o.out); err != nil {
 		return err
 	}
+	if entries, err := os.ReadDir(o.out); err == nil && len(entries) > 0 {
+		return fmt.Errorf("-out %s: it has files, of an earlier run perhaps; name an empty folder", o.out)
+	}
 	return os.MkdirAll(o.out, 0o755)
 }
 

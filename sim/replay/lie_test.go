@@ -89,7 +89,7 @@ func TestInstantFirstTokensBuyNoTraffic(t *testing.T) {
 	for _, objective := range []decision.Objective{decision.ObjectiveAnswer, decision.ObjectiveCompletion} {
 		for _, rate := range []float64{1, 3, 6} {
 			l := lie(t, "synth", 400, 4, rate, 10, func(o *Options) { o.Objective = objective }, Lie{Instant: 1})
-			if l.share[0] > 0.1 || l.ever[0]&conduct.Slow == 0 {
+			if l.share[0] > 0.1 || l.share[0] > 0.01 && l.ever[0]&conduct.Slow == 0 {
 				t.Errorf("%s, %v calls/s: the liar gets %.3f of the calls after ten seconds and is held to be %v", objective, rate, l.share[0], l.ever[0].Names())
 			}
 			if l.ever[1]|l.ever[2]|l.ever[3] != 0 {

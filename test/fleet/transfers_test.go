@@ -184,10 +184,11 @@ func TestPrefixesAreCopiedForRequestsAtAllRouters(t *testing.T) {
 		}
 	}
 	waited := sumOf(t, routers, `kvpilot_chooser_ways_total{way="copy"}`)
-	t.Logf("copies %v, %v requests waited for one, %d computed the context", copies, waited, short)
+	alone, ahead := sumOf(t, routers, "kvpilot_peers_alone_total"), sumOf(t, routers, "kvpilot_chooser_copies_ahead_total")
+	t.Logf("copies %v (%v ahead), %v requests waited for one, %d computed the context, %v choices alone", copies, ahead, waited, short, alone)
 	// One to each of two replicas, also where an event comes after the answer of its copy.
 	if copies["done"] < 1 || copies["done"] > 2 || copies["source"]+copies["no_cache"]+copies["mismatch"]+copies["target"] > 0 || waited == 0 {
-		t.Errorf("copies %v, %v requests waited for one", copies, waited)
+		t.Errorf("copies %v (%v ahead), %v requests waited for one, %v choices alone", copies, ahead, waited, alone)
 	}
 	if short > 3 {
 		t.Errorf("%d of 48 branches found no context", short)

@@ -102,7 +102,7 @@ func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 // predicted prices a candidate by time: how long until the first token, its own uncached work
 // weighted because others wait for it too, and how long the rank would make it wait for KV memory
 // that is already promised to others. The weight is Omega, for requests that wait in the fleet, plus the
-// rank's own Busy. What it costs the requests that decode on the rank is the price of disturbed.
+// rank's own Busy. The requests that decode on the rank have the price of disturbed.
 // A second of a load from a tier below the GPU is priced as a second of prefill: docs/adr/039-price-of-a-tier.md.
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
@@ -150,11 +150,11 @@ func occupied(c *decision.Candidate, prefill float64) float64 {
 	return time
 }
 
-// longPrompt is the length in tokens of a prompt whose second costs each answer that it delays Interference of a second.
+// longPrompt is the length in tokens of a prompt from which each second costs Interference of a second for each answer that it delays.
 const longPrompt = 32000
 
-// disturbed is the price of that time for those answers: each full step of prefill delays them all by one step. It grows with the square of the
-// time. Short prompts are many and everywhere, and what they cost evens out; few long ones decide which answers are late
+// disturbed is the price of that time for those answers: each full step of prefill delays them all by one step. A second of a shorter prompt
+// costs less. Short prompts are many and everywhere, and their costs even out; few long ones decide which answers are late
 // (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that prefill gathers on ranks that write few:
 // docs/adr/036-price-of-a-split.md.
 func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float64 {
@@ -162,10 +162,11 @@ func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float6
 	if d.Splittable {
 		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * time
 	}
-	if n == 0 || c.TokenTime <= 0 {
-		return 0
+	price := d.Params.Interference * n * time
+	if long := longPrompt * c.TokenTime; time < long {
+		price *= time / long
 	}
-	return d.Params.Interference * n * time * time / (longPrompt * c.TokenTime)
+	return price
 }
 
 // answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the

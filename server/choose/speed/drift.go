@@ -18,7 +18,7 @@ const (
 // drift notices that an engine became faster or slower.
 type drift struct {
 	run    int // samples in succession that are off to the same side, from one on that contradicts the Model
-	off    int // those of them that contradict it
+	off    int // samples of them that contradict it
 	slower bool
 	since  time.Time // of the first of them
 	ready  bool      // the samples so far are old: one that contradicts the Model is enough
