@@ -181,8 +181,8 @@ func slowed(d *decision.Decision, c *decision.Candidate) float64 {
 	return answerWeight * d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
-// decoding is the number of requests that decode on the rank, times the rank's speed over the fleet's mean: a fast rank has more of them by
-// its speed, not by chance.
+// decoding is the number of requests that decode on the rank, times the rank's speed over the fleet's mean: otherwise fast ranks took nearly
+// all prompts (docs/adr/017-whole-answer.md).
 func decoding(d *decision.Decision, c *decision.Candidate) float64 {
 	n := max(0, float64(c.Requests)-float64(c.Waiting))
 	if d.Rate > 0 && c.TokenTime > 0 {
