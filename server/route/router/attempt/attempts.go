@@ -185,7 +185,7 @@ func (at *Dispatcher) LearnUsage(ctx context.Context, rq *intake.Request, d *Del
 		to.CachedTokens = a.cache.usage.CachedTokens
 	}
 	if a.point == nil { // of a resumed stream's prompt there is nothing to learn: no client sent it
-		to.PromptTokens = a.counted(rq, to.PromptTokens)
+		to.PromptTokens = a.counted(to.PromptTokens)
 		at.observe(ctx, rq, a, to)
 		at.Pin(rq, d)
 	}
@@ -204,9 +204,9 @@ func (at *Dispatcher) LearnUsage(ctx context.Context, rq *intake.Request, d *Del
 }
 
 // counted is the engine's count of the prompt's tokens: usage, or, in a stream without it (negative), the ids that a followed one begins with.
-// Events that a client brings are no engine's word.
-func (a *Attempt) counted(rq *intake.Request, usage int) int {
-	if usage < 0 && rq.Events == nil && a.follower != nil && a.follower.PromptTokens() > 0 {
+// A stream whose beginning a client brought, which is no engine's word, has a point, and is not counted.
+func (a *Attempt) counted(usage int) int {
+	if usage < 0 && a.follower != nil && a.follower.PromptTokens() > 0 {
 		return a.follower.PromptTokens()
 	}
 	return usage
