@@ -150,23 +150,30 @@ func occupied(c *decision.Candidate, prefill float64) float64 {
 	return time
 }
 
-// longPrompt is the length in tokens of a prompt from which each second costs Interference of a second for each answer that it delays.
-const longPrompt = 32000
+const (
+	// longPrompt is the length in tokens of a prompt from which each second costs Interference of a second for each answer that it delays.
+	longPrompt = 32000
+	// manyAnswers is the number of answers that cost half as much as they would one by one, and together never more than it does.
+	manyAnswers = 25
+)
 
 // disturbed is the price of that time for those answers: each full step of prefill delays them all by one step. A second of a shorter prompt
-// costs less. Short prompts are many and everywhere, and their costs even out; few long ones decide which answers are late
-// (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that prefill gathers on ranks that write few:
-// docs/adr/036-price-of-a-split.md.
+// costs less. Short prompts are many and everywhere, and their costs even out; few long ones decide which answers are late. However many answers
+// are delayed, the price is at most 25 times Interference of the time: a long prompt would otherwise wait out any queue where few are written.
+// Where no client sees its first token, it may (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that
+// prefill gathers on ranks that write few: docs/adr/036-price-of-a-split.md.
 func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float64 {
 	n := decoding(d, c)
 	if d.Splittable {
 		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * time
 	}
-	price := d.Params.Interference * n * time
 	if long := longPrompt * c.TokenTime; time < long {
-		price *= time / long
+		n *= time / long
 	}
-	return price
+	if !d.Whole {
+		n /= 1 + n/manyAnswers
+	}
+	return d.Params.Interference * n * time
 }
 
 // answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the

@@ -233,6 +233,38 @@ func TestAFastRanksDecodesCountMore(t *testing.T) {
 	}
 }
 
+// A long prompt waits for a rank that writes nothing, rather than delay answers, but for six times its own prefill at most; only where no client
+// sees its first token, the number of answers alone decides.
+func TestNoPromptWaitsOutAnyQueueForAnswers(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		prompt  int
+		queue   float64 // in prefills of the prompt
+		answers uint32
+		whole   bool
+		want    replica.ID
+	}{
+		{"a short queue", 32_000, 2, 40, false, "A"},
+		{"a long one, few answers", 32_000, 5, 10, false, "B"},
+		{"below the bound", 32_000, 5, 1000, false, "A"},
+		{"above the bound", 32_000, 7, 1000, false, "B"},
+		{"above the bound, nothing but the end counts", 32_000, 7, 1000, true, "A"},
+		{"a quarter of the length: a quarter of the price of few", 8_000, 2, 20, false, "B"},
+		{"and in the end the same bound", 8_000, 5, 4000, false, "A"},
+	} {
+		rank := func(queue float64, answers uint32) decision.Candidate {
+			return decision.Candidate{
+				Pace: decision.Pace{TokenTime: 1.0 / 8000, Bend: 1e12}, RankLoad: decision.RankLoad{Requests: answers}, Forecast: decision.Forecast{Backlog: queue},
+			}
+		}
+		d := question(decision.PredictedTTFT, tt.prompt, rank(tt.queue*float64(tt.prompt)/8000, 0), rank(0, tt.answers))
+		d.Whole = tt.whole
+		if got := chosen(d); got != tt.want {
+			t.Errorf("%s: chose %s, want %s (costs %.1f and %.1f)", tt.name, got, tt.want, d.Candidates[0].Cost, d.Candidates[1].Cost)
+		}
+	}
+}
+
 func TestPrefillTimeBendsWithContext(t *testing.T) {
 	if got, want := decision.PrefillTime(1e-4, 50000, 0, 10000), 1.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("10,000 tokens from nothing take %v, want %v", got, want)

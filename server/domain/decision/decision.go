@@ -85,6 +85,8 @@ type Rule struct {
 	Objective Objective
 	Targets   Targets
 	Params    Params
+	// Whole says that nothing but the end of the answer counts: no client sees its first token.
+	Whole bool
 	// Pinned says that the request could go to one replica only: the caller named it, or it stores the response that the request continues.
 	Pinned bool
 	// Seed feeds the dice for ties, temperature and random policies. Cursor is round-robin's.

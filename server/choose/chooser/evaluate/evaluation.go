@@ -25,7 +25,7 @@ type Evaluation struct {
 	Readings readings
 	// Held is set when the request may wait in the hold queue; since is when the offered request began to wait (zero: it has not).
 	Held    bool
-	Whole   bool // nothing but the end of the answer counts, for the requests that wait, too
+	Calm    bool // a rank had better decode first: nothing but the end of the answer counts, for the requests that wait, too
 	Since   time.Time
 	Ends    uint64 // copies that had ended when the evaluation began
 	Program claims.Call

@@ -78,7 +78,7 @@ func (e *Evaluator) Loads(s *Evaluation, req *ask.Request, now time.Time, planne
 		}
 		conducted(cand, rk, outputs, now)
 		e.reported(&s.Readings.report, cand, rk, l.Assumed, now)
-		if s.Whole && l.InFlight > l.Prefilling {
+		if s.Calm && l.InFlight > l.Prefilling {
 			cand.Backlog += calm.time(d, cand, l, rk.Work.Get())
 		}
 		full := s.Pool.Ranks[i].Budget * cand.TokenTime

@@ -24,10 +24,10 @@ func (e *Evaluator) Evaluate(s *Evaluation, req *ask.Request, of *Model, now tim
 		}
 		s.Decision.Params = params
 	}
-	if s.Whole = Wholly(req, &s.Decision); s.Whole {
+	if s.Decision.Whole = Wholly(req, &s.Decision); s.Decision.Whole {
 		s.Decision.Params.Interference *= wholeInterference
-		s.Whole = of.Streams.Load() == 0 // those would wait, too
 	}
+	s.Calm = s.Decision.Whole && of.Streams.Load() == 0 // those would wait, too
 	e.Comparison.JudgeUnlessRun(now)
 	s.Held = e.Settings.Or(req.Settings).HoldAbove > 0 && s.Decision.Policy == decision.PredictedTTFT && req.Booking.Books() && !req.NoQueue
 	e.candidates(s, req, of)

@@ -54,7 +54,7 @@ func (h *holding) bookNow(s *evaluate.Evaluation, req *ask.Request, ln *line, no
 	case s.Decision.Chosen < 0, !s.Held:
 	case s.Asked(), s.Moves():
 		return nil, booking.ErrNoRoom
-	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Whole && new(yielding).to(s.Computes(), now):
+	case ln.hold.Len() > 0, !h.booker.Room().Has(s.Computes()), !s.Calm && new(yielding).to(s.Computes(), now):
 		return nil, booking.ErrNoRoom
 	}
 	return h.booker.Commit(s, req, ln.Model, now, w.waited())
@@ -203,7 +203,7 @@ func (h *holding) offer(s *evaluate.Evaluation, w *Waiter, now time.Time) holdqu
 	m.Known = nil
 	cand := s.Computes()
 	w.ticket.Work, w.ticket.Cost = cand.Prefill, cost(&s.Decision)
-	if !room.Has(cand) || s.Asked() || cand.Slot == ln.spared || room > 0 && !s.Whole && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
+	if !room.Has(cand) || s.Asked() || cand.Slot == ln.spared || room > 0 && !s.Calm && w.yields.to(cand, now) { // holdAbove may be turned off while some wait
 		ln.planned[cand.Slot] += cand.Prefill * (1 + cand.Slowdown)
 		return holdqueue.Keep
 	}
