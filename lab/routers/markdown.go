@@ -42,7 +42,7 @@ func (r *report) markdown(path string) error {
 }
 
 // otherLoads says how kvpilot does where nothing was tuned for; docs/performance.md has the figures.
-const otherLoads = "kvpilot is developed against these loads. On others first tokens come first or within 1 %, and whole answers take up to 1.08 times as long as " +
+const otherLoads = "kvpilot is developed against these loads. On others first tokens come first or within 1 %, and whole answers take up to 1.15 times as long as " +
 	"the best other router's ([performance.md](performance.md#against-other-routers))."
 
 // markdown writes the cell's table without the columns that are empty in all rows; paths below out are shortened.
