@@ -210,7 +210,7 @@ func leaves(t *testing.T, s *stack.Stack, way, path, body string) {
 	if got.text() != want.text() {
 		t.Errorf("the client has\n%s\nwant\n%s", got.text(), want.text())
 	}
-	if took := time.Since(since); took > 10*time.Second {
+	if took := time.Since(since); took > 20*time.Second { // some 5 s where the machine is not starved; unnoticed, it would hang on
 		t.Errorf("the stream ended %s after its replica was left", took)
 	}
 	kept(t, url, got.id)
