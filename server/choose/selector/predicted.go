@@ -163,19 +163,17 @@ const (
 // Where no client sees its first token, it may (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that
 // prefill gathers on ranks that write few: docs/adr/036-price-of-a-split.md.
 func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float64 {
-	n := decoding(c)
+	n := decoding(d, c)
 	if d.Splittable {
-		n *= speed(d, c)
 		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * time
 	}
 	if long := longPrompt * c.TokenTime; time < long {
 		n *= time / long
 	}
-	price := d.Params.Interference * n * speed(d, c) * time
 	if !d.Whole {
-		price /= 1 + n/speed(d, c)/manyAnswers
+		n /= 1 + n/manyAnswers
 	}
-	return price
+	return d.Params.Interference * n * time
 }
 
 // answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the
@@ -190,18 +188,14 @@ func slowed(d *decision.Decision, c *decision.Candidate) float64 {
 	return answerWeight * d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
-// decoding is the number of requests that decode on the rank.
-func decoding(c *decision.Candidate) float64 {
-	return max(0, float64(c.Requests)-float64(c.Waiting))
-}
-
-// speed is the rank's speed over the fleet's mean. Each answer counts by it: otherwise fast ranks took nearly all prompts
-// (docs/adr/017-whole-answer.md). For the bound their number is divided by it: a fast rank has more answers at the same load.
-func speed(d *decision.Decision, c *decision.Candidate) float64 {
-	if d.Rate <= 0 || c.TokenTime <= 0 {
-		return 1
+// decoding is the number of requests that decode on the rank, times the rank's speed over the fleet's mean: otherwise fast ranks took nearly
+// all prompts (docs/adr/017-whole-answer.md).
+func decoding(d *decision.Decision, c *decision.Candidate) float64 {
+	n := max(0, float64(c.Requests)-float64(c.Waiting))
+	if d.Rate > 0 && c.TokenTime > 0 {
+		n /= c.TokenTime * d.Rate
 	}
-	return 1 / (c.TokenTime * d.Rate)
+	return n
 }
 
 const (

@@ -265,26 +265,6 @@ func TestNoPromptWaitsOutAnyQueueForAnswers(t *testing.T) {
 	}
 }
 
-// Where each rank has as many answers as it is fast, more of them make no rank's price larger next to another's, with the bound neither.
-func TestTheBoundKeepsFastAndSlowRanksApart(t *testing.T) {
-	ratio := func(answers uint32) float64 {
-		var costs [2][2]float64
-		for i, interference := range []float64{0, selector.DefaultParams().Interference} {
-			rank := func(rate float64, answers uint32) decision.Candidate {
-				return decision.Candidate{Pace: decision.Pace{TokenTime: 1 / rate, Bend: 1e12}, RankLoad: decision.RankLoad{Requests: answers}}
-			}
-			d := question(decision.PredictedTTFT, 32_000, rank(24_000, 3*answers), rank(8_000, answers))
-			d.Rate, d.Params.Interference = 16_000, interference
-			chosen(d)
-			costs[i] = [2]float64{d.Candidates[0].Cost, d.Candidates[1].Cost}
-		}
-		return (costs[1][0] - costs[0][0]) / (costs[1][1] - costs[0][1])
-	}
-	if few, many := ratio(1), ratio(100); math.Abs(few-many) > 1e-9*few {
-		t.Errorf("the fast rank's price is %.3f times the slow one's with few answers, %.3f times with many", few, many)
-	}
-}
-
 func TestPrefillTimeBendsWithContext(t *testing.T) {
 	if got, want := decision.PrefillTime(1e-4, 50000, 0, 10000), 1.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("10,000 tokens from nothing take %v, want %v", got, want)
