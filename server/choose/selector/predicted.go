@@ -153,8 +153,8 @@ func occupied(c *decision.Candidate, prefill float64) float64 {
 const (
 	// longPrompt is the length in tokens of a prompt from which each second costs Interference of a second for each answer that it delays.
 	longPrompt = 32000
-	// manyAnswers is how many answers, delayed together, cost half of what they would one by one. However many there are, they cost less than
-	// this many would.
+	// manyAnswers is the number of answers that cost half as much together as one by one. However many there are, they cost less than this
+	// number one by one.
 	manyAnswers = 25
 )
 
