@@ -164,17 +164,19 @@ const (
 // Where no client sees its first token, it may (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that
 // prefill gathers on ranks that write few: docs/adr/036-price-of-a-split.md.
 func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float64 {
-	n := decoding(d, c)
+	n := decoding(c)
 	if d.Splittable {
+		n *= speed(d, c)
 		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * time
 	}
 	if long := longPrompt * c.TokenTime; time < long {
 		n *= time / long
 	}
+	price := d.Params.Interference * speed(d, c) * n * time
 	if !d.Whole {
-		n /= 1 + n/manyAnswers
+		price /= 1 + n/manyAnswers
 	}
-	return d.Params.Interference * n * time
+	return price
 }
 
 // answerWeight is the weight of a second by which the steps that prefill other prompts delay the answer of a request that may be split, at the
@@ -189,14 +191,18 @@ func slowed(d *decision.Decision, c *decision.Candidate) float64 {
 	return answerWeight * d.Params.Interference / usualInterference * float64(d.ExpectedOutput) * (c.TPOT - c.StepTime)
 }
 
-// decoding is the number of requests that decode on the rank, times the rank's speed over the fleet's mean: otherwise fast ranks took nearly
-// all prompts (docs/adr/017-whole-answer.md).
-func decoding(d *decision.Decision, c *decision.Candidate) float64 {
-	n := max(0, float64(c.Requests)-float64(c.Waiting))
-	if d.Rate > 0 && c.TokenTime > 0 {
-		n /= c.TokenTime * d.Rate
+// decoding is the number of requests that decode on the rank.
+func decoding(c *decision.Candidate) float64 {
+	return max(0, float64(c.Requests)-float64(c.Waiting))
+}
+
+// speed is the rank's speed over the fleet's mean. The price is multiplied by it: otherwise fast ranks took nearly all prompts
+// (docs/adr/017-whole-answer.md).
+func speed(d *decision.Decision, c *decision.Candidate) float64 {
+	if d.Rate <= 0 || c.TokenTime <= 0 {
+		return 1
 	}
-	return n
+	return 1 / (c.TokenTime * d.Rate)
 }
 
 const (

@@ -265,6 +265,26 @@ func TestNoPromptWaitsOutAnyQueueForAnswers(t *testing.T) {
 	}
 }
 
+// A prompt costs the answers of a fast rank as much as those of a slow one that writes as many: with the bound, too.
+func TestAFastRanksAnswersCostAsMuchAsASlowOnes(t *testing.T) {
+	for _, answers := range []uint32{1, 100} {
+		var costs [2][2]float64
+		for i, interference := range []float64{0, selector.DefaultParams().Interference} {
+			rank := func(rate float64) decision.Candidate {
+				return decision.Candidate{Pace: decision.Pace{TokenTime: 1 / rate, Bend: 1e12}, RankLoad: decision.RankLoad{Requests: answers}}
+			}
+			d := question(decision.PredictedTTFT, 32_000, rank(24_000), rank(8_000))
+			d.Rate, d.Params.Interference = 16_000, interference
+			chosen(d)
+			costs[i] = [2]float64{d.Candidates[0].Cost, d.Candidates[1].Cost}
+		}
+		fast, slow := costs[1][0]-costs[0][0], costs[1][1]-costs[0][1]
+		if fast <= 0 || math.Abs(fast-slow) > 1e-9*fast {
+			t.Errorf("the price for %d answers is %v on a fast rank, %v on a slow one", answers, fast, slow)
+		}
+	}
+}
+
 func TestPrefillTimeBendsWithContext(t *testing.T) {
 	if got, want := decision.PrefillTime(1e-4, 50000, 0, 10000), 1.1; math.Abs(got-want) > 1e-9 {
 		t.Errorf("10,000 tokens from nothing take %v, want %v", got, want)

@@ -9,11 +9,16 @@ type Work struct {
 	// Estimated is set when the prompt's length is a guess, Unknown when the cached part of the prompt
 	// is unknown.
 	Estimated, Unknown bool
+	// Loading is set when the engine first loads a part of the prompt from a tier below its GPU, while it computes other prompts.
+	Loading bool
 	// Silent is set when the first token cannot be seen (an answer that is not streamed).
 	Silent bool
 	// External is set when a caller outside of the fleet sends the request: when it began and had its first token is the caller's word.
 	External bool
 }
+
+// known reports whether the engine's time for it shows how fast it is.
+func (w *Work) known() bool { return !w.Unknown && !w.Loading }
 
 // Entry is a request's place in the account of its Rank. The zero value is not booked. It must not
 // be copied or moved while it is booked.
@@ -22,7 +27,7 @@ type Entry struct {
 	booked     time.Time
 	past       past // of its rank's flow, without it
 	prev, next *Entry
-	pending    bool // in the list of work without a first token
+	pending    bool // without a first token
 	void       bool // part of it was computed in a time that is not accounted for
 }
 
@@ -48,7 +53,7 @@ func (w *work) add(o *Work, sign float64) {
 // account is the busy time of one engine: the work that was sent to it, and the samples that the work which it finished makes.
 // Its user guards it.
 type account struct {
-	first, last *Entry    // booked and without a first token, in the order of booking
+	first, last *Entry    // booked and without a first token, in the order of booking, but for those that load: they keep no engine busy
 	since       time.Time // when the running sample began
 	latest      time.Time // the first token seen last
 	running     sample
@@ -67,8 +72,12 @@ type piece struct {
 // book opens an entry.
 func (a *account) book(e *Entry, w Work, now time.Time, d Decodes) {
 	a.flow.advance(now, d)
-	*e = Entry{work: w, booked: now, past: a.flow.past, pending: true, prev: a.last}
+	*e = Entry{work: w, booked: now, past: a.flow.past, pending: true}
 	a.flow.sent(&w)
+	if w.Loading {
+		return
+	}
+	e.prev = a.last
 	a.pending.add(&w, 1)
 	if w.Silent {
 		a.silent++
@@ -95,7 +104,7 @@ func (a *account) begin(now time.Time, starts float64) {
 
 // correct replaces the work of an open entry.
 func (a *account) correct(e *Entry, tokens, context float64) {
-	if e.pending {
+	if e.pending && !e.work.Loading {
 		a.pending.add(&e.work, -1)
 		e.work.Tokens, e.work.Context, e.work.Estimated = tokens, context, false
 		a.pending.add(&e.work, 1)
@@ -114,6 +123,11 @@ func (a *account) full(now time.Time) (piece, bool) {
 
 // served counts an open entry's work as done at now. It ends the running sample when no work is left.
 func (a *account) served(e *Entry, now time.Time, d Decodes) (piece, bool) {
+	if e.work.Loading {
+		a.unlist(e)
+		a.void(now)
+		return piece{}, false
+	}
 	// Engines serve in order: silent ones before it are done, too.
 	for p := a.first; p != nil && p != e; {
 		next := p.next
@@ -149,6 +163,9 @@ func (a *account) credit(e *Entry, now time.Time) {
 }
 
 func (a *account) unlist(e *Entry) {
+	if e.pending = false; e.work.Loading {
+		return
+	}
 	a.pending.add(&e.work, -1)
 	if e.work.Silent {
 		a.silent--
@@ -163,7 +180,7 @@ func (a *account) unlist(e *Entry) {
 	} else {
 		a.last = e.prev
 	}
-	e.prev, e.next, e.pending = nil, nil, false
+	e.prev, e.next = nil, nil
 }
 
 // end ends the running sample. It reports false when nothing was finished in it.
@@ -209,7 +226,7 @@ func (a *account) answered(e *Entry, now time.Time, output int, d Decodes) (s sa
 	d.Sequences, d.Context = max(0, d.Sequences-1), max(0, d.Context-int(e.work.Tokens+e.work.Context)-output)
 	a.flow.advance(now, d)
 	seconds := now.Sub(e.booked).Seconds()
-	if e.work.Unknown || output < 1 || seconds <= 0 {
+	if !e.work.known() || output < 1 || seconds <= 0 {
 		return s, false
 	}
 	s = a.flow.since(&e.past, seconds)

@@ -55,6 +55,52 @@ func TestVoidWorkMakesNoSample(t *testing.T) {
 	}
 }
 
+// While an engine loads a prompt from host memory it is idle, unless it computes others: the sample of these begins when they come.
+func TestALoadKeepsNoEngineBusy(t *testing.T) {
+	at := time.Unix(100, 0)
+	for _, tt := range []struct {
+		name  string
+		first time.Duration // when the prompt that loads has its first token; 0: it leaves
+	}{{"longer than the other's prefill", 30 * time.Second}, {"and it leaves", 0}} {
+		a := account{budget: 1000}
+		var loads, other Entry
+		a.book(&loads, Work{Tokens: 500, Loading: true}, at, Decodes{})
+		a.book(&other, Work{Tokens: 1000}, at.Add(10*time.Second), Decodes{})
+		a.correct(&loads, 700, 0)
+		if late := a.late(at.Add(10*time.Second), &Model{Token: 1e-4}); late != 0 {
+			t.Errorf("%s: late by %v as soon as it is booked", tt.name, late)
+		}
+		if tt.first == 0 {
+			a.unlist(&loads)
+		}
+		p, ok := a.served(&other, at.Add(10500*time.Millisecond), Decodes{})
+		if !ok || p.seconds != 0.5 || p.tokens != 1000 {
+			t.Errorf("%s: %+v, want 1000 tokens in half a second", tt.name, p)
+		}
+		if tt.first > 0 {
+			if p, ok := a.served(&loads, at.Add(tt.first), Decodes{}); ok {
+				t.Errorf("%s: the load made a sample: %+v", tt.name, p)
+			}
+		}
+		if a.first != nil || a.pending != (work{}) || loads.pending {
+			t.Errorf("%s: work is left: %+v", tt.name, a.pending)
+		}
+	}
+}
+
+// What a prompt that was loaded takes of an engine's time is not known: prompts that were computed at the same time make no sample.
+func TestALoadedPromptVoidsTheOthersOfItsTime(t *testing.T) {
+	at := time.Unix(100, 0)
+	a := account{budget: 1000}
+	var loads, other Entry
+	a.book(&loads, Work{Tokens: 500, Loading: true}, at, Decodes{})
+	a.book(&other, Work{Tokens: 1000}, at, Decodes{})
+	a.served(&loads, at.Add(time.Second), Decodes{})
+	if p, ok := a.served(&other, at.Add(2*time.Second), Decodes{}); ok {
+		t.Errorf("a sample: %+v", p)
+	}
+}
+
 // Open work is late from a second on, unless a first token of it may have been missed.
 func TestOpenWorkIsLate(t *testing.T) {
 	at, m := time.Unix(100, 0), prior()

@@ -31,7 +31,7 @@ func (f *flow) advance(now time.Time, d Decodes) {
 
 // sent counts a prompt.
 func (f *flow) sent(w *Work) {
-	if w.Unknown {
+	if !w.known() {
 		return
 	}
 	f.tokens += w.Tokens

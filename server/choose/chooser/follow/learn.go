@@ -74,7 +74,8 @@ func (s *Lesson) Open(with *Learning, rk *rank.Rank) {
 	l := s.Book.View(s.Rank.Slot, s.Decision.At)
 	s.Rank.Speed.Booked(&s.entry, speed.Work{
 		Tokens: n, Context: float64(s.Decision.PromptTokens) - n,
-		Estimated: s.Decision.Estimated, Unknown: s.Decision.Keyless || cand.AdapterTime() > 0 || cand.Load+cand.Crowding > waitShare*cand.Prefill, Silent: s.Silent, External: s.External,
+		Estimated: s.Decision.Estimated, Unknown: s.Decision.Keyless || cand.AdapterTime() > 0 || cand.Crowding > waitShare*cand.Prefill,
+		Loading: cand.Load > waitShare*cand.Prefill, Silent: s.Silent, External: s.External,
 	}, s.Decision.At, decodes(&l))
 }
 
