@@ -99,15 +99,14 @@ func idle(c *decision.Candidate) bool { return c.Requests == 0 && c.Backlog == 0
 
 func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 
-// predicted prices a candidate by time: how long until the first token, its own uncached work
-// weighted because others wait for it too, and how long the rank would make it wait for KV memory
-// that is already promised to others. The weight is Omega, for requests that wait in the fleet, plus the
-// rank's own Busy. The requests that decode on the rank have the price of disturbed.
+// predicted prices a candidate by time: how long until the first token, its own uncached work with
+// the weight of those who wait for it too, and how long the rank would make it wait for KV memory
+// that is already promised to others. The requests that decode on the rank have the price of disturbed.
 // A second of a load from a tier below the GPU is priced as a second of prefill: docs/adr/039-price-of-a-tier.md.
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
 // request, and this request's own next turn, which may find it prefilling others.
 func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
-	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
+	weight := weight(d, c)
 	cost := (c.Backlog+c.Planned+weight*p.prefill)*(1+p.slowdown) + loading(d, c, weight) + p.step + c.Decode + c.Crowding + c.Drag
 	cost += othersReturn*blocked(c, p.prefill) + d.Returning*c.Residual + disturbed(d, c, occupied(c, p.prefill)) + slowed(d, c) + adapting(d, c)
 	if c.Session {
@@ -122,6 +121,12 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 		cost += lateCost * (1 + c.Late)
 	}
 	return cost
+}
+
+// weight is the price of a second of prefill: the request's own, and those of others who wait, Omega for requests in the fleet, and Busy for
+// the rank's own. These count by the rank's speed, since in a second of a fast rank more of them could be computed.
+func weight(d *decision.Decision, c *decision.Candidate) float64 {
+	return 1 + (d.Params.Congestion*(d.Omega-1)+c.Busy)*speed(d, c)
 }
 
 // loading is the price of a load: of its seconds, as of as many of prefill.
@@ -161,18 +166,20 @@ const (
 // disturbed is the price of that time for those answers: each full step of prefill delays them all by one step. A second of a shorter prompt
 // costs less. Short prompts are many and everywhere, and their costs even out; few long ones decide which answers are late. However many answers
 // are delayed, the price is at most 25 times Interference of the time: a long prompt would otherwise wait out any queue where few are written.
-// Where no client sees its first token, it may (docs/adr/017-whole-answer.md). Where the request may be split, few answers weigh more, so that
+// Where no client sees its first token, it may (docs/adr/017-whole-answer.md). Both the time and the answers count by the rank's speed: otherwise
+// fast ranks took nearly all prompts. Where the request may be split, few answers weigh more, so that
 // prefill gathers on ranks that write few: docs/adr/036-price-of-a-split.md.
 func disturbed(d *decision.Decision, c *decision.Candidate, time float64) float64 {
-	n := decoding(c)
+	n, s := decoding(c), speed(d, c)
+	work := s * time
 	if d.Splittable {
-		n *= speed(d, c)
-		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * time
+		n *= s
+		return d.Params.Interference * (1.25*math.Sqrt(n) + n/3.2) * work
 	}
 	if long := longPrompt * c.TokenTime; time < long {
 		n *= time / long
 	}
-	price := d.Params.Interference * speed(d, c) * n * time
+	price := d.Params.Interference * s * n * work
 	if !d.Whole {
 		price /= 1 + n/manyAnswers
 	}
@@ -196,8 +203,7 @@ func decoding(c *decision.Candidate) float64 {
 	return max(0, float64(c.Requests)-float64(c.Waiting))
 }
 
-// speed is the rank's speed over the fleet's mean. The price is multiplied by it: otherwise fast ranks took nearly all prompts
-// (docs/adr/017-whole-answer.md).
+// speed is the rank's prefill rate over the fleet's mean.
 func speed(d *decision.Decision, c *decision.Candidate) float64 {
 	if d.Rate <= 0 || c.TokenTime <= 0 {
 		return 1

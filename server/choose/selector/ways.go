@@ -160,7 +160,7 @@ func (p *Pairing) cheapest(d *decision.Decision) (from, to int, cost float64) {
 // ahead is the price of a candidate's computing of the prompt for another one, until the transfer can begin: the terms of predicted
 // without the terms of the answer.
 func ahead(d *decision.Decision, c *decision.Candidate) float64 {
-	weight := 1 + d.Params.Congestion*(d.Omega-1) + c.Busy
+	weight := weight(d, c)
 	cost := (c.Backlog+c.Planned+weight*c.Prefill)*(1+c.Slowdown) + loading(d, c, weight) + c.StepTime + c.Overhead + c.Crowding + c.Drag
 	return cost + othersReturn*blocked(c, c.Prefill) + disturbed(d, c, occupied(c, c.Prefill)) + adapting(d, c)
 }
