@@ -100,7 +100,7 @@ func idle(c *decision.Candidate) bool { return c.Requests == 0 && c.Backlog == 0
 func near(a, b float64) bool { return math.Abs(a-b) <= alike*b }
 
 // predicted prices a candidate by time: how long until the first token, its own uncached work with
-// the weight of those who wait for it too, and how long the rank would make it wait for KV memory
+// the weight of all requests that wait for it, and how long the rank would make it wait for KV memory
 // that is already promised to others. The requests that decode on the rank have the price of disturbed.
 // A second of a load from a tier below the GPU is priced as a second of prefill: docs/adr/039-price-of-a-tier.md.
 // Then come requests that return to a rank for its cache: others, which may find it prefilling this
@@ -123,8 +123,8 @@ func predicted(d *decision.Decision, c *decision.Candidate, p pace) float64 {
 	return cost
 }
 
-// weight is the price of a second of prefill: the request's own, and those of others who wait, Omega for requests in the fleet, and Busy for
-// the rank's own. These count by the rank's speed, since in a second of a fast rank more of them could be computed.
+// weight is the price of a second of prefill: the request's own wait, Omega for the requests that wait in the fleet and Busy for the rank's own.
+// Others count by the rank's speed, since in a second of a fast rank more of them could be computed.
 func weight(d *decision.Decision, c *decision.Candidate) float64 {
 	return 1 + (d.Params.Congestion*(d.Omega-1)+c.Busy)*speed(d, c)
 }

@@ -2,15 +2,25 @@ package speed
 
 import "time"
 
+// Certainty is how well the computing of a prompt is known.
+type Certainty uint8
+
+const (
+	// Exact is a prompt of which all is known.
+	Exact Certainty = iota
+	// Estimated is a prompt whose length is a guess: it teaches half as much.
+	Estimated
+	// Unknown is a prompt whose cached part is not known, or that waits for something in the engine before it is computed.
+	Unknown
+	// Loading is a prompt of which the engine first loads a part from a tier below its GPU, while it computes others.
+	Loading
+)
+
 // Work is the prefill of one request as it was predicted when it was booked.
 type Work struct {
 	// Tokens are the uncached prompt tokens, Context the cached ones before them.
 	Tokens, Context float64
-	// Estimated is set when the prompt's length is a guess, Unknown when the cached part of the prompt
-	// is unknown.
-	Estimated, Unknown bool
-	// Loading is set when the engine first loads a part of the prompt from a tier below its GPU, while it computes other prompts.
-	Loading bool
+	Certainty       Certainty
 	// Silent is set when the first token cannot be seen (an answer that is not streamed).
 	Silent bool
 	// External is set when a caller outside of the fleet sends the request: when it began and had its first token is the caller's word.
@@ -18,7 +28,9 @@ type Work struct {
 }
 
 // known reports whether the engine's time for it shows how fast it is.
-func (w *Work) known() bool { return !w.Unknown && !w.Loading }
+func (w *Work) known() bool { return w.Certainty < Unknown }
+
+func (w *Work) loading() bool { return w.Certainty == Loading }
 
 // Entry is a request's place in the account of its Rank. The zero value is not booked. It must not
 // be copied or moved while it is booked.
@@ -53,7 +65,7 @@ func (w *work) add(o *Work, sign float64) {
 // account is the busy time of one engine: the work that was sent to it, and the samples that the work which it finished makes.
 // Its user guards it.
 type account struct {
-	first, last *Entry    // booked and without a first token, in the order of booking, but for those that load: they keep no engine busy
+	first, last *Entry    // booked and without a first token, in the order of booking, without prompts that load: they keep no engine busy
 	since       time.Time // when the running sample began
 	latest      time.Time // the first token seen last
 	running     sample
@@ -74,7 +86,7 @@ func (a *account) book(e *Entry, w Work, now time.Time, d Decodes) {
 	a.flow.advance(now, d)
 	*e = Entry{work: w, booked: now, past: a.flow.past, pending: true}
 	a.flow.sent(&w)
-	if w.Loading {
+	if w.loading() {
 		return
 	}
 	e.prev = a.last
@@ -104,9 +116,12 @@ func (a *account) begin(now time.Time, starts float64) {
 
 // correct replaces the work of an open entry.
 func (a *account) correct(e *Entry, tokens, context float64) {
-	if e.pending && !e.work.Loading {
+	if e.pending && !e.work.loading() {
 		a.pending.add(&e.work, -1)
-		e.work.Tokens, e.work.Context, e.work.Estimated = tokens, context, false
+		e.work.Tokens, e.work.Context = tokens, context
+		if e.work.Certainty == Estimated {
+			e.work.Certainty = Exact
+		}
 		a.pending.add(&e.work, 1)
 	}
 }
@@ -123,7 +138,7 @@ func (a *account) full(now time.Time) (piece, bool) {
 
 // served counts an open entry's work as done at now. It ends the running sample when no work is left.
 func (a *account) served(e *Entry, now time.Time, d Decodes) (piece, bool) {
-	if e.work.Loading {
+	if e.work.loading() {
 		a.unlist(e)
 		a.void(now)
 		return piece{}, false
@@ -148,7 +163,7 @@ func (a *account) served(e *Entry, now time.Time, d Decodes) (piece, bool) {
 // credit counts an entry's work as done at now.
 func (a *account) credit(e *Entry, now time.Time) {
 	a.unlist(e)
-	if e.void || e.work.Unknown {
+	if e.void || !e.work.known() {
 		a.begin(now, 0)
 		return
 	}
@@ -157,13 +172,13 @@ func (a *account) credit(e *Entry, now time.Time) {
 	s.tokens += n
 	s.bent += n * (e.work.Context + n/2)
 	s.steps += n / a.budget
-	if e.work.Estimated {
+	if e.work.Certainty == Estimated {
 		s.doubt += n
 	}
 }
 
 func (a *account) unlist(e *Entry) {
-	if e.pending = false; e.work.Loading {
+	if e.pending = false; e.work.loading() {
 		return
 	}
 	a.pending.add(&e.work, -1)
@@ -234,7 +249,7 @@ func (a *account) answered(e *Entry, now time.Time, output int, d Decodes) (s sa
 	if s.decode.Sequences == 0 {
 		s.decode = Decodes{Sequences: 1, Context: int(e.work.Tokens + e.work.Context)}
 	}
-	if e.work.Estimated {
+	if e.work.Certainty == Estimated {
 		s.doubt = 1
 	}
 	return s, true

@@ -12,7 +12,7 @@ func TestAnAccountMakesOneSampleOfABusyTime(t *testing.T) {
 	a := account{budget: 1000}
 	var first, second Entry
 	a.book(&first, Work{Tokens: 400, Context: 100}, at, Decodes{})
-	a.book(&second, Work{Tokens: 600, Estimated: true}, at.Add(10*time.Millisecond), Decodes{})
+	a.book(&second, Work{Tokens: 600, Certainty: Estimated}, at.Add(10*time.Millisecond), Decodes{})
 	if _, ok := a.served(&first, at.Add(50*time.Millisecond), Decodes{}); ok || first.pending {
 		t.Fatalf("a sample ended while work was left, or the entry is open: %t", first.pending)
 	}
@@ -64,7 +64,7 @@ func TestALoadKeepsNoEngineBusy(t *testing.T) {
 	}{{"longer than the other's prefill", 30 * time.Second}, {"and it leaves", 0}} {
 		a := account{budget: 1000}
 		var loads, other Entry
-		a.book(&loads, Work{Tokens: 500, Loading: true}, at, Decodes{})
+		a.book(&loads, Work{Tokens: 500, Certainty: Loading}, at, Decodes{})
 		a.book(&other, Work{Tokens: 1000}, at.Add(10*time.Second), Decodes{})
 		a.correct(&loads, 700, 0)
 		if late := a.late(at.Add(10*time.Second), &Model{Token: 1e-4}); late != 0 {
@@ -93,7 +93,7 @@ func TestALoadedPromptVoidsTheOthersOfItsTime(t *testing.T) {
 	at := time.Unix(100, 0)
 	a := account{budget: 1000}
 	var loads, other Entry
-	a.book(&loads, Work{Tokens: 500, Loading: true}, at, Decodes{})
+	a.book(&loads, Work{Tokens: 500, Certainty: Loading}, at, Decodes{})
 	a.book(&other, Work{Tokens: 1000}, at, Decodes{})
 	a.served(&loads, at.Add(time.Second), Decodes{})
 	if p, ok := a.served(&other, at.Add(2*time.Second), Decodes{}); ok {

@@ -123,7 +123,7 @@ func documents(r *rand.Rand) func() Work {
 
 func chat(r *rand.Rand) func() Work {
 	return func() Work {
-		return Work{Tokens: 100 + r.Float64()*900, Context: r.Float64() * 8000, Estimated: true}
+		return Work{Tokens: 100 + r.Float64()*900, Context: r.Float64() * 8000, Certainty: Estimated}
 	}
 }
 
@@ -231,7 +231,7 @@ func TestDisturbedTimeDoesNotTeach(t *testing.T) {
 		rank.Disturbed(now)
 		now = now.Add(10 * time.Second)
 		rank.FirstToken(&a, now, Decodes{})
-		rank.Booked(&a, Work{Tokens: 4000, Unknown: true}, now, Decodes{})
+		rank.Booked(&a, Work{Tokens: 4000, Certainty: Unknown}, now, Decodes{})
 		now = now.Add(10 * time.Second)
 		rank.FirstToken(&a, now, Decodes{})
 	}
@@ -344,7 +344,7 @@ func TestCorrectedWorkTeaches(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for range 40 {
 		var e Entry
-		rank.Booked(&e, Work{Tokens: 3000, Estimated: true}, now, Decodes{})
+		rank.Booked(&e, Work{Tokens: 3000, Certainty: Estimated}, now, Decodes{})
 		rank.Correct(&e, 2000, 1000)
 		now = now.Add(seconds(2000.0 / 8000))
 		rank.FirstToken(&e, now, Decodes{})

@@ -66,6 +66,18 @@ type Lesson struct {
 // token no evidence of speed.
 const waitShare = 0.1
 
+func certainty(d *decision.Decision, c *decision.Candidate) speed.Certainty {
+	switch wait := waitShare * c.Prefill; {
+	case d.Keyless, c.AdapterTime() > 0, c.Crowding > wait:
+		return speed.Unknown
+	case c.Load > wait:
+		return speed.Loading
+	case d.Estimated:
+		return speed.Estimated
+	}
+	return speed.Exact
+}
+
 // Open opens the entry in the account of rk.
 func (s *Lesson) Open(with *Learning, rk *rank.Rank) {
 	s.Learning, s.Rank = with, rk
@@ -74,8 +86,7 @@ func (s *Lesson) Open(with *Learning, rk *rank.Rank) {
 	l := s.Book.View(s.Rank.Slot, s.Decision.At)
 	s.Rank.Speed.Booked(&s.entry, speed.Work{
 		Tokens: n, Context: float64(s.Decision.PromptTokens) - n,
-		Estimated: s.Decision.Estimated, Unknown: s.Decision.Keyless || cand.AdapterTime() > 0 || cand.Crowding > waitShare*cand.Prefill,
-		Loading: cand.Load > waitShare*cand.Prefill, Silent: s.Silent, External: s.External,
+		Certainty: certainty(s.Decision, cand), Silent: s.Silent, External: s.External,
 	}, s.Decision.At, decodes(&l))
 }
 
