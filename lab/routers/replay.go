@@ -25,7 +25,7 @@ func (o *options) replayOptions(t *replay.Trace, atLeast int) replay.Options {
 	if slices.ContainsFunc(t.After, func(before int) bool { return before >= 0 }) {
 		known = 1 // kvpilot does not wait for the ids behind a known turn
 	}
-	return replay.Options{Traffic: replay.Traffic{Trace: t, AtLeast: atLeast}, Engines: replay.Engines{Replicas: o.replicas, Profile: replay.Profiles()[0], Speeds: o.replicaSpeeds(), Block: block}, Routing: replay.Routing{Beginnings: known}, Runs: replay.Runs{Seeds: 1, NoSaturation: true}}
+	return replay.Options{Traffic: replay.Traffic{Trace: t, AtLeast: atLeast}, Engines: replay.Engines{Replicas: o.replicas, Profile: replay.Profiles()[0], Hardware: replay.Hardware{Speeds: o.replicaSpeeds()}, Block: block}, Routing: replay.Routing{Beginnings: known}, Runs: replay.Runs{Seeds: 1, NoSaturation: true}}
 }
 
 // capacity is the rate at which a fleet with one pooled cache is full.

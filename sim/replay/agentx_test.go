@@ -89,7 +89,7 @@ func TestAgentXHasTheShapeOfRecordedSessions(t *testing.T) {
 func TestCallsWaitForSubagents(t *testing.T) {
 	trace := generated(t, "agentx", 600)
 	p := Profiles()[0]
-	s := newSim(newWorkload(trace, 512), newPooled(&p, nil, 8, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newPooled(&p, Hardware{}, 8, 512), 1, 1)
 	s.pooled = true
 	s.router = &oracle{sim: s, left: make([]float64, 8), work: make([]float64, len(trace.Calls))}
 	s.limit(2)

@@ -18,7 +18,7 @@ func session(t *testing.T, trace *Trace, rate float64, o Options) (*sim, *servic
 	o.Block, o.PaceBias = 512, 1
 	w := newWorkload(trace, o.Block)
 	j := &job{work: w, speed: rate / w.rate(), seed: 1, setup: ruleset{Policy: decision.PredictedTTFT}, options: o}
-	s := newSim(w, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
+	s := newSim(w, newEngines(&o.Profile, o.Hardware, o.Replicas, o.Block), j.speed, j.seed)
 	s.delays = LocalDelays()
 	s.turn(o.Turns, &o.Profile)
 	cfg := chooser.DefaultConfig()
@@ -59,7 +59,7 @@ func TestATurnChangesTheSpeed(t *testing.T) {
 	p := Profiles()[0]
 	trace := &Trace{Name: "one", Chunk: 512, Calls: []Call{{In: 512, Out: 201, IDs: []uint64{1}, Prev: -1}}}
 	whole := func(turns ...Turn) float64 {
-		s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+		s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 1, 512), 1, 1)
 		s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 1)}
 		s.turn(turns, &p)
 		s.run(0)

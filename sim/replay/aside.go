@@ -104,7 +104,7 @@ func (j *job) chatsAlone(a *atOnce) (*Chats, error) {
 	alone, t, o := *j, *j.work.Trace, &j.options
 	t.Calls, t.Chats, t.Closed, t.Programs = t.Calls[t.Chats:], 0, false, nil
 	alone.work = newWorkload(&t, o.Block)
-	s := newSim(alone.work, newEngines(&o.Profile, o.Speeds, max(1, o.Replicas/2), o.Block), 1, j.seed)
+	s := newSim(alone.work, newEngines(&o.Profile, o.Hardware, max(1, o.Replicas/2), o.Block), 1, j.seed)
 	s.delays = o.Delays
 	v, err := newService(s, j.chooser(), &alone)
 	if err != nil {

@@ -13,7 +13,7 @@ func TestDelaysAreInTheTimes(t *testing.T) {
 	p := Profiles()[0]
 	trace := &Trace{Name: "one", Chunk: 512, Calls: []Call{{In: 1024, Out: 11, IDs: []uint64{1, 2}, Prev: -1}}}
 	times := func(d Delays) (first, done float64) {
-		s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+		s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 1, 512), 1, 1)
 		s.delays = d
 		s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 1)}
 		s.run(0)
@@ -34,7 +34,7 @@ func TestFirstTokensOfOneStepComeOneByOne(t *testing.T) {
 	for i := range 4 {
 		trace.Calls = append(trace.Calls, Call{In: 100, Out: 5, IDs: []uint64{uint64(i)}, Session: i, Prev: -1})
 	}
-	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 1, 512), 1, 1)
 	// All of them reach the engine while it is busy with the first one's step, or before it.
 	s.delays = Delays{Send: 0.001, Gap: 0.0003}
 	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 4)}
@@ -46,17 +46,44 @@ func TestFirstTokensOfOneStepComeOneByOne(t *testing.T) {
 	}
 }
 
+// Caches differ as they are said to, and the oracle's has the size of all.
+func TestReplicasHaveTheirOwnCaches(t *testing.T) {
+	p := Profiles()[0]
+	h := Hardware{Caches: []float64{1, 0.5}}
+	blocks := 0
+	for i, e := range newEngines(&p, h, 4, 128) {
+		want := p.CacheTokens / 128
+		if i%2 == 1 {
+			want /= 2
+		}
+		if got := e.machine.Pool().Size(); got != want {
+			t.Errorf("replica %d has %d blocks, want %d", i, got, want)
+		}
+		blocks += e.machine.Pool().Size()
+	}
+	if got := newPooled(&p, h, 4, 128)[0].machine.Pool().Size(); got != blocks {
+		t.Errorf("the oracle has %d blocks, want %d", got, blocks)
+	}
+	o := Options{
+		Traffic: Traffic{Trace: generated(t, "synth", 200), Load: 0.5}, Engines: Engines{Replicas: 2, Profile: p, Block: 512, Hardware: Hardware{Caches: []float64{1, 0.01}}},
+		Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1, NoSaturation: true},
+	}
+	if _, err := Play(o); err == nil || !strings.Contains(err.Error(), "does not fit a replica's cache") {
+		t.Errorf("a prompt that is longer than the smallest cache: %v", err)
+	}
+}
+
 // A replica three times as fast does about three times the work, in a fleet that is busy.
 func TestReplicasHaveTheirOwnSpeeds(t *testing.T) {
 	p := Profiles()[0]
-	engines := newEngines(&p, []float64{1, 3}, 4, 128)
+	engines := newEngines(&p, Hardware{Speeds: []float64{1, 3}}, 4, 128)
 	for i, want := range []float64{1, 3, 1, 3} {
 		if got := engines[i].machine.Config().Timing.Speed; got != want {
 			t.Errorf("replica %d has speed %v, want %v", i, got, want)
 		}
 	}
 	w := newWorkload(generated(t, "synth", 1500), 512)
-	s := newSim(w, newPooled(&p, []float64{1, 3}, 4, 512), 6, 1)
+	s := newSim(w, newPooled(&p, Hardware{Speeds: []float64{1, 3}}, 4, 512), 6, 1)
 	s.pooled = true
 	s.router = &oracle{sim: s, left: make([]float64, 4), work: make([]float64, len(w.Calls))}
 	s.run(0)
@@ -71,7 +98,7 @@ func TestReplicasHaveTheirOwnSpeeds(t *testing.T) {
 	// A fleet of replicas twice as fast needs half the time for everything.
 	o := Options{Traffic: Traffic{Trace: generated(t, "synth", 300), Rates: []float64{0.5}}, Engines: Engines{Replicas: 2}, Rules: Rules{Policies: []decision.Policy{decision.RoundRobin}}, Runs: Runs{NoSaturation: true}}
 	one := play(t, o).Policies[decision.RoundRobin]
-	o.Speeds, o.Rates = []float64{2}, []float64{1}
+	o.Hardware.Speeds, o.Rates = []float64{2}, []float64{1}
 	two := play(t, o).Policies[decision.RoundRobin]
 	if math.Abs(one.Mean/two.Mean-2) > 1e-6 || math.Abs(one.AnswerMean/two.AnswerMean-2) > 1e-6 {
 		t.Errorf("mean %v and %v s, whole answers %v and %v s: want half", one.Mean, two.Mean, one.AnswerMean, two.AnswerMean)
@@ -170,7 +197,7 @@ func TestJitterChangesTheOrderOfOutputs(t *testing.T) {
 	for i := range 100 {
 		trace.Calls = append(trace.Calls, Call{In: 10, Out: 1 + i%2, IDs: []uint64{uint64(i)}, Session: i, Prev: -1})
 	}
-	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 1, 512), 1, 1)
 	s.delays = Delays{Send: 0.001, Gap: 1e-5, Jitter: 1e-4}
 	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 100)}
 	s.run(0)
@@ -197,7 +224,7 @@ func TestCallsWaitForTheAnswersInThem(t *testing.T) {
 		{At: 90, In: 3072, Out: 10, IDs: []uint64{1, 2, 3, 4, 5, 6}, Session: 1, Prev: -1},
 	}, After: []int{-1, 0, 1}}
 	p := Profiles()[0]
-	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 1, 512), 1, 1)
 	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 3)}
 	s.run(0)
 	if s.done[0] < 1 || s.arrived[1] != s.done[0] || s.arrived[2] != 90 {

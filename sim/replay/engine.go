@@ -57,43 +57,35 @@ type kvEvent struct {
 	tier     kvblock.Tier
 }
 
-func newEngines(p *Profile, speeds []float64, n, block int, lies ...Lie) []*engine {
+func newEngines(p *Profile, h Hardware, n, block int, lies ...Lie) []*engine {
 	list := make([]*engine, n)
 	for i := range list {
 		var lie Lie
 		if i < len(lies) {
 			lie = lies[i]
 		}
-		list[i] = newEngine(i, p, speedOf(speeds, i), block, nil, lie)
+		list[i] = newEngine(i, h.profile(p, i), nth(h.Speeds, i), block, nil, lie)
 	}
 	return list
 }
 
 // newPooled returns engines that share one cache of the same total size and have room for all adapters.
-func newPooled(p *Profile, speeds []float64, n, block int) []*engine {
-	pool, plain := enginemodel.NewPool(p.CacheTokens/block*n), *p
+func newPooled(p *Profile, h Hardware, n, block int) []*engine {
+	pool, plain := enginemodel.NewPool(h.cacheTokens(p, n)/block), *p
 	plain.Adapters = enginemodel.Adapters{}
 	list := make([]*engine, n)
 	for i := range list {
-		list[i] = newEngine(i, &plain, speedOf(speeds, i), block, pool, Lie{})
+		list[i] = newEngine(i, h.profile(&plain, i), nth(h.Speeds, i), block, pool, Lie{})
 	}
 	return list
 }
 
 func newEngine(slot int, p *Profile, speed float64, block int, pool *enginemodel.Pool, lie Lie) *engine {
 	e := &engine{slot: slot, speed: speed, until: math.Inf(1), lie: lie}
-	cfg := p.model(block, speed)
+	cfg := p.model(block)
 	lie.change(&cfg)
 	e.machine = enginemodel.New(cfg, pool, e)
 	return e
-}
-
-// speedOf repeats the list of speeds over the replicas; an empty list is all ones.
-func speedOf(speeds []float64, i int) float64 {
-	if len(speeds) == 0 {
-		return 1
-	}
-	return speeds[i%len(speeds)]
 }
 
 // Stored implements enginemodel.Sink.

@@ -23,7 +23,7 @@ func TestSimulatorAndPlayerAgree(t *testing.T) {
 		w := newWorkload(trace, 16)
 		p := Profiles()[0]
 		p.CacheTokens, p.MaxBatchedTokens, p.MaxSeqs, p.Timing.Speed = 3000, 300, 8, 3
-		engines := newEngines(&p, nil, 1, 16)
+		engines := newEngines(&p, Hardware{}, 1, 16)
 		s := newSim(w, engines, 1, 1)
 		s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, len(trace.Calls))}
 		s.run(0)

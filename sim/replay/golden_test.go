@@ -22,7 +22,7 @@ func TestGoldenReport(t *testing.T) {
 	}
 	p := Profiles()[0]
 	p.CacheTokens = 22_000
-	r := play(t, Options{Traffic: Traffic{Trace: trace, Rates: []float64{2.5}}, Engines: Engines{Replicas: 3, Block: 16, Profile: p, Delays: LocalDelays(), Speeds: []float64{1, 1, 2}}, Rules: Rules{Policies: []decision.Policy{decision.RoundRobin}}, Runs: Runs{Seeds: 2}})
+	r := play(t, Options{Traffic: Traffic{Trace: trace, Rates: []float64{2.5}}, Engines: Engines{Replicas: 3, Block: 16, Profile: p, Delays: LocalDelays(), Hardware: Hardware{Speeds: []float64{1, 1, 2}}}, Rules: Rules{Policies: []decision.Policy{decision.RoundRobin}}, Runs: Runs{Seeds: 2}})
 	if n := r.Policies[decision.RoundRobin]; n.Preemptions == 0 || n.HitRate == 0 || len(n.Work) != 2 {
 		t.Errorf("the trace shows too little: %+v", n.Numbers)
 	}

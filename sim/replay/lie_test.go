@@ -41,7 +41,7 @@ func lie(t *testing.T, trace string, calls, replicas int, rate, from float64, ch
 	}
 	speed := rate / (float64(len(w.Calls)) / last)
 	j := &job{report: &Report{}, options: o, work: w, speed: speed, seed: 1}
-	s := newSim(w, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), speed, 1)
+	s := newSim(w, newEngines(&o.Profile, o.Hardware, o.Replicas, o.Block, o.Lies...), speed, 1)
 	s.delays = o.Delays
 	cfg := chooser.DefaultConfig()
 	cfg.Queue.MaxWait = 0
@@ -150,7 +150,7 @@ func TestHonestReplicasAreNotSuspected(t *testing.T) {
 	for _, name := range Generators() {
 		for _, rate := range []float64{1, 5} {
 			for _, speeds := range [][]float64{nil, {1, 0.5}} {
-				l := lie(t, name, 250, 8, rate, 0, func(o *Options) { o.Speeds = speeds })
+				l := lie(t, name, 250, 8, rate, 0, func(o *Options) { o.Hardware.Speeds = speeds })
 				for slot, held := range l.ever {
 					if held != 0 {
 						t.Errorf("%s at %v calls/s, speeds %v: replica %d is held to be %v", name, rate, speeds, slot, held.Names())

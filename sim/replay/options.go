@@ -45,11 +45,10 @@ type Engines struct {
 	Replicas int
 	Profile  Profile
 	// Block is the block size in tokens; the trace's chunks must be a multiple.
-	Block int
-	// Speeds are the replicas' speeds as multiples of the profile's, repeated over all of them; none is all ones.
-	// Turns are changes of them during a run.
-	Speeds []float64
-	Turns  []Turn
+	Block    int
+	Hardware Hardware
+	// Turns are changes of speeds during a run.
+	Turns []Turn
 	// Lies are what is wrong with the first replicas, in their order; none is nothing.
 	Lies []Lie
 	// Delays are the times between client, router and engines, Transfers the times of KV cache between two engines.
@@ -180,11 +179,7 @@ func (o *Options) check() error {
 	if o.Seeds < 1 {
 		errs = append(errs, fmt.Errorf("%d seeds: at least one is needed", o.Seeds))
 	}
-	for _, speed := range o.Speeds {
-		if speed <= 0 {
-			errs = append(errs, fmt.Errorf("speed %v: must be above 0", speed))
-		}
-	}
+	errs = append(errs, o.Hardware.check()...)
 	for name, share := range map[string]float64{"event loss": o.EventLoss, "known beginnings": o.Beginnings, "known texts": o.Texts} {
 		if share < 0 || share > 1 {
 			errs = append(errs, fmt.Errorf("share of %s %v: must be from 0 to 1", name, share))

@@ -54,7 +54,7 @@ func (j *job) play() (Numbers, error) {
 		j.work = j.work.unbound()
 	}
 	if j.setup.Policy == "" {
-		s := newSim(j.work, newPooled(&o.Profile, o.Speeds, o.Replicas, o.Block), j.speed, j.seed)
+		s := newSim(j.work, newPooled(&o.Profile, o.Hardware, o.Replicas, o.Block), j.speed, j.seed)
 		s.pooled, s.delays = true, o.Delays
 		if j.atOnce > 0 {
 			s.limit(j.atOnce)
@@ -63,7 +63,7 @@ func (j *job) play() (Numbers, error) {
 		s.run(0)
 		return s.numbers(o.Goal), nil
 	}
-	s := newSim(j.work, newEngines(&o.Profile, o.Speeds, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
+	s := newSim(j.work, newEngines(&o.Profile, o.Hardware, o.Replicas, o.Block, o.Lies...), j.speed, j.seed)
 	s.below = o.Tiers.below(o.Block)
 	for _, e := range s.engines {
 		s.below.addTo(e)

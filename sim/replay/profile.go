@@ -41,13 +41,11 @@ func Profiles() []Profile {
 }
 
 // model is the replica as a step machine with blocks of block tokens.
-func (p *Profile) model(block int, speed float64) enginemodel.Config {
-	c := enginemodel.Config{
+func (p *Profile) model(block int) enginemodel.Config {
+	return enginemodel.Config{
 		BlockSize: block, Blocks: p.CacheTokens / block, MaxBatchedTokens: p.MaxBatchedTokens, MaxSeqs: p.MaxSeqs,
 		WholePrompts: true, Timing: p.Timing, Adapters: p.Adapters,
 	}
-	c.Timing.Speed *= speed
-	return c
 }
 
 // Delays are the times between client, router and engines, in seconds. The zero value has none.

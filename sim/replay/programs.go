@@ -133,7 +133,7 @@ func (o *Options) fitting(share float64) int { return max(1, int(math.Round(shar
 
 // fits is how many programs with their contexts the fleet's memory holds.
 func (o *Options) fits() float64 {
-	return float64(o.Replicas*o.Profile.CacheTokens) / o.Trace.resident()
+	return float64(o.Hardware.cacheTokens(&o.Profile, o.Replicas)) / o.Trace.resident()
 }
 
 // programRun is the run of one program.

@@ -14,7 +14,7 @@ func TestSessionsAtOnce(t *testing.T) {
 	p := Profiles()[0]
 	trace := generated(t, "agent", 300)
 	w := newWorkload(trace, 512)
-	s := newSim(w, newPooled(&p, nil, 2, 512), 1, 1)
+	s := newSim(w, newPooled(&p, Hardware{}, 2, 512), 1, 1)
 	s.pooled = true
 	s.router = &oracle{sim: s, left: make([]float64, 2), work: make([]float64, len(trace.Calls))}
 	const most = 3
@@ -100,7 +100,7 @@ func TestTwiceTheAgentsDoNotCollapse(t *testing.T) {
 			o.Fleet, o.RTT = FleetDecider, 0.001
 		}
 		j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: 1, setup: ruleset{Policy: decision.PredictedTTFT}}
-		s := newSim(j.work, newEngines(&p, nil, o.Replicas, 512), 1, 1)
+		s := newSim(j.work, newEngines(&p, Hardware{}, o.Replicas, 512), 1, 1)
 		s.delays = o.Delays
 		s.limit(o.fitting(2))
 		cfg := chooser.DefaultConfig()
@@ -184,12 +184,12 @@ func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
 	trace := generated(t, "steps", 1600)
 	p := Profiles()[0]
 	p.CacheTokens = 250 * 512
-	o := Options{Traffic: Traffic{Trace: trace}, Engines: Engines{Replicas: 4, Profile: p, Block: 512, Delays: LocalDelays(), Speeds: []float64{4}}, Routing: Routing{PaceBias: 1}}
+	o := Options{Traffic: Traffic{Trace: trace}, Engines: Engines{Replicas: 4, Profile: p, Block: 512, Delays: LocalDelays(), Hardware: Hardware{Speeds: []float64{4}}}, Routing: Routing{PaceBias: 1}}
 	const minute, runs = 60, 8
 	finished := func(agents int) (programs, calls int) {
 		for seed := range uint64(runs) {
 			j := &job{options: o, work: newWorkload(trace, 512), speed: 1, seed: seed + 1, setup: ruleset{Policy: decision.PredictedTTFT}}
-			s := newSim(j.work, newEngines(&p, o.Speeds, o.Replicas, 512), 1, j.seed)
+			s := newSim(j.work, newEngines(&p, o.Hardware, o.Replicas, 512), 1, j.seed)
 			s.delays = o.Delays
 			s.limit(agents)
 			for i := range s.events {
@@ -236,7 +236,7 @@ func TestManyAgentsFinishAsManyProgramsAsFew(t *testing.T) {
 // Before engines that compute their whole memory again sooner than chats return, chats play as if there were no programs.
 func TestChatsBeforeFastEnginesAreNoPrograms(t *testing.T) {
 	plays(t)
-	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 800), Rates: []float64{13}}, Engines: Engines{Replicas: 2, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Speeds: []float64{16}}, Routing: Routing{PaceBias: 1}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1}}
+	o := Options{Traffic: Traffic{Trace: generated(t, "conv", 800), Rates: []float64{13}}, Engines: Engines{Replicas: 2, Profile: Profiles()[0], Block: 512, Delays: LocalDelays(), Hardware: Hardware{Speeds: []float64{16}}}, Routing: Routing{PaceBias: 1}, Rules: Rules{Policies: []decision.Policy{decision.PredictedTTFT}}, Runs: Runs{Seeds: 1}}
 	play := func() PolicyReport {
 		reports, err := PlayLoads(o)
 		if err != nil {

@@ -241,7 +241,7 @@ func TestThePublicTraceIsRead(t *testing.T) {
 func TestTheEngineKeepsTheModel(t *testing.T) {
 	p := Profiles()[0]
 	trace := &Trace{Name: "one", Chunk: 512, Calls: []Call{{In: 4096, Out: 101, IDs: []uint64{1, 2, 3, 4, 5, 6, 7, 8}, Prev: -1}}}
-	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 1, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 1, 512), 1, 1)
 	s.router = &oracle{sim: s, left: make([]float64, 1), work: make([]float64, 1)}
 	s.run(0)
 	m := p.Timing

@@ -114,8 +114,8 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 
 // newPlayer completes the options and makes the trace ready.
 func newPlayer(o Options) (*player, error) {
-	if o.Trace.longest() > o.Profile.CacheTokens {
-		return nil, fmt.Errorf("a request of %d tokens does not fit the replica's cache of %d", o.Trace.longest(), o.Profile.CacheTokens)
+	if least := o.Hardware.leastCache(&o.Profile); o.Trace.longest() > least {
+		return nil, fmt.Errorf("a request of %d tokens does not fit a replica's cache of %d", o.Trace.longest(), least)
 	}
 	if o.Routers > 1 && o.Fleet == "" {
 		o.Fleet = FleetAlone

@@ -107,7 +107,7 @@ func TestRivalsServeEveryCallAndForgetIt(t *testing.T) {
 			p := Profiles()[0]
 			j := &job{work: newWorkload(trace, 512), speed: 3, seed: 1, setup: ruleset{Policy: policy}}
 			j.options.Answers.Whole = whole
-			s := newSim(j.work, newEngines(&p, nil, 4, 512), j.speed, j.seed)
+			s := newSim(j.work, newEngines(&p, Hardware{}, 4, 512), j.speed, j.seed)
 			s.delays = LocalDelays()
 			r := newRival(s, j)
 			s.router = r

@@ -43,12 +43,12 @@ func TestSplitRequestInVirtualTime(t *testing.T) {
 	for id := range uint64(40) {
 		trace.Calls[0].IDs = append(trace.Calls[0].IDs, id+1)
 	}
-	s := newSim(newWorkload(trace, 512), newEngines(&p, nil, 2, 512), 1, 1)
+	s := newSim(newWorkload(trace, 512), newEngines(&p, Hardware{}, 2, 512), 1, 1)
 	s.legs.Transfers = PublishedTransfers()
 	d := &splitter{sim: s}
 	s.router = d
 	s.run(0)
-	m := p.model(512, 1)
+	m := p.model(512)
 	prefill := 10*m.Timing.Base.Seconds() + m.Timing.Prefill(20_480, 0)
 	want := prefill + s.legs.Start + s.legs.PerToken*20_480 + m.Timing.Base.Seconds() + m.Timing.Prefill(1, 20_479)
 	if got := s.first[0]; math.Abs(got-want) > 1e-3 {

@@ -23,7 +23,7 @@ func testSeveralRouters(t *testing.T, fleet Fleet) {
 	j := &job{work: newWorkload(trace, 512), speed: 3, seed: 1, setup: ruleset{Policy: decision.PredictedTTFT}}
 	j.options.Profile, j.options.Replicas, j.options.Block, j.options.PaceBias, j.options.Routers = p, 4, 512, 1, 3
 	j.options.Fleet, j.options.RTT = fleet, 0.001
-	s := newSim(j.work, newEngines(&p, nil, 4, 512), j.speed, j.seed)
+	s := newSim(j.work, newEngines(&p, Hardware{}, 4, 512), j.speed, j.seed)
 	s.delays = LocalDelays()
 	cfg := chooser.DefaultConfig()
 	cfg.Queue.MaxWait = 0

@@ -56,7 +56,7 @@ func playTenants(t *testing.T, trace *Trace, replicas int, shares holdqueue.Shar
 	p := Profiles()[0]
 	j := &job{work: newWorkload(trace, 512), speed: 1, seed: 1, shares: shares}
 	j.options.Profile, j.options.Replicas, j.options.Block, j.options.PaceBias = p, replicas, 512, 1
-	s := newSim(j.work, newEngines(&p, nil, replicas, 512), 1, 1)
+	s := newSim(j.work, newEngines(&p, Hardware{}, replicas, 512), 1, 1)
 	s.delays = LocalDelays()
 	cfg := chooser.DefaultConfig()
 	cfg.Queue.MaxWait = 0

@@ -16,7 +16,7 @@ func TestEnginesAreLearnedFromWholeAnswers(t *testing.T) {
 	for name, rate := range rates {
 		for _, speed := range []float64{0.25, 1, 4} {
 			t.Run(fmt.Sprintf("%s, %v times the guess", name, speed), func(t *testing.T) {
-				s, v := session(t, generated(t, name, 400), rate*speed, Options{Traffic: Traffic{Answers: Answers{Whole: true}}, Engines: Engines{Replicas: 4, Speeds: []float64{speed}}})
+				s, v := session(t, generated(t, name, 400), rate*speed, Options{Traffic: Traffic{Answers: Answers{Whole: true}}, Engines: Engines{Replicas: 4, Hardware: Hardware{Speeds: []float64{speed}}}})
 				s.run(0)
 				for _, r := range v.routers[0].chooser.Rates() {
 					if off := r.TokensPerSecond / 8000 / speed; r.Source != decision.SpeedLearned || math.Abs(math.Log(off)) > math.Log(1.3) {
