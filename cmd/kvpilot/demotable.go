@@ -18,13 +18,13 @@ import (
 func (d *demo) table(phases []*phase, took time.Duration) {
 	fmt.Fprintln(d.out)
 	w := tabwriter.NewWriter(d.out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "policy\tTTFT p50\tTTFT p99\tcached tokens\trequests per replica")
+	fmt.Fprintln(w, "policy\tTTFT mean\tp50\tp99\twhole answer\tcached tokens\trequests per replica")
 	for _, p := range phases {
 		var counts []string
 		for _, id := range slices.Sorted(maps.Keys(p.PerReplica)) {
 			counts = append(counts, fmt.Sprintf("%s %d", id, p.PerReplica[id]))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%.1f %%\t%s\n", p.title, ttftText(p.TTFT(0.5)), ttftText(p.TTFT(0.99)), 100*p.CachedShare(), strings.Join(counts, ", "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%.1f %%\t%s\n", p.title, milliseconds(p.MeanTTFT()), milliseconds(p.TTFT(0.5)), milliseconds(p.TTFT(0.99)), milliseconds(p.MeanTotal()), 100*p.CachedShare(), strings.Join(counts, ", "))
 	}
 	w.Flush() //nolint:errcheck // a terminal that went away gets no table
 	fmt.Fprintf(d.out, "\nthe whole demo took %.0f s", took.Seconds())
@@ -52,7 +52,7 @@ func (d *demo) late() float64 {
 	return float64(late) / float64(max(1, steps))
 }
 
-func ttftText(t time.Duration) string {
+func milliseconds(t time.Duration) string {
 	return fmt.Sprintf("%.0f ms", float64(t)/float64(time.Millisecond))
 }
 

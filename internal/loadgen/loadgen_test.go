@@ -2,6 +2,7 @@ package loadgen_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -98,10 +99,18 @@ func TestItEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestQuantiles(t *testing.T) {
+func TestTimes(t *testing.T) {
 	var s loadgen.Summary
 	for i := 1; i <= 100; i++ {
-		s.Add(loadgen.Result{TTFT: time.Duration(i) * time.Millisecond})
+		s.Add(loadgen.Result{TTFT: time.Duration(i) * time.Millisecond, Total: time.Duration(2*i) * time.Millisecond})
+	}
+	s.Add(loadgen.Result{Err: errors.New("refused"), Total: time.Hour})
+	if first, whole := s.MeanTTFT(), s.MeanTotal(); first != 50500*time.Microsecond || whole != 101*time.Millisecond {
+		t.Errorf("means %v and %v", first, whole)
+	}
+	var none loadgen.Summary
+	if none.MeanTTFT() != 0 || none.MeanTotal() != 0 || none.TTFT(0.5) != 0 {
+		t.Error("times without answers")
 	}
 	if a, b := s.TTFT(0.5), s.TTFT(0.99); a != 51*time.Millisecond || b != 100*time.Millisecond {
 		t.Errorf("quantiles %v and %v", a, b)

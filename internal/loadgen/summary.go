@@ -16,6 +16,7 @@ type Summary struct {
 	PerReplica map[string]int
 	Elapsed    time.Duration
 	ttft       []time.Duration
+	total      time.Duration
 }
 
 // Add takes a result in.
@@ -36,6 +37,7 @@ func (s *Summary) Add(r Result) {
 	s.CachedTokens += r.CachedTokens
 	s.OutputTokens += r.OutputTokens
 	s.ttft = append(s.ttft, r.TTFT)
+	s.total += r.Total
 }
 
 // CachedShare is the share of prompt tokens found in the cache, 0 to 1.
@@ -45,6 +47,18 @@ func (s *Summary) CachedShare() float64 {
 	}
 	return float64(s.CachedTokens) / float64(s.PromptTokens)
 }
+
+// MeanTTFT is the mean time to the first token, 0 without answers.
+func (s *Summary) MeanTTFT() time.Duration {
+	var sum time.Duration
+	for _, t := range s.ttft {
+		sum += t
+	}
+	return sum / time.Duration(max(1, len(s.ttft)))
+}
+
+// MeanTotal is the mean time to the last byte of an answer, 0 without answers.
+func (s *Summary) MeanTotal() time.Duration { return s.total / time.Duration(max(1, len(s.ttft))) }
 
 // TTFT is the time to the first token that the share q of the requests did not exceed.
 func (s *Summary) TTFT(q float64) time.Duration {
