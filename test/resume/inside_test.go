@@ -128,10 +128,11 @@ func continuedWhole(t *testing.T, streams, plain *stack.Stack, path, body string
 	events := min(50, compare.Events(stream)-2)
 	const cuts = 5
 	met := 0
-	for i := 0; met < cuts && i < 4*cuts; i++ { // a cut may take the events with it that the router has not read: then the answer is retried
+	// Each replica fails in turn, since the router may prefer one. A cut may take the events with it that the router has not read: then the answer is retried.
+	for i := 0; met < cuts && i < 4*cuts; i++ {
 		at := 3 + i%cuts*(events-3)/cuts // behind the first token
 		faultAt(t, streams.Replicas, `{}`)
-		faultAt(t, streams.Replicas[at%len(streams.Replicas):][:1], fmt.Sprintf(`{"poison":"\"stream\":true","die_after":%d,"times":1}`, at))
+		faultAt(t, streams.Replicas[i%len(streams.Replicas):][:1], fmt.Sprintf(`{"poison":"\"stream\":true","die_after":%d,"times":1}`, at))
 		before := resumed(t, streams)
 		for n := range 2 * len(streams.Replicas) {
 			id := fmt.Sprintf("%s-%d-%d", strings.ReplaceAll(t.Name(), "/", "."), i, n)
