@@ -32,10 +32,10 @@ func (h *Hardware) cacheTokens(p *Profile, n int) (sum int) {
 	return sum
 }
 
-// leastCache are the tokens of the smallest cache.
-func (h *Hardware) leastCache(p *Profile) int {
+// leastCache are the tokens of the smallest cache of n replicas, of which there is at least one.
+func (h *Hardware) leastCache(p *Profile, n int) int {
 	least := h.profile(p, 0).CacheTokens
-	for i := range h.Caches {
+	for i := range n {
 		least = min(least, h.profile(p, i).CacheTokens)
 	}
 	return least
@@ -44,7 +44,7 @@ func (h *Hardware) leastCache(p *Profile) int {
 func (h *Hardware) check() (errs []error) {
 	for name, list := range map[string][]float64{"speed": h.Speeds, "cache": h.Caches} {
 		for _, f := range list {
-			if f <= 0 {
+			if !(f > 0) {
 				errs = append(errs, fmt.Errorf("%s %v: must be above 0", name, f))
 			}
 		}

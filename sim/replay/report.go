@@ -114,7 +114,7 @@ func PlayLoads(o Options, loads ...float64) ([]*Report, error) {
 
 // newPlayer completes the options and makes the trace ready.
 func newPlayer(o Options) (*player, error) {
-	if least := o.Hardware.leastCache(&o.Profile); o.Trace.longest() > least {
+	if least := o.Hardware.leastCache(&o.Profile, o.Replicas); o.Trace.longest() > least {
 		return nil, fmt.Errorf("a request of %d tokens does not fit a replica's cache of %d", o.Trace.longest(), least)
 	}
 	if o.Routers > 1 && o.Fleet == "" {

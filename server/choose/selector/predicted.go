@@ -165,7 +165,7 @@ const (
 
 // disturbed is the price of that time for those answers: each full step of prefill delays them all by one step. A second of a shorter prompt
 // costs less. Short prompts are many and everywhere, and their costs even out; few long ones decide which answers are late. However many answers
-// are delayed, the price is at most 25 times Interference of the time: a long prompt would otherwise wait out any queue where few are written.
+// are delayed, the price is at most 25 times Interference of the time where speeds are equal: a long prompt would otherwise wait out any queue where few are written.
 // Where no client sees its first token, it may (docs/adr/017-whole-answer.md). Both the time and the answers count by the rank's speed: otherwise
 // fast ranks took nearly all prompts. Where the request may be split, few answers weigh more, so that
 // prefill gathers on ranks that write few: docs/adr/036-price-of-a-split.md.
